@@ -1,0 +1,11 @@
+"""Agents: one readable file each, made by `make(spec, config) -> Agent`.
+
+    agent = podracer.agents.vtrace(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
+"""
+
+from podracer.agents.ppo import PPOConfig
+from podracer.agents.ppo import make as ppo
+from podracer.agents.vtrace import VTraceConfig
+from podracer.agents.vtrace import make as vtrace
+
+__all__ = ["PPOConfig", "VTraceConfig", "ppo", "vtrace"]

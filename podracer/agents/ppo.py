@@ -1,0 +1,370 @@
+"""Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+
+Each batch is used for several epochs of minibatches with the clipped surrogate objective (equation 7), a value loss
+and an entropy bonus (equation 9), with GAE advantages (Schulman et al. 2016) computed once per batch.
+
+Choices beyond the paper, all fields of the config (Engstrom et al. 2020; Andrychowicz et al. 2021): advantages
+normalised per minibatch over all devices, separate networks for policy and value, linear decay of the learning rate,
+optional clipping of the value loss, optional running normalisation of observations and rewards.
+
+Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
+at the start of the rollout. Shuffling and minibatches belong to a shard, so that equal shards give equal results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import distributions, nets, ops, optimizer, spaces
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """The agent's settings. Paper values are those of table 5 (Atari) where it has them.
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: 8 actors).
+      rollout_length: T, transitions of a lane in a batch (paper: 128).
+      num_epochs: passes over each batch (paper: 3; MuJoCo 10).
+      num_minibatches: gradient steps per pass (paper: batch 1024 in minibatches of 256, so 4).
+      discount: gamma (paper: 0.99).
+      gae_lambda: (paper: 0.95).
+      clip_epsilon: range of the probability ratio (paper: 0.1 times a decay, Atari; 0.2, MuJoCo).
+      value_clip_epsilon: range of the value's change per batch, or None to leave it free.
+      value_cost: weight of the value loss, itself half a squared error (paper: 1).
+      entropy_cost: weight of the entropy bonus (paper: 0.01).
+      learning_rate: of Adam (paper: 2.5e-4).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
+      adam_eps: Adam's epsilon.
+      max_grad_norm: clip by global norm.
+      normalize_advantages: to zero mean and unit variance per minibatch.
+      normalize_observations: by running mean and variance, clipped to [-10, 10].
+      normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
+      torso: see `podracer.nets.make`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      separate: whether policy and value have a torso each.
+      lstm_size: units of an LSTM core, 0 for none.
+    """
+
+    envs_per_device: int = configs.field(64, low=1)
+    rollout_length: int = configs.field(64, low=1)
+    num_epochs: int = configs.field(4, low=1)
+    num_minibatches: int = configs.field(4, low=1)
+    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    gae_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
+    clip_epsilon: float = configs.field(0.2, low=0.0, tunable=True)
+    value_clip_epsilon: float | None = configs.field(None, low=0.0)
+    value_cost: float = configs.field(0.5, low=0.0, tunable=True)
+    entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
+    learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = True
+    adam_eps: float = configs.field(1e-5, low=0.0)
+    max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
+    normalize_advantages: bool = True
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+    torso: nets.Torso = "auto"
+    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
+    activation: Literal["relu", "tanh"] = "tanh"
+    separate: bool = True
+    lstm_size: int = configs.field(0, low=0)
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+class Moments(NamedTuple):
+    """Running mean and variance, merged in parallel (Chan et al. 1979)."""
+
+    mean: ArrayTree
+    variance: ArrayTree
+    count: jax.Array
+
+
+class Normalizers(NamedTuple):
+    """What PPO keeps beside its parameters: `Moments`, or () where a normalisation is off."""
+
+    observation: Any
+    returns: Any
+
+
+class PPOActorState(NamedTuple):
+    """The network's memory, and the running discounted return that reward normalisation measures (or ())."""
+
+    network: nets.ActorState
+    discounted_return: Any
+
+
+class Samples(NamedTuple):
+    """What a minibatch holds: fields of [T, n] for n units (lanes, or transitions with T = 1)."""
+
+    inputs: nets.Inputs
+    core: ArrayTree
+    sample: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    mask: jax.Array
+
+
+def merge_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
+    """Adds [T, B, ...] samples of all shards with weights [T, B] to the running moments."""
+    weight = weight.reshape(weight.shape + (1,) * (x.ndim - 2))
+    mean, variance, count = ops.global_moments(x, weight, axis=(0, 1))
+    count = count.reshape(-1)[0]
+    # A float32 count stops growing at 2**24. Capped below that, the moments become an exponential average over the
+    # last ten million samples.
+    total = moments.count + count
+    delta = mean - moments.mean
+    new_mean = moments.mean + delta * (count / total)
+    spread = moments.variance * moments.count + variance * count + jnp.square(delta) * (moments.count * count / total)
+    return Moments(new_mean, spread / total, jnp.minimum(total, 1e7))
+
+
+def normalize(x: jax.Array, moments: Moments) -> jax.Array:
+    """(x - mean) / std, clipped to [-10, 10]; the moments' shape is that of x's last dims."""
+    shape = (1,) * (x.ndim - moments.mean.ndim) + moments.mean.shape
+    scale = lax.rsqrt(moments.variance + 1e-8).reshape(shape)
+    return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
+
+
+def loss(
+    outputs: jax.Array,
+    values: jax.Array,
+    batch: Samples,
+    distribution: distributions.Distribution,
+    hyper: dict[str, jax.Array],
+    config: PPOConfig,
+) -> tuple[jax.Array, Metrics]:
+    """This shard's part of the clipped surrogate loss (equations 7 and 9); all arrays [T, n].
+
+    Returns:
+      The scalar whose sum over shards is the loss, and this shard's parts of metrics (sum them over shards).
+    """
+    advantage = batch.advantage
+    if config.normalize_advantages:
+        mean, variance, count = ops.global_moments(advantage, batch.mask)
+        advantage = (advantage - mean) * lax.rsqrt(variance + 1e-8)
+    else:
+        count = ops.global_sum(jnp.sum(batch.mask))
+    weights = batch.mask / jnp.maximum(count, 1.0)
+
+    log_ratio = distribution.log_prob(outputs, batch.sample) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    epsilon = hyper["clip_epsilon"]
+    surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)
+    policy = -jnp.sum(weights * surrogate)
+
+    errors = jnp.square(values - batch.target)
+    if config.value_clip_epsilon is not None:
+        change = jnp.clip(values - batch.value, -config.value_clip_epsilon, config.value_clip_epsilon)
+        errors = jnp.maximum(errors, jnp.square(batch.value + change - batch.target))
+    value = 0.5 * jnp.sum(weights * errors)
+
+    entropy = jnp.sum(weights * distribution.entropy(outputs))
+    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
+    metrics = {
+        "loss/total": total,
+        "loss/policy": policy,
+        "loss/value": value,
+        "policy/entropy": entropy,
+        "policy/kl": jnp.sum(weights * (ratio - 1.0 - log_ratio)),
+        "policy/clip_fraction": jnp.sum(weights * (jnp.abs(ratio - 1.0) > epsilon)),
+        "value/mean": jnp.sum(weights * values),
+    }
+    return total, metrics
+
+
+def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network | None = None) -> Agent:
+    """The PPO agent for an environment.
+
+    Args:
+      spec: the environment's spec.
+      config: settings; defaults if None.
+      network: your own network (see `podracer.nets.Network`); the config's if None.
+
+    Raises:
+      ValueError: for an action space, a torso or a normalisation that does not fit the environment; while tracing,
+        where `num_minibatches` does not divide what a shard holds.
+    """
+    config = config or PPOConfig()
+    distribution = distributions.for_space(spec.action_space)
+    network = network or nets.make(
+        spec,
+        torso=config.torso,
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        separate=config.separate,
+        lstm_size=config.lstm_size,
+    )
+    transformation = optimizer.make("adam", eps=config.adam_eps)
+    example = spaces.zeros(spec.observation_space)
+    if config.normalize_observations and any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(example)):
+        raise ValueError(f"normalize_observations=True needs float32 observations, which {spec.name} does not have.")
+
+    def init(key: jax.Array, hyper: dict[str, jax.Array]) -> LearnerState:
+        params = network.init(key)
+        normalizers = Normalizers(
+            jax.tree.map(lambda x: initial_moments(x.shape), example) if config.normalize_observations else (),
+            initial_moments(()) if config.normalize_rewards else (),
+        )
+        return LearnerState(params, transformation.init(params), dict(hyper), jnp.int32(0), normalizers)
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return ActorParams(learner.params, learner.num_updates, (learner.aux.observation, learner.hyper["discount"]))
+
+    def normalize_observation(observation: ArrayTree, moments: ArrayTree) -> ArrayTree:
+        if not config.normalize_observations:
+            return observation
+        return jax.tree.map(lambda m, x: normalize(x, m), moments, observation, is_leaf=lambda m: isinstance(m, Moments))
+
+    def act(
+        actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
+        moments, discount = actor.aux
+        timestep = timestep._replace(observation=normalize_observation(timestep.observation, moments))
+        outputs, values, core = nets.step(network, actor.params, state.network, timestep)
+        sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
+        action = distribution.to_action(sample)
+        extras = {"log_prob": distribution.log_prob(outputs, sample), "value": values}
+        if sample is not action:
+            extras["sample"] = sample
+        discounted = state.discounted_return
+        if config.normalize_rewards:
+            discounted = timestep.reward + discount * jnp.where(timestep.first, 0.0, discounted)
+            extras["discounted_return"] = discounted
+        return action, extras, PPOActorState(nets.ActorState(core, action if network.recurrent else ()), discounted)
+
+    def start(lanes: jax.Array, num_lanes: int) -> PPOActorState:
+        discounted = jnp.zeros(lanes.shape) if config.normalize_rewards else ()
+        return PPOActorState(nets.start(network, spec, lanes.shape[0]), discounted)
+
+    def update_normalizers(normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
+        rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
+        observation, returns = normalizers
+        if config.normalize_observations:
+            merge = lambda m, x: merge_moments(m, x, jnp.ones_like(rows.reward))  # noqa: E731
+            observation = jax.tree.map(merge, observation, rows.observation, is_leaf=lambda m: isinstance(m, Moments))
+        if config.normalize_rewards:
+            arrived = 1.0 - rows.first.astype(jnp.float32)
+            returns = merge_moments(returns, trajectory.extras["discounted_return"], arrived)
+        return Normalizers(observation, returns)
+
+    def prepare(learner: LearnerState, trajectory: Trajectory, returns: Any) -> Samples:
+        """Advantages and targets, computed once per batch with the parameters that acted."""
+        state: nets.ActorState = trajectory.actor_state.network
+        trajectory = trajectory._replace(actor_state=state)
+        if network.recurrent:
+            last_value = nets.unroll(network, learner.params, trajectory)[1][-1:]
+        else:
+            row = ops.bootstrap_row(trajectory)
+            inputs = nets.Inputs(row.observation, row.reward, row.first, ())
+            last_value = network.apply(learner.params, inputs, ())[1]
+        values = trajectory.extras["value"]
+        step = ops.transitions(trajectory)
+        step = step._replace(discount=learner.hyper["discount"] * step.discount)
+        if config.normalize_rewards:
+            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(returns.variance + 1e-8), -10.0, 10.0))
+        advantages = ops.gae(jnp.concatenate([values, last_value]), step, learner.hyper["gae_lambda"])
+        return Samples(
+            inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(network, trajectory)),
+            core=state.core,
+            sample=trajectory.extras.get("sample", trajectory.actions),
+            log_prob=trajectory.extras["log_prob"],
+            value=values,
+            advantage=advantages,
+            target=advantages + values,
+            mask=step.mask,
+        )
+
+    def learn(
+        learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        normalizers = update_normalizers(learner.aux, trajectory)
+        rows = trajectory.timesteps
+        observation = normalize_observation(rows.observation, learner.aux.observation)
+        trajectory = trajectory._replace(timesteps=rows._replace(observation=observation))
+        samples = prepare(learner, trajectory, normalizers.returns)
+        if not network.recurrent:
+            samples = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
+        learning_rate = learner.hyper["learning_rate"]
+        if config.learning_rate_decay:
+            learning_rate = learning_rate * (1.0 - progress)
+
+        def minibatch(carry: tuple[ArrayTree, ArrayTree], batch: Samples) -> tuple[Any, Metrics]:
+            params, opt_state = carry
+
+            def loss_fn(params: ArrayTree) -> tuple[jax.Array, Metrics]:
+                outputs, values, _ = network.apply(params, batch.inputs, batch.core)
+                return loss(outputs, values, batch, distribution, learner.hyper, config)
+
+            grads, metrics = jax.grad(loss_fn, has_aux=True)(params)
+            params, opt_state, norm = optimizer.step(
+                transformation,
+                ops.global_sum(grads),
+                opt_state,
+                params,
+                learning_rate=learning_rate,
+                max_grad_norm=learner.hyper["max_grad_norm"],
+            )
+            return (params, opt_state), metrics | {"grad/norm": norm}
+
+        def epoch(carry: Any, key: jax.Array) -> tuple[Any, Metrics]:
+            return lax.scan(minibatch, carry, shuffle(key, samples, config.num_minibatches))
+
+        (params, opt_state), metrics = lax.scan(
+            epoch, (learner.params, learner.opt_state), jax.random.split(key, config.num_epochs)
+        )
+        metrics = jax.tree.map(jnp.mean, metrics)
+        norm = metrics.pop("grad/norm")
+        metrics = ops.global_sum(metrics) | {"grad/norm": norm, "grad/learning_rate": learning_rate}
+        return LearnerState(params, opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
+
+    return Agent(
+        name="ppo",
+        config=config,
+        init=init,
+        actor_params=actor_params,
+        start=start,
+        act=act,
+        learn=learn,
+        hyper=configs.tunables(config),
+    )
+
+
+def initial_moments(shape: tuple[int, ...]) -> Moments:
+    """Zero mean and unit variance, with next to no weight."""
+    return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
+
+
+def shuffle(key: jax.Array, samples: Samples, num_minibatches: int) -> Samples:
+    """Shuffles units (the axis of size n) into minibatches: fields [T, n, ...] -> [M, T, n / M, ...].
+
+    Raises:
+      ValueError: where n is not divisible by `num_minibatches`.
+    """
+    n = samples.mask.shape[1]
+    if n % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
+            "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
+        )
+    order = jax.random.permutation(key, n)
+
+    def split(x: jax.Array, axis: int) -> jax.Array:
+        x = jnp.take(x, order, axis=axis)
+        x = x.reshape(*x.shape[:axis], num_minibatches, n // num_minibatches, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
+
+    core = jax.tree.map(lambda x: split(x, 0), samples.core)
+    fields = jax.tree.map(lambda x: split(x, 1), samples._replace(core=()))
+    return fields._replace(core=core)

@@ -1,0 +1,261 @@
+"""V-trace actor-critic: IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561).
+
+One gradient step per batch on the sum of three losses (section 4.2): the policy gradient with V-trace advantages, half
+the squared error to the V-trace targets, and an entropy bonus. Off-policy corrections are those of table 2.
+
+Deviations from the paper, all of them defaults that a field sets back (`VTraceConfig.atari()` sets them all):
+
+*   Adam with means over the batch as in SEED RL (table 6), instead of RMSProp (eps 0.01) with sums: the learning rate
+    then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
+*   A two-layer MLP where observations are not images.
+*   The behaviour policy is stored as the log-probability of the action taken, all that V-trace needs of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import distributions, nets, ops, optimizer
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
+
+Correction = Literal["vtrace", "one_step", "epsilon", "none"]
+RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
+
+
+@dataclasses.dataclass(frozen=True)
+class VTraceConfig:
+    """The agent's settings. Paper values are those of table D.3 and F.1 (Atari).
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: batch 32).
+      rollout_length: T, transitions of a lane in a batch (paper: 20; 100 for DMLab).
+      discount: gamma (paper: 0.99).
+      learning_rate: of the optimiser (paper: 6e-4).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
+      optimizer: "rmsprop" (paper), "adam" (SEED RL) or "sgd".
+      optimizer_eps: (paper: 0.01 with rmsprop).
+      rmsprop_decay: (paper: 0.99).
+      momentum: of rmsprop and sgd (paper: 0).
+      max_grad_norm: clip by global norm (paper: 40, of summed losses).
+      loss_reduction: "sum" over T and B (paper) or "mean" over valid transitions (SEED RL).
+      baseline_cost: weight of the value loss, itself half a squared error (paper: 0.5).
+      entropy_cost: weight of the entropy bonus (paper: 0.01).
+      lambda_: scales the trace coefficients (paper: 1; SEED RL: 0.9 to 1).
+      rho_bar: clips the importance ratio of the value's temporal difference (paper: 1).
+      c_bar: clips the trace coefficient (paper: 1).
+      rho_bar_pg: clips the importance ratio of the policy gradient (paper: 1).
+      correction: off-policy correction of table 2: "vtrace"; "one_step" (ratios in the policy gradient only);
+        "epsilon" (no ratios, log(pi + 1e-6) in the policy gradient); "none".
+      reward_transform: "none"; "abs_one" clips to [-1, 1] (Atari); "asymmetric_paper" is
+        0.3 min(tanh r, 0) + 5 max(tanh r, 0); "asymmetric_code" is 5 tanh(r / 5), negatives times 0.3, as in the
+        authors' code.
+      torso: see `podracer.nets.make`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      lstm_size: units of the LSTM core (paper: 0 or 256).
+    """
+
+    envs_per_device: int = configs.field(64, low=1)
+    rollout_length: int = configs.field(20, low=1)
+    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    learning_rate: float = configs.field(2e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = True
+    optimizer: optimizer.Name = "adam"
+    optimizer_eps: float = configs.field(1e-5, low=0.0)
+    rmsprop_decay: float = configs.field(0.99, low=0.0, high=1.0)
+    momentum: float = configs.field(0.0, low=0.0, high=1.0)
+    max_grad_norm: float = configs.field(1.0, low=0.0, tunable=True)
+    loss_reduction: Literal["sum", "mean"] = "mean"
+    baseline_cost: float = configs.field(0.5, low=0.0, tunable=True)
+    entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
+    lambda_: float = configs.field(1.0, low=0.0, high=1.0, tunable=True)
+    rho_bar: float = configs.field(1.0, low=0.0, tunable=True)
+    c_bar: float = configs.field(1.0, low=0.0, tunable=True)
+    rho_bar_pg: float = configs.field(1.0, low=0.0, tunable=True)
+    correction: Correction = "vtrace"
+    reward_transform: RewardTransform = "none"
+    torso: nets.Torso = "auto"
+    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
+    activation: Literal["relu", "tanh"] = "relu"
+    lstm_size: int = configs.field(0, low=0)
+
+    def __post_init__(self):
+        configs.check(self)
+
+    @classmethod
+    def atari(cls, **overrides) -> VTraceConfig:
+        """The paper's Atari configuration (table F.1), feed-forward."""
+        paper = {
+            "envs_per_device": 32,
+            "learning_rate": 6e-4,
+            "optimizer": "rmsprop",
+            "optimizer_eps": 0.01,
+            "max_grad_norm": 40.0,
+            "loss_reduction": "sum",
+            "reward_transform": "abs_one",
+            "torso": "shallow",
+        }
+        return cls(**(paper | overrides))
+
+
+def transform_reward(reward: jax.Array, name: RewardTransform) -> jax.Array:
+    """Squashes rewards (IMPALA, appendix C and F); see `VTraceConfig.reward_transform`."""
+    if name == "abs_one":
+        return jnp.clip(reward, -1.0, 1.0)
+    if name == "asymmetric_paper":
+        squashed = jnp.tanh(reward)
+        return 0.3 * jnp.minimum(squashed, 0.0) + 5.0 * jnp.maximum(squashed, 0.0)
+    if name == "asymmetric_code":
+        squashed = jnp.tanh(reward / 5.0)
+        return 5.0 * jnp.where(reward < 0, 0.3 * squashed, squashed)
+    return reward
+
+
+def loss(
+    outputs: jax.Array,
+    values: jax.Array,
+    trajectory: Trajectory,
+    distribution: distributions.Distribution,
+    hyper: dict[str, jax.Array],
+    config: VTraceConfig,
+) -> tuple[jax.Array, Metrics]:
+    """This shard's part of the loss, and global metrics.
+
+    Args:
+      outputs: [T+1, B, P] policy outputs of the learner's parameters.
+      values: [T+1, B].
+      trajectory: [T, B] transitions; rewards already transformed.
+      distribution: of the action space.
+      hyper: tunable numbers.
+      config: the static settings.
+
+    Returns:
+      The scalar whose sum over shards is the loss, and metrics.
+    """
+    step = ops.transitions(trajectory)
+    step = step._replace(discount=hyper["discount"] * step.discount)
+    samples = trajectory.extras.get("sample", trajectory.actions)
+    log_probs = distribution.log_prob(outputs[:-1], samples)
+    ratios = jnp.exp(lax.stop_gradient(log_probs) - trajectory.extras["log_prob"])
+
+    corrected = config.correction == "vtrace"
+    returns = ops.vtrace(
+        lax.stop_gradient(values),
+        step,
+        ratios if corrected else jnp.ones_like(ratios),
+        lambda_=hyper["lambda_"],
+        rho_bar=hyper["rho_bar"] if corrected else 1.0,
+        c_bar=hyper["c_bar"] if corrected else 1.0,
+        rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
+    )
+    advantages = returns.advantages
+    if config.correction == "one_step":
+        advantages = advantages * jnp.minimum(hyper["rho_bar_pg"], ratios)
+    if config.correction == "epsilon":
+        log_probs = jnp.log(jnp.exp(log_probs) + 1e-6)
+
+    entropies = distribution.entropy(outputs[:-1])
+    weights = step.mask if config.loss_reduction == "sum" else step.mask / _count(step.mask)
+    policy = -jnp.sum(weights * log_probs * advantages)
+    value = 0.5 * jnp.sum(weights * jnp.square(returns.targets - values[:-1]))
+    entropy = jnp.sum(weights * entropies)
+    total = policy + hyper["baseline_cost"] * value - hyper["entropy_cost"] * entropy
+    metrics = {
+        "loss/total": ops.global_sum(total),
+        "loss/policy": ops.global_sum(policy),
+        "loss/value": ops.global_sum(value),
+        "policy/entropy": ops.global_mean(entropies, step.mask),
+        "policy/importance_ratio": ops.global_mean(ratios, step.mask),
+        "value/mean": ops.global_mean(values[:-1], step.mask),
+    }
+    return total, metrics
+
+
+def _count(mask: jax.Array) -> jax.Array:
+    return jnp.maximum(ops.global_sum(jnp.sum(mask)), 1.0)
+
+
+def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Network | None = None) -> Agent:
+    """The V-trace agent for an environment.
+
+    Args:
+      spec: the environment's spec.
+      config: settings; defaults if None.
+      network: your own network (see `podracer.nets.Network`); the config's if None.
+
+    Raises:
+      ValueError: for an action space or torso that does not fit the environment.
+    """
+    config = config or VTraceConfig()
+    distribution = distributions.for_space(spec.action_space)
+    network = network or nets.make(
+        spec,
+        torso=config.torso,
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        lstm_size=config.lstm_size,
+    )
+    transformation = optimizer.make(
+        config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
+    )
+
+    def init(key: jax.Array, hyper: dict[str, jax.Array]) -> LearnerState:
+        params = network.init(key)
+        return LearnerState(params, transformation.init(params), dict(hyper), jnp.int32(0))
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return ActorParams(learner.params, learner.num_updates)
+
+    def act(
+        actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[ArrayTree, ArrayTree, nets.ActorState]:
+        timestep = timestep._replace(reward=transform_reward(timestep.reward, config.reward_transform))
+        outputs, _, core = nets.step(network, actor.params, state, timestep)
+        sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
+        action = distribution.to_action(sample)
+        extras = {"log_prob": distribution.log_prob(outputs, sample)}
+        if sample is not action:
+            extras["sample"] = sample
+        return action, extras, nets.ActorState(core, action if network.recurrent else ())
+
+    def learn(
+        learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        timesteps = trajectory.timesteps
+        reward = transform_reward(timesteps.reward, config.reward_transform)
+        trajectory = trajectory._replace(timesteps=timesteps._replace(reward=reward))
+
+        def loss_fn(params: ArrayTree) -> tuple[jax.Array, Metrics]:
+            outputs, values = nets.unroll(network, params, trajectory)
+            return loss(outputs, values, trajectory, distribution, learner.hyper, config)
+
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(learner.params)
+        decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
+        learning_rate = learner.hyper["learning_rate"] * decay
+        params, opt_state, grad_norm = optimizer.step(
+            transformation,
+            ops.global_sum(grads),
+            learner.opt_state,
+            learner.params,
+            learning_rate=learning_rate,
+            max_grad_norm=learner.hyper["max_grad_norm"],
+        )
+        metrics |= {"grad/norm": grad_norm, "grad/learning_rate": learning_rate}
+        return learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1), metrics
+
+    return Agent(
+        name="vtrace",
+        config=config,
+        init=init,
+        actor_params=actor_params,
+        start=lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0]),
+        act=act,
+        learn=learn,
+        hyper=configs.tunables(config),
+    )

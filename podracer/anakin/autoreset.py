@@ -1,0 +1,90 @@
+"""One lane of an environment under the NEXT_STEP reset rule (docs/adr/0001-next-step-reset.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer.types import ArrayTree, Environment, EpisodeStats, TimeStep
+
+Draw = Callable[[jax.Array], Any]
+"""`(key) -> environment state` that opens an episode."""
+
+
+class Lane(NamedTuple):
+    """One environment lane (unbatched).
+
+    Attributes:
+      env: the environment's state.
+      timestep: what the agent sees of it now.
+      episode_return: float32; undiscounted raw rewards of this episode so far.
+      episode_length: float32; its transitions so far.
+    """
+
+    env: Any
+    timestep: TimeStep
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+def reset(environment: Environment, key: jax.Array) -> Lane:
+    """A lane at the first row of its first episode."""
+    state = environment.reset(key)
+    zero = jnp.float32(0.0)
+    row = TimeStep(environment.observe(state), zero, jnp.float32(1.0), jnp.asarray(True), jnp.asarray(False))
+    return Lane(state, row, zero, zero)
+
+
+def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, draw: Draw) -> Lane:
+    """One row further: a transition, or after a `last` row the `first` row of the next episode.
+
+    Args:
+      environment: the environment.
+      lane: where it stands.
+      action: ignored after a `last` row.
+      key: random key, consumed.
+      draw: makes the state of the next episode (`environment.reset`, or a choice from a pool).
+    """
+    step_key, reset_key = jax.random.split(key)
+    over = lane.timestep.last
+    stepped, transition = environment.step(lane.env, action, step_key)
+    fresh = draw(reset_key)
+    # The observation is of the selected state, so that it is computed once.
+    state = jax.tree.map(lambda new, old: jnp.where(over, new, old), fresh, stepped)
+    reward = jnp.where(over, 0.0, transition.reward)
+    row = TimeStep(
+        observation=environment.observe(state),
+        reward=reward,
+        discount=jnp.where(over, 1.0, transition.discount),
+        first=over,
+        last=transition.last & ~over,
+    )
+    return Lane(
+        env=state,
+        timestep=row,
+        episode_return=jnp.where(over, 0.0, lane.episode_return + reward),
+        episode_length=jnp.where(over, 0.0, lane.episode_length + 1.0),
+    )
+
+
+def pool(environment: Environment, key: jax.Array, size: int) -> Draw:
+    """A draw from `size` fresh states instead of a reset at every step, for environments whose reset is expensive.
+
+    Lanes that finish within the lifetime of one pool may start from the same state; use a new pool every rollout.
+    """
+    states = jax.vmap(environment.reset)(jax.random.split(key, size))
+
+    def draw(key: jax.Array) -> Any:
+        index = jax.random.randint(key, (), 0, size)
+        return jax.tree.map(lambda x: x[index], states)
+
+    return draw
+
+
+def finished(lane: Lane) -> EpisodeStats:
+    """The episode that this row closes, if it does."""
+    over = lane.timestep.last.astype(jnp.float32)
+    return EpisodeStats(lane.episode_return * over, lane.episode_length * over, over)

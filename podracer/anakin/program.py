@@ -1,0 +1,257 @@
+"""Anakin's one program: act, step, learn, fused (Hessel et al. 2021, "Online learning with Anakin").
+
+    shard_map over devices                      a mesh of (population, data)
+      while updates are wanted                  one loop, whatever the number of calls
+        vmap over the population members of a device
+          vmap over the logical shards of a device
+            scan over T steps: act, then step every lane
+            learn: gradients reduced over shards and devices
+
+The state is donated. One call does at most `max_updates` updates and stops at `until` environment steps, both of
+which are arguments: how a run is cut into calls changes neither its result nor its compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from podracer import ops
+from podracer.anakin import autoreset
+from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
+
+
+class Actors(NamedTuple):
+    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key."""
+
+    lanes: autoreset.Lane
+    agent: ArrayTree
+    lane: jax.Array
+    key: jax.Array
+
+
+class RunState(NamedTuple):
+    """Everything a run needs to go on. Leading dims: learner and env_steps [P], actors [P, S]."""
+
+    learner: LearnerState
+    actors: Actors
+    env_steps: ops.Counter
+
+
+class Report(NamedTuple):
+    """What one call did, per member [P].
+
+    Attributes:
+      metrics: sums over updates; divide by `updates`.
+      episodes: sums over the episodes that ended.
+      updates: int32; updates of this call.
+      env_steps: real transitions since the run began.
+      finite: bool; every metric of every update was a finite number.
+    """
+
+    metrics: Metrics
+    episodes: EpisodeStats
+    updates: jax.Array
+    env_steps: ops.Counter
+    finite: jax.Array
+
+
+class Program(NamedTuple):
+    """The compiled functions of a run.
+
+    Attributes:
+      init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
+      step: `(RunState, until, max_updates) -> (RunState, Report)`; donates the state.
+    """
+
+    init: Callable[..., RunState]
+    step: Callable[..., tuple[RunState, Report]]
+
+
+class Settings(NamedTuple):
+    """Static settings of the program: T, the steps that schedules run over, and the reset pool per shard (0: none)."""
+
+    rollout_length: int
+    total_steps: int
+    reset_pool: int = 0
+
+
+def make(agent: Agent, environment: Environment, topology: Topology, settings: Settings) -> Program:
+    """Builds the program of a run; nothing is compiled before the first call."""
+    population, shards = topology.population, topology.num_shards
+    state_specs = RunState(
+        PartitionSpec(POPULATION_AXIS),  # type: ignore[arg-type]
+        PartitionSpec(POPULATION_AXIS, DATA_AXIS),  # type: ignore[arg-type]
+        PartitionSpec(POPULATION_AXIS),  # type: ignore[arg-type]
+    )
+
+    def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
+        learner_key, actor_key = jax.random.split(jax.random.key(seed))
+        learner = agent.init(learner_key, hyper)
+        actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
+            jnp.arange(shards, dtype=jnp.int32)
+        )
+        return RunState(learner, actors, ops.Counter.of(0))
+
+    def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
+        # Jitting without output shardings and placing afterwards keeps the program the same on any mesh.
+        if population == 1:
+            member = init_member(seeds[0], {name: value[0] for name, value in hyper.items()})
+            return jax.tree.map(lambda x: x[None], member)
+        return jax.vmap(init_member)(seeds, hyper)
+
+    def step(state: RunState, until: ops.Counter, max_updates: jax.Array) -> tuple[RunState, Report]:
+        return _run(agent, environment, settings, state, until, max_updates)
+
+    mapped = jax.shard_map(
+        step,
+        mesh=topology.mesh,
+        in_specs=(state_specs, PartitionSpec(), PartitionSpec()),
+        out_specs=(state_specs, PartitionSpec(POPULATION_AXIS)),
+        # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
+        check_vma=False,
+    )
+    init_jit = jax.jit(init)
+    return Program(
+        init=lambda seeds, hyper: place(init_jit(seeds, hyper), topology),
+        step=jax.jit(mapped, donate_argnums=0),
+    )
+
+
+def place(state: RunState, topology: Topology) -> RunState:
+    """Puts a run's state on its mesh."""
+    by_member, by_shard = topology.sharding(POPULATION_AXIS), topology.sharding(POPULATION_AXIS, DATA_AXIS)
+    return jax.device_put(state, RunState(by_member, by_shard, by_member))  # type: ignore[arg-type]
+
+
+def _init_actors(
+    agent: Agent, environment: Environment, topology: Topology, key: jax.Array, shard: jax.Array
+) -> Actors:
+    B = topology.envs_per_shard
+    reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
+    lane = shard * B + jnp.arange(B, dtype=jnp.int32)
+    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, B))
+    return Actors(lanes, agent.start(lane, topology.num_envs), lane, key)
+
+
+def _run(
+    agent: Agent,
+    environment: Environment,
+    settings: Settings,
+    state: RunState,
+    until: ops.Counter,
+    max_updates: jax.Array,
+) -> tuple[RunState, Report]:
+    """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
+
+    def update_member(member: RunState) -> tuple[RunState, Metrics, EpisodeStats, jax.Array]:
+        progress = jnp.minimum(member.env_steps.to_float() / settings.total_steps, 1.0)
+        update = lambda actors: _update_shard(agent, environment, settings, member.learner, actors, progress)  # noqa: E731
+        # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
+        actors, (learner, metrics, episodes, transitions) = jax.vmap(update, axis_name="shard", out_axes=(0, None))(
+            member.actors
+        )
+        return RunState(learner, actors, member.env_steps.add(transitions)), metrics, episodes, transitions
+
+    def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
+        if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
+            # A batch dimension of one costs a transposed layout here and there; a single run does without.
+            out = update_member(jax.tree.map(lambda x: x[0], state))
+            return jax.tree.map(lambda x: x[None], out[:3])
+        return jax.vmap(update_member)(state)[:3]
+
+    def body(carry: Any) -> Any:
+        state, report, _ = carry
+        state, metrics, episodes = update(state)
+        finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
+        add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+        report = Report(
+            add(report.metrics, metrics), add(report.episodes, episodes), report.updates + 1, state.env_steps, finite
+        )
+        return state, report, wanted(report)
+
+    def wanted(report: Report) -> jax.Array:
+        behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], until)) & report.finite
+        # Replicated: every device must take the same decision, for the loop holds collectives.
+        anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), (POPULATION_AXIS, DATA_AXIS)) > 0
+        return anyone & (jnp.max(report.updates) < max_updates)
+
+    _, metrics, episodes = jax.eval_shape(update, state)
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
+    members = state.env_steps.low.shape
+    nothing = Report(
+        zeros(metrics), zeros(episodes), jnp.zeros(members, jnp.int32), state.env_steps, jnp.ones(members, bool)
+    )
+    state, report, _ = lax.while_loop(lambda carry: carry[2], body, (state, nothing, wanted(nothing)))
+    return state, report
+
+
+def _update_shard(
+    agent: Agent,
+    environment: Environment,
+    settings: Settings,
+    learner: LearnerState,
+    actors: Actors,
+    progress: jax.Array,
+) -> tuple[Actors, tuple[LearnerState, Metrics, EpisodeStats, jax.Array]]:
+    key, rollout_key, learn_key = jax.random.split(actors.key, 3)
+    actors, trajectory, episodes = rollout(agent, environment, settings, learner, actors, progress, rollout_key)
+    learner, metrics = agent.learn(learner, trajectory, progress, learn_key)
+    transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
+    return actors._replace(key=key), (learner, metrics, *ops.global_sum((episodes, transitions)))
+
+
+def rollout(
+    agent: Agent,
+    environment: Environment,
+    settings: Settings,
+    learner: LearnerState,
+    actors: Actors,
+    progress: jax.Array,
+    key: jax.Array,
+) -> tuple[Actors, Trajectory, EpisodeStats]:
+    """T steps of every lane of one shard.
+
+    Returns:
+      The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
+    """
+    T = settings.rollout_length
+    B = actors.lane.shape[0]
+    params = agent.actor_params(learner, progress)
+    pool_key, steps_key = jax.random.split(key)
+    draw = environment.reset
+    if settings.reset_pool:
+        draw = autoreset.pool(environment, pool_key, settings.reset_pool)
+
+    def row_buffer(x: jax.Array) -> jax.Array:
+        return jnp.zeros((T + 1, *x.shape), x.dtype).at[0].set(x)
+
+    def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        lanes, memory, rows, episodes = carry
+        t, key = now
+        act_key, env_key = jax.random.split(key)
+        action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
+        lanes = jax.vmap(lambda lane, a, k: autoreset.step(environment, lane, a, k, draw))(
+            lanes, action, jax.random.split(env_key, B)
+        )
+        # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
+        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
+        ended = jax.tree.map(jnp.sum, jax.vmap(autoreset.finished)(lanes))
+        return (lanes, memory, rows, jax.tree.map(jnp.add, episodes, ended)), (action, extras)
+
+    rows: TimeStep = jax.tree.map(row_buffer, actors.lanes.timestep)
+    nothing = EpisodeStats(*(jnp.float32(0.0) for _ in EpisodeStats._fields))
+    (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
+        step,
+        (actors.lanes, actors.agent, rows, nothing),
+        (jnp.arange(T, dtype=jnp.int32), jax.random.split(steps_key, T)),
+    )
+    version = jnp.broadcast_to(params.version, (T, B))
+    trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
+    return Actors(lanes, memory, actors.lane, actors.key), trajectory, episodes

@@ -1,0 +1,180 @@
+"""Typed, validated configuration: frozen dataclasses whose fields carry their own limits.
+
+A config field is declared with `field(default, low=..., high=..., tunable=...)`; `check(config)` in `__post_init__`
+then raises one clear ValueError for a wrong type or range. Fields marked `tunable` are numbers that live in
+`LearnerState.hyper` as arrays, so that a population can vary them without compiling again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def field(default: Any, *, low: float | None = None, high: float | None = None, tunable: bool = False) -> Any:
+    """A dataclass field with inclusive limits `low` and `high`; `tunable` numbers may differ within a population."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "tunable": tunable})
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def check(config: Any) -> None:
+    """Validates every field of a dataclass against its annotation and limits.
+
+    Raises:
+      ValueError: naming the field, the value and what is allowed.
+    """
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        expected = _hints(type(config))[item.name]
+        where = f"{type(config).__name__}.{item.name}={value!r}"
+        if not _matches(value, expected):
+            raise ValueError(f"{where}: expected {describe(expected)}.")
+        if isinstance(value, int) and not isinstance(value, bool) and expected is float:
+            object.__setattr__(config, item.name, float(value))
+        _check_range(where, value, item.metadata.get("low"), item.metadata.get("high"))
+
+
+def _check_range(where: str, value: Any, low: float | None, high: float | None) -> None:
+    values = np.asarray(value if isinstance(value, tuple) else [value])
+    if values.dtype.kind not in "iuf" or not values.size:
+        return
+    if values.dtype.kind == "f" and np.any(np.isnan(values)):
+        raise ValueError(f"{where}: must be a number, not NaN.")
+    if low is not None and np.any(values < low):
+        raise ValueError(f"{where}: must be at least {low}.")
+    if high is not None and np.any(values > high):
+        raise ValueError(f"{where}: must be at most {high}.")
+
+
+def _matches(value: Any, expected: Any) -> bool:
+    origin, args = typing.get_origin(expected), typing.get_args(expected)
+    if expected is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_matches(value, arg) for arg in args)
+    if origin is typing.Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_matches(item, args[0]) for item in value)
+    if expected is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, expected)
+
+
+def describe(expected: Any) -> str:
+    """A type annotation in words, for error messages."""
+    origin, args = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(arg) for arg in args)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if origin is tuple:
+        return f"a tuple of {describe(args[0])}"
+    if expected is type(None):
+        return "None"
+    return {int: "an integer", float: "a number", bool: "True or False", str: "a string"}.get(expected, str(expected))
+
+
+def tunables(config: Any) -> dict[str, float]:
+    """The tunable numbers of a config, by name."""
+    return {f.name: float(getattr(config, f.name)) for f in dataclasses.fields(config) if f.metadata.get("tunable")}
+
+
+def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """The tunable numbers of every member: float32 [population] by name.
+
+    Args:
+      config: an agent's config, for the defaults and the limits.
+      population: number of members.
+      overrides: numbers or sequences of length `population`, by field name.
+
+    Raises:
+      ValueError: for a field that is not tunable, a wrong length, or a value outside its limits.
+    """
+    defaults = tunables(config)
+    limits = {f.name: f.metadata for f in dataclasses.fields(config)}
+    hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items()}
+    for name, values in (overrides or {}).items():
+        where = f"hyper[{name!r}]"
+        if name not in defaults:
+            raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, defaults)}")
+        array = np.asarray(values)
+        if array.dtype.kind not in "iuf" or array.shape not in ((), (population,)):
+            raise ValueError(f"{where}: give one number, or {population} numbers (one a member); got {values!r}.")
+        _check_range(f"{where}={values!r}", tuple(array.ravel().tolist()), limits[name]["low"], limits[name]["high"])
+        hyper[name] = np.broadcast_to(array, (population,)).astype(np.float32)
+    return hyper
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """'did you mean ...? Known: ...' for an unknown name."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+    return f"{hint}known: {', '.join(names)}."
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A dataclass as a JSON-able dict (non-finite numbers as strings)."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        if isinstance(value, np.ndarray):
+            return [plain(item) for item in value.tolist()]
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        return value
+
+    return plain(config)
+
+
+def from_json(cls: type, values: Mapping[str, Any]) -> Any:
+    """The inverse of `to_json` for a flat config dataclass.
+
+    Raises:
+      ValueError: for a field that `cls` does not have, or a value that it refuses.
+    """
+    known = {f.name for f in dataclasses.fields(cls)}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{cls.__name__} has no field {name!r}; {suggest(name, known)}")
+    return cls(**{name: _coerce(value, _hints(cls)[name]) for name, value in values.items()})
+
+
+def _coerce(value: Any, expected: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if expected is float and value in ("inf", "-inf"):
+        return float(value)
+    return value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two JSON configs, one readable line each, such as `agent.learning_rate: 0.1 -> 0.2`."""
+    lines = []
+    for key in sorted(set(old) | set(new)):
+        before, after = old.get(key, "absent"), new.get(key, "absent")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {before} -> {after}")
+    return lines

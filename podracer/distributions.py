@@ -1,0 +1,153 @@
+"""Action distributions: how the outputs of a policy head become actions, log-probabilities and entropies.
+
+`for_space(action_space)` returns a bundle of pure functions over arrays of any leading shape. `sample` is what the
+log-probability is of; `to_action` turns it into what the environment receives (they differ for clipped Gaussians).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import spaces
+
+
+class Distribution(NamedTuple):
+    """A family of distributions over one action space.
+
+    Attributes:
+      num_outputs: size of the last axis that the policy head must have.
+      state_independent_scale: whether the second half of the outputs is a log standard deviation that does not
+        depend on the observation (a free parameter of the network).
+      sample: `(outputs [..., num_outputs], key) -> sample`.
+      mode: `(outputs) -> sample`; the most likely sample.
+      log_prob: `(outputs, sample) -> float32 [...]`.
+      entropy: `(outputs) -> float32 [...]`.
+      to_action: `(sample) -> action` within the action space.
+    """
+
+    num_outputs: int
+    state_independent_scale: bool
+    sample: Callable[[jax.Array, jax.Array], jax.Array]
+    mode: Callable[[jax.Array], jax.Array]
+    log_prob: Callable[[jax.Array, jax.Array], jax.Array]
+    entropy: Callable[[jax.Array], jax.Array]
+    to_action: Callable[[jax.Array], jax.Array]
+
+
+def for_space(space: spaces.Space) -> Distribution:
+    """The distribution for an action space.
+
+    Raises:
+      ValueError: for a Box without finite bounds, or a space that cannot be an action space.
+    """
+    if isinstance(space, spaces.Discrete):
+        return categorical(space.num_values)
+    if isinstance(space, spaces.MultiDiscrete):
+        return multi_categorical(space.num_values)
+    if isinstance(space, spaces.Box):
+        return clipped_gaussian(space)
+    raise ValueError(f"action space {space} is not supported; use Discrete, MultiDiscrete or Box.")
+
+
+def categorical(num_values: int) -> Distribution:
+    """One choice among `num_values`; outputs are logits [..., num_values], samples int32 [...]."""
+
+    def sample(logits: jax.Array, key: jax.Array) -> jax.Array:
+        # The inverse CDF takes one random number a row instead of one an action and no logarithms. Scaling by the
+        # total keeps an action of probability 0 from being drawn when rounding leaves the total below 1.
+        cdf = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
+        threshold = jax.random.uniform(key, logits.shape[:-1])[..., None] * cdf[..., -1:]
+        return jnp.sum((threshold >= cdf[..., :-1]).astype(jnp.int32), axis=-1)
+
+    def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+        # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.
+        chosen = action[..., None] == jnp.arange(num_values).reshape((1,) * action.ndim + (num_values,))
+        return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
+
+    def entropy(logits: jax.Array) -> jax.Array:
+        log_probs = jax.nn.log_softmax(logits)
+        # An impossible action (logit -inf) contributes 0, not 0 * -inf.
+        return -jnp.sum(jnp.exp(log_probs) * jnp.maximum(log_probs, jnp.finfo(jnp.float32).min), axis=-1)
+
+    return Distribution(
+        num_outputs=num_values,
+        state_independent_scale=False,
+        sample=sample,
+        mode=lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
+        log_prob=log_prob,
+        entropy=entropy,
+        to_action=lambda x: x,
+    )
+
+
+def multi_categorical(num_values: tuple[int, ...]) -> Distribution:
+    """Independent choices; outputs are concatenated logits [..., sum(num_values)], samples int32 [..., heads]."""
+    heads = [categorical(n) for n in num_values]
+    splits = [int(n) for n in np.cumsum(num_values)[:-1]]
+
+    def logits_of(outputs: jax.Array) -> list[jax.Array]:
+        return jnp.split(outputs, splits, axis=-1)
+
+    def sample(outputs: jax.Array, key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, len(heads))
+        return jnp.stack([h.sample(x, k) for h, x, k in zip(heads, logits_of(outputs), keys)], axis=-1)
+
+    def log_prob(outputs: jax.Array, action: jax.Array) -> jax.Array:
+        return sum(h.log_prob(x, action[..., i]) for i, (h, x) in enumerate(zip(heads, logits_of(outputs))))  # type: ignore[return-value]
+
+    return Distribution(
+        num_outputs=sum(num_values),
+        state_independent_scale=False,
+        sample=sample,
+        mode=lambda outputs: jnp.stack([h.mode(x) for h, x in zip(heads, logits_of(outputs))], axis=-1),
+        log_prob=log_prob,
+        entropy=lambda outputs: sum(h.entropy(x) for h, x in zip(heads, logits_of(outputs))),  # type: ignore[arg-type,return-value]
+        to_action=lambda x: x,
+    )
+
+
+def clipped_gaussian(space: spaces.Box) -> Distribution:
+    """A diagonal Gaussian clipped to a Box; outputs are means and log standard deviations [..., 2 * size].
+
+    Samples are unclipped, in units where the Box is [-1, 1]; log-probabilities and entropies are of the unclipped
+    Gaussian (clipping is part of the environment, so the gradient stays unbiased).
+
+    Raises:
+      ValueError: where the Box is not bounded.
+    """
+    if not space.bounded:
+        raise ValueError(f"action space {space} has no finite bounds; a clipped Gaussian needs them.")
+    size = int(np.prod(space.shape))
+    centre, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+
+    def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        return mean, log_std
+
+    def sample(outputs: jax.Array, key: jax.Array) -> jax.Array:
+        mean, log_std = split(outputs)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+    def log_prob(outputs: jax.Array, value: jax.Array) -> jax.Array:
+        mean, log_std = split(outputs)
+        z = (value - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * jnp.square(z) - log_std - 0.5 * np.log(2 * np.pi), axis=-1)
+
+    def to_action(value: jax.Array) -> jax.Array:
+        action = centre + half * jnp.clip(value, -1.0, 1.0)
+        return action.reshape(*value.shape[:-1], *space.shape).astype(space.dtype)
+
+    return Distribution(
+        num_outputs=2 * size,
+        state_independent_scale=True,
+        sample=sample,
+        mode=lambda outputs: split(outputs)[0],
+        log_prob=log_prob,
+        entropy=lambda outputs: jnp.sum(split(outputs)[1] + 0.5 * np.log(2 * np.pi * np.e), axis=-1),
+        to_action=to_action,
+    )

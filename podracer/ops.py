@@ -1,0 +1,173 @@
+"""Returns, masks and reductions over devices: the one place that takes `x[:-1]` and `x[1:]` of a trajectory.
+
+All sequences are time-major, [T, B] for transitions and [T+1, B] for rows. A masked transition (into a `first` row)
+has importance ratio 0: its temporal difference and its trace vanish, so nothing leaks across an episode boundary.
+Nothing here stops gradients; pass values with `stop_gradient` where targets should be constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer.types import ArrayTree, Trajectory
+
+DATA_AXES = ("data", "shard")
+"""The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
+
+
+# Reductions over devices and shards
+
+
+def global_sum(tree: ArrayTree) -> ArrayTree:
+    """Sums every leaf over all shards of all devices."""
+    return lax.psum(tree, DATA_AXES)
+
+
+def global_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """The mean of `x` weighted by `weight` (same shape) over all elements of all shards; 0 where all weights are 0."""
+    total, count = global_sum((jnp.sum(x * weight), jnp.sum(weight)))
+    return total / jnp.maximum(count, 1e-8)
+
+
+def global_max(x: jax.Array) -> jax.Array:
+    """The largest element over all shards."""
+    return lax.pmax(jnp.max(x), DATA_AXES)
+
+
+def global_moments(x: jax.Array, weight: jax.Array, axis: Any = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Weighted mean, variance and total weight of `x` over `axis` and all shards.
+
+    Args:
+      x: float32 array.
+      weight: float32 of the same rank as `x`, broadcastable to it.
+      axis: the axes to reduce, all by default.
+    """
+    weight = jnp.broadcast_to(weight, x.shape)
+    total, count = global_sum((jnp.sum(x * weight, axis), jnp.sum(weight, axis)))
+    mean = total / jnp.maximum(count, 1e-8)
+    centred = jnp.square(x - (mean if axis is None else jnp.expand_dims(mean, axis))) * weight
+    variance = global_sum(jnp.sum(centred, axis)) / jnp.maximum(count, 1e-8)
+    return mean, variance, count
+
+
+# Trajectories
+
+
+class Transitions(NamedTuple):
+    """The aligned transitions of a trajectory, each float32 [T, B]; `mask` is 0 on a transition into a `first` row."""
+
+    reward: jax.Array
+    discount: jax.Array
+    mask: jax.Array
+
+
+def transitions(trajectory: Trajectory) -> Transitions:
+    """Aligns rewards and discounts with the actions that led to them."""
+    after = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
+    return Transitions(after.reward, after.discount, 1.0 - after.first.astype(jnp.float32))
+
+
+def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
+    """Row T of the time steps, [1, B]."""
+    return jax.tree.map(lambda x: x[-1:], trajectory.timesteps)
+
+
+# Returns
+
+
+class VTraceReturns(NamedTuple):
+    """Value targets and policy-gradient advantages, each [T, B]; on masked transitions the value itself, and 0."""
+
+    targets: jax.Array
+    advantages: jax.Array
+
+
+def vtrace(
+    values: jax.Array,
+    step: Transitions,
+    ratios: jax.Array,
+    *,
+    lambda_: jax.Array | float = 1.0,
+    rho_bar: jax.Array | float = 1.0,
+    c_bar: jax.Array | float = 1.0,
+    rho_bar_pg: jax.Array | float = 1.0,
+) -> VTraceReturns:
+    """V-trace (Espeholt et al. 2018, section 4.1, equation 1, and the policy gradient of section 4.2).
+
+    `rlax.vtrace` fixes `c_bar` at 1 and has no mask; it is the oracle of the tests where both apply.
+
+    Args:
+      values: [T+1, B]; the learner's V at every row.
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      ratios: [T, B]; pi(a|x) / mu(a|x), unclipped.
+      lambda_: scales the trace coefficients c.
+      rho_bar: clips the importance ratio of the temporal difference.
+      c_bar: clips the trace coefficient.
+      rho_bar_pg: clips the importance ratio of the policy gradient.
+    """
+    v_tm1, v_t = values[:-1], values[1:]
+    ratios = ratios * step.mask
+    deltas = jnp.minimum(rho_bar, ratios) * (step.reward + step.discount * v_t - v_tm1)
+    traces = step.discount * lambda_ * jnp.minimum(c_bar, ratios)
+    errors = discounted_sum(deltas, traces)
+    targets = v_tm1 + errors
+    targets_t = jnp.concatenate([targets[1:], values[-1:]])
+    advantages = jnp.minimum(rho_bar_pg, ratios) * (step.reward + step.discount * targets_t - v_tm1)
+    return VTraceReturns(targets, advantages)
+
+
+def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax.Array:
+    """Generalised advantage estimates (Schulman et al. 2016, equation 16), [T, B]; 0 on masked transitions.
+
+    Args:
+      values: [T+1, B].
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      lambda_: the trace parameter.
+    """
+    deltas = step.mask * (step.reward + step.discount * values[1:] - values[:-1])
+    return discounted_sum(deltas, step.mask * step.discount * lambda_)
+
+
+def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
+    """y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
+
+    def backwards(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y = now[0] + now[1] * y
+        return y, y
+
+    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
+
+
+# Counters
+
+
+COUNTER_BASE = 2**20
+
+
+class Counter(NamedTuple):
+    """A count up to 2**51 as two int32 arrays, `high * 2**20 + low`: a long run outgrows one int32, and x64 is off."""
+
+    high: jax.Array
+    low: jax.Array
+
+    @classmethod
+    def of(cls, value: int) -> Counter:
+        """A counter at `value`."""
+        return cls(jnp.int32(value // COUNTER_BASE), jnp.int32(value % COUNTER_BASE))
+
+    def add(self, n: jax.Array) -> Counter:
+        """Adds int32 `n` >= 0 (less than 2**31 - 2**20)."""
+        low = self.low + n
+        return Counter(self.high + low // COUNTER_BASE, low % COUNTER_BASE)
+
+    def less_than(self, other: Counter) -> jax.Array:
+        """Whether this count is below `other`, bool."""
+        return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
+
+    def to_float(self) -> jax.Array:
+        """The count as float32 (rounded)."""
+        return self.high.astype(jnp.float32) * COUNTER_BASE + self.low.astype(jnp.float32)

@@ -1,0 +1,53 @@
+"""Optimisers as agents use them: gradients in, a step of a learning rate that is an array, so populations can vary it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from podracer.types import ArrayTree
+
+Name = Literal["rmsprop", "adam", "sgd"]
+
+
+def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) -> optax.GradientTransformation:
+    """A transformation without learning rate or sign.
+
+    Args:
+      name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
+        (papers quote epsilon for this form); "adam" is Kingma and Ba's; "sgd" leaves gradients as they are.
+      eps: the numerical epsilon.
+      decay: RMSProp's decay.
+      momentum: heavy-ball momentum for RMSProp and SGD.
+    """
+    if name == "adam":
+        return optax.scale_by_adam(eps=eps)
+    parts = []
+    if name == "rmsprop":
+        parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
+    if momentum:
+        parts.append(optax.trace(decay=momentum))
+    return optax.chain(*parts)
+
+
+def step(
+    transformation: optax.GradientTransformation,
+    grads: ArrayTree,
+    opt_state: ArrayTree,
+    params: ArrayTree,
+    *,
+    learning_rate: jax.Array,
+    max_grad_norm: jax.Array,
+) -> tuple[ArrayTree, ArrayTree, jax.Array]:
+    """Clips by global norm, transforms, and moves the parameters by -learning_rate.
+
+    Returns:
+      New parameters, new optimiser state, and the gradient's norm before clipping.
+    """
+    norm = optax.global_norm(grads)
+    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+    updates, opt_state = transformation.update(jax.tree.map(lambda g: g * scale, grads), opt_state, params)
+    return jax.tree.map(lambda p, u: p - learning_rate * u, params, updates), opt_state, norm

@@ -1,0 +1,133 @@
+"""Spaces: what an action or an observation may be.
+
+Four kinds cover every environment in the library: `Discrete` (one choice), `MultiDiscrete` (several choices taken
+at once), `Box` (an array of numbers between bounds) and `Dict` (named observations). They are plain frozen
+dataclasses, so they hash, compare and print well, and need no array library until they are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """One of `num_values` choices: an int32 scalar in [0, num_values)."""
+
+    num_values: int
+
+    def __post_init__(self):
+        if self.num_values < 1:
+            raise ValueError(f"Discrete(num_values={self.num_values}): use at least 1 value.")
+
+    shape = ()
+    dtype = np.dtype(np.int32)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform sample, int32 []."""
+        return jax.random.randint(key, (), 0, self.num_values)
+
+    def contains(self, value: Any) -> bool:
+        """Whether a concrete `value` (shape [] integer) lies in the space."""
+        array = np.asarray(value)
+        return array.shape == () and array.dtype.kind in "iu" and 0 <= int(array) < self.num_values
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Several choices at once, the i-th among `num_values[i]`: an int32 array [len(num_values)]."""
+
+    num_values: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "num_values", tuple(int(n) for n in self.num_values))
+        if not self.num_values or min(self.num_values) < 1:
+            raise ValueError(f"MultiDiscrete(num_values={self.num_values}): give at least one head, each of 1 or more.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.num_values),)
+
+    dtype = np.dtype(np.int32)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform sample, int32 [len(num_values)]."""
+        return jax.random.randint(key, self.shape, 0, jnp.asarray(self.num_values))
+
+    def contains(self, value: Any) -> bool:
+        """Whether a concrete `value` (shape [len(num_values)] integer) lies in the space."""
+        array = np.asarray(value)
+        ok = array.shape == self.shape and array.dtype.kind in "iu"
+        return bool(ok and np.all(array >= 0) and np.all(array < np.asarray(self.num_values)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """An array of `shape` and `dtype` with every element in [low, high]; the bounds are the same for all elements."""
+
+    low: float
+    high: float
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if not self.low <= self.high:
+            raise ValueError(f"Box(low={self.low}, high={self.high}): low must not exceed high.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether both bounds are finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """A uniform sample in [low, high] (standard normal where a bound is infinite), of `shape` and `dtype`."""
+        if not self.bounded:
+            return jnp.clip(jax.random.normal(key, self.shape), self.low, self.high).astype(self.dtype)
+        if self.dtype.kind in "iu":
+            return jax.random.randint(key, self.shape, int(self.low), int(self.high) + 1).astype(self.dtype)
+        return jax.random.uniform(key, self.shape, self.dtype, self.low, self.high)
+
+    def contains(self, value: Any) -> bool:
+        """Whether a concrete `value` has this shape and dtype and lies within the bounds."""
+        array = np.asarray(value)
+        ok = array.shape == self.shape and array.dtype == self.dtype
+        return bool(ok and np.all(array >= self.low) and np.all(array <= self.high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dict:
+    """Named spaces; a value is a dict with the same names. Pass a mapping; it is stored as sorted pairs to hash."""
+
+    items: tuple[tuple[str, Space], ...]
+
+    def __init__(self, spaces: Mapping[str, Space]):
+        object.__setattr__(self, "items", tuple(sorted(spaces.items())))
+
+    def sample(self, key: jax.Array) -> dict[str, Any]:
+        """A sample of every member."""
+        keys = jax.random.split(key, len(self.items))
+        return {name: space.sample(k) for (name, space), k in zip(self.items, keys)}
+
+    def contains(self, value: Any) -> bool:
+        """Whether `value` is a mapping with exactly these names and values inside their spaces."""
+        ok = isinstance(value, Mapping) and set(value) == {name for name, _ in self.items}
+        return bool(ok and all(space.contains(value[name]) for name, space in self.items))
+
+
+Space = Discrete | MultiDiscrete | Box | Dict
+
+
+def zeros(space: Space) -> Any:
+    """A value of zeros with the space's structure, shapes and dtypes."""
+    if isinstance(space, Dict):
+        return {name: zeros(item) for name, item in space.items}
+    return jnp.zeros(space.shape, space.dtype)

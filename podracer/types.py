@@ -1,0 +1,181 @@
+"""The contracts that environments, agents and drivers share: time steps, trajectories, environments and agents.
+
+The alignment rules hold everywhere (docs/adr/0001-next-step-reset.md):
+
+*   Transition t is `(observation_t, action_t) -> (reward_{t+1}, discount_{t+1}, observation_{t+1})`.
+*   NEXT_STEP reset: the step after a `last` row ignores its action and returns the `first` row of the next episode
+    with reward 0. The final observation of every episode is therefore in the trajectory, and a truncated episode
+    bootstraps from it exactly.
+*   `mask_t = ~first_{t+1}`: a transition into a `first` row joins two episodes and carries no information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from podracer import spaces
+
+ArrayTree = Any
+"""A nested structure (dict, tuple, NamedTuple) of arrays."""
+
+Metrics = dict[str, jax.Array]
+"""Flat names such as `loss/value` to float32 scalars."""
+
+
+class TimeStep(NamedTuple):
+    """What a lane shows at one step: leading dims [B] when stepped, [T+1, B] in a trajectory.
+
+    Attributes:
+      observation: a tree of arrays; single frames (stacking is the agent's).
+      reward: float32; arrived together with this observation, 0 on a `first` row.
+      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's).
+      first: bool; this observation opens an episode, or follows a break in the stream.
+      last: bool; this observation closes an episode. `last` with discount 1 means truncated by a time limit.
+    """
+
+    observation: ArrayTree
+    reward: jax.Array
+    discount: jax.Array
+    first: jax.Array
+    last: jax.Array
+
+
+class Trajectory(NamedTuple):
+    """T transitions of B lanes, time-major.
+
+    Attributes:
+      timesteps: TimeStep [T+1, B]; row T is the bootstrap row, and row 0 of the next trajectory.
+      actions: [T, B, ...]; the action taken AT row t, as the environment received it.
+      extras: tree of [T, B, ...]; what `act` recorded at row t (behaviour log-probabilities, values, ...).
+      actor_state: tree of [B, ...]; the agent's recurrent state BEFORE row 0.
+      policy_version: int32 [T, B]; which published parameters chose each action.
+      lane: int32 [B]; the global index of each environment lane.
+    """
+
+    timesteps: TimeStep
+    actions: ArrayTree
+    extras: ArrayTree
+    actor_state: ArrayTree
+    policy_version: jax.Array
+    lane: jax.Array
+
+
+class EnvSpec(NamedTuple):
+    """What an agent must know of an environment.
+
+    Attributes:
+      name: how people call it; it appears in run directories and error messages.
+      observation_space: a space, or `spaces.Dict` of named spaces.
+      action_space: `Discrete`, `MultiDiscrete` or `Box`.
+      max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
+    """
+
+    name: str
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    max_episode_steps: int | None = None
+
+
+class Transition(NamedTuple):
+    """What `Environment.step` returns next to the new state: unbatched scalars.
+
+    Attributes:
+      reward: float32 [].
+      discount: float32 []; 0 if the episode terminated in the new state, else 1.
+      last: bool []; the new state closes the episode (terminated, or truncated if discount is 1).
+    """
+
+    reward: jax.Array
+    discount: jax.Array
+    last: jax.Array
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
+
+    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)` is
+    optional and returns uint8 [H, W, 3].
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, key: jax.Array) -> Any:
+        """The state that opens an episode."""
+        ...
+
+    def step(self, state: Any, action: ArrayTree, key: jax.Array) -> tuple[Any, Transition]:
+        """One transition. The driver never steps a state that is `last`; it resets it."""
+        ...
+
+    def observe(self, state: Any) -> ArrayTree:
+        """The observation of `state`, within `spec.observation_space`."""
+        ...
+
+
+class LearnerState(NamedTuple):
+    """Everything that learning changes; replicated over devices.
+
+    Attributes:
+      params: the network's parameters.
+      opt_state: the optimiser's state.
+      hyper: the tunable numbers as float32 scalars, by name; a population varies them.
+      num_updates: int32 []; calls of `learn` so far; published as the policy version.
+      aux: whatever else an agent keeps (normalisation statistics, a target network), or ().
+    """
+
+    params: ArrayTree
+    opt_state: ArrayTree
+    hyper: dict[str, jax.Array]
+    num_updates: jax.Array
+    aux: ArrayTree = ()
+
+
+class ActorParams(NamedTuple):
+    """What a learner publishes to actors.
+
+    Attributes:
+      params: the network's parameters.
+      version: int32 []; which update they come from.
+      aux: whatever else acting needs (normalisation statistics, epsilon, temperature), or ().
+    """
+
+    params: ArrayTree
+    version: jax.Array
+    aux: ArrayTree = ()
+
+
+class Agent(NamedTuple):
+    """An agent is a bundle of pure functions that knows no device, thread, jit or file.
+
+    Attributes:
+      name: the agent's name, for run directories and messages.
+      config: the frozen config it was made from; the driver reads `num_envs`, `rollout_length` from it.
+      init: `(key, hyper) -> LearnerState`.
+      actor_params: `(LearnerState, progress) -> ActorParams`; what acting needs, published.
+      start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
+      act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
+      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`.
+      hyper: `dict[str, float]`; the default value of every tunable number.
+    """
+
+    name: str
+    config: Any
+    init: Callable[[jax.Array, Mapping[str, jax.Array]], LearnerState]
+    actor_params: Callable[[LearnerState, jax.Array], ActorParams]
+    start: Callable[[jax.Array, int], ArrayTree]
+    act: Callable[..., tuple[ArrayTree, ArrayTree, ArrayTree]]
+    learn: Callable[[LearnerState, Trajectory, jax.Array, jax.Array], tuple[LearnerState, Metrics]]
+    hyper: dict[str, float]
+
+
+class EpisodeStats(NamedTuple):
+    """Sums over the episodes that ended: divide by `count`. float32 scalars; returns of raw, undiscounted rewards."""
+
+    return_sum: jax.Array
+    length_sum: jax.Array
+    count: jax.Array
