@@ -75,7 +75,7 @@ class DeepSea:
     End: terminates when the diver has passed the last row, after exactly `size` steps.
     """
 
-    def __init__(self, options: DeepSeaOptions = DeepSeaOptions()):  # noqa: B008 - frozen
+    def __init__(self, options: DeepSeaOptions = DeepSeaOptions()):
         self._size = size = options.size
         if options.randomize_actions:
             # The legacy generator and this very call, because bsuite's mapping comes from them.

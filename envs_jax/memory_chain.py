@@ -65,7 +65,7 @@ class MemoryChain:
     End: terminates after exactly length + 1 steps.
     """
 
-    def __init__(self, options: MemoryChainOptions = MemoryChainOptions()):  # noqa: B008 - frozen
+    def __init__(self, options: MemoryChainOptions = MemoryChainOptions()):
         self._length, self._num_bits = options.length, options.num_bits
         self.spec = EnvSpec(
             name="memory_chain",
@@ -80,7 +80,7 @@ class MemoryChain:
         return MemoryChainState(
             num_steps=jnp.int32(0),
             context=jax.random.bernoulli(context_key, 0.5, (self._num_bits,)).astype(jnp.int32),
-            query=jax.random.randint(query_key, (), 0, self._num_bits),
+            query=jnp.floor(jax.random.uniform(query_key) * self._num_bits).astype(jnp.int32),
         )
 
     def step(self, state: MemoryChainState, action: jax.Array, key: jax.Array) -> tuple[MemoryChainState, Transition]:
@@ -104,7 +104,7 @@ class MemoryChain:
         side = max(8, -(-96 // self._num_bits))
         width, margin = side * self._num_bits, max(1, side // 8)
         time_left = self.observe(state)[0, 0]
-        bar = jnp.where(np.arange(width)[None, :, None] < time_left * width, _TIME_LEFT, _ELAPSED)
+        bar = jnp.where(np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None] <= time_left, _TIME_LEFT, _ELAPSED)
         inside = np.zeros((side, side), bool)
         inside[margin:-margin, margin:-margin] = True
         face = jnp.where(jnp.repeat(state.context, side)[None, :, None] == 1, _ONE, _ZERO)

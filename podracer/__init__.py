@@ -1,0 +1,32 @@
+"""podracer: reinforcement learning that runs on the accelerator.
+
+import podracer
+result = podracer.train("ppo", "cartpole", total_steps=500_000, seed=0)
+print(result.evaluate(episodes=100))
+"""
+
+from podracer import agents, distributions, nets, ops, spaces, types
+from podracer.anakin.runner import TrainingDivergedError
+from podracer.checkpoint import CheckpointError
+from podracer.evaluate import Evaluation
+from podracer.experiment import RunConfig
+from podracer.result import Result
+from podracer.training import load, train
+from podracer.version import __version__
+
+__all__ = [
+    "CheckpointError",
+    "Evaluation",
+    "Result",
+    "RunConfig",
+    "TrainingDivergedError",
+    "__version__",
+    "agents",
+    "distributions",
+    "load",
+    "nets",
+    "ops",
+    "spaces",
+    "train",
+    "types",
+]

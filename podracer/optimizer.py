@@ -1,4 +1,4 @@
-"""Optimisers as agents use them: gradients in, a step of a learning rate that is an array, so populations can vary it."""
+"""Optimisers as agents use them: the learning rate is an array, so that a population can vary it."""
 
 from __future__ import annotations
 

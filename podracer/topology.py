@@ -42,6 +42,12 @@ class Topology:
     def num_devices(self) -> int:
         return self.mesh.size
 
+    def describe(self) -> str:
+        """One line for people."""
+        members = f"{self.population} members, each with " if self.population > 1 else ""
+        devices = f"{self.num_devices} {self.mesh.devices.flat[0].platform} device(s)"
+        return f"{members}{self.num_envs} environments in {self.num_shards} shard(s) on {devices}"
+
     def sharding(self, *axes: str | None) -> NamedSharding:
         """A sharding on this mesh by axis names."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))

@@ -45,7 +45,9 @@ def over_lanes(function: Callable[..., Any], *arrays: np.ndarray) -> Any:
 
 @pytest.fixture(scope="module")
 def rlax() -> Any:
-    return pytest.importorskip("rlax")
+    import rlax  # here, because it pulls in distrax and tfp, whose warnings pytest filters only while a test runs
+
+    return rlax
 
 
 # Return oracles: identities.
@@ -242,7 +244,6 @@ def test_every_offset_of_one_cut(terminated: bool) -> None:
 # Return oracles: against rlax, where nothing is masked.
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("rho_bar", [0.7, 1.0, 3.0])
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 def test_vtrace_agrees_with_rlax(rlax: Any, lambda_: float, rho_bar: float) -> None:
@@ -502,7 +503,7 @@ def corruptions() -> dict[str, tuple[str, Callable[[Trajectory], Trajectory]]]:
 
     def roll(name: str) -> Callable[[Trajectory], Trajectory]:
         def spoil(t: Trajectory) -> Trajectory:
-            array = getattr(t, name, None) if name == "actions" else getattr(t.timesteps, name)
+            array = t.actions if name == "actions" else getattr(t.timesteps, name)
             return changed(t, **{name: np.roll(array, 1, axis=0)})
 
         return spoil
@@ -520,6 +521,22 @@ def corruptions() -> dict[str, tuple[str, Callable[[Trajectory], Trajectory]]]:
     def repeat(t: Trajectory) -> Trajectory:
         row = where(middle(t))
         return select_rows(t, [*range(row + 1), *range(row, len(t.timesteps.reward))])
+
+    def add(row_of: Callable[[Trajectory], int], *amounts: float) -> Callable[[Trajectory], Trajectory]:
+        """Adds to the tag, the step and the previous action of one row's observation."""
+
+        def spoil(t: Trajectory) -> Trajectory:
+            observation = np.array(t.timesteps.observation)
+            observation[row_of(t)] += np.array(amounts, np.float32)
+            return changed(t, observation=observation)
+
+        return spoil
+
+    def impossible_action(t: Trajectory) -> Trajectory:
+        """Where the environment ignores it, so that nothing else can tell."""
+        actions = np.array(t.actions)
+        actions[where(t.timesteps.last)] = -1
+        return changed(t, actions=actions)
 
     def same_step(t: Trajectory) -> Trajectory:
         """SAME_STEP auto-reset: the final row is overwritten by the first row of the next episode."""
@@ -566,6 +583,11 @@ def corruptions() -> dict[str, tuple[str, Callable[[Trajectory], Trajectory]]]:
         "integer flags": ("first must be", lambda t: changed(t, first=t.timesteps.first.astype(np.int32))),
         "observations lost": ("not a tag", lambda t: changed(t, observation=np.zeros_like(t.timesteps.observation))),
         "NaN": ("not a tag", lambda t: changed(t, observation=np.full_like(t.timesteps.observation, np.nan))),
+        "another tag": ("another episode without", add(lambda t: where(middle(t)), 64, 0, 0)),
+        "half a step": ("leaves its episode", add(lambda t: where(middle(t)), 0, 0.5, 0)),
+        "episode too long": ("leaves its episode", add(lambda t: where(t.timesteps.last), 0, 1, 0)),
+        "action before a first row": ("no previous action", add(lambda t: where(t.timesteps.first), 0, 0, 3)),
+        "impossible action": ("impossible action", impossible_action),
         "older parameters": (
             "version decreased",
             lambda t: changed(t, policy_version=np.arange(len(t.actions), 0, -1, np.int32)[:, None]),

@@ -1,6 +1,6 @@
 """Agents: one readable file each, made by `make(spec, config) -> Agent`.
 
-    agent = podracer.agents.vtrace(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
+agent = podracer.agents.vtrace(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
 """
 
 from podracer.agents.ppo import PPOConfig

@@ -225,7 +225,9 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
     def normalize_observation(observation: ArrayTree, moments: ArrayTree) -> ArrayTree:
         if not config.normalize_observations:
             return observation
-        return jax.tree.map(lambda m, x: normalize(x, m), moments, observation, is_leaf=lambda m: isinstance(m, Moments))
+        return jax.tree.map(
+            lambda m, x: normalize(x, m), moments, observation, is_leaf=lambda m: isinstance(m, Moments)
+        )
 
     def act(
         actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool

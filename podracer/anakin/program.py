@@ -67,10 +67,12 @@ class Program(NamedTuple):
 
     Attributes:
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
+      like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
       step: `(RunState, until, max_updates) -> (RunState, Report)`; donates the state.
     """
 
     init: Callable[..., RunState]
+    like: Callable[[], RunState]
     step: Callable[..., tuple[RunState, Report]]
 
 
@@ -92,7 +94,7 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
     )
 
     def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        learner_key, actor_key = jax.random.split(jax.random.key(seed))
+        learner_key, actor_key, _ = run_keys(seed)
         learner = agent.init(learner_key, hyper)
         actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
             jnp.arange(shards, dtype=jnp.int32)
@@ -118,16 +120,40 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         check_vma=False,
     )
     init_jit = jax.jit(init)
+
+    def like() -> RunState:
+        hyper = {name: jnp.zeros(population) for name in agent.hyper}
+        state = jax.eval_shape(init, jnp.zeros(population, jnp.int32), hyper)
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(topology), state)
+        )
+
     return Program(
         init=lambda seeds, hyper: place(init_jit(seeds, hyper), topology),
+        like=like,
         step=jax.jit(mapped, donate_argnums=0),
     )
 
 
+def run_keys(seed: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The independent keys of a run: learner, actors, evaluation."""
+    learner, actors, evaluation = jax.random.split(jax.random.key(seed), 3)
+    return learner, actors, evaluation
+
+
 def place(state: RunState, topology: Topology) -> RunState:
     """Puts a run's state on its mesh."""
+    return jax.device_put(state, _shardings(topology))
+
+
+def _shardings(topology: Topology) -> RunState:
     by_member, by_shard = topology.sharding(POPULATION_AXIS), topology.sharding(POPULATION_AXIS, DATA_AXIS)
-    return jax.device_put(state, RunState(by_member, by_shard, by_member))  # type: ignore[arg-type]
+    return RunState(by_member, by_shard, by_member)  # type: ignore[arg-type]
+
+
+def _spread(prefix: RunState, state: RunState) -> RunState:
+    """One sharding per leaf of `state`."""
+    return RunState(*(jax.tree.map(lambda _, s=s: s, part) for s, part in zip(prefix, state)))
 
 
 def _init_actors(

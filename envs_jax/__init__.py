@@ -1,0 +1,75 @@
+"""Pure-JAX environments: one file each, all following `podracer.types.Environment`.
+
+`make("catch", rows=20)` builds one by name. The environments are imported on first use, so that this package imports
+nothing of podracer, and either of the two can be imported first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podracer.types import Environment
+
+__all__ = ["make", "names", "options"]
+
+# Name, which is also the module's, to class; the options are the class called <class>Options beside it.
+_CLASSES = {
+    "cartpole": "CartPole",
+    "catch": "Catch",
+    "deep_sea": "DeepSea",
+    "gridworld": "Gridworld",
+    "memory_chain": "MemoryChain",
+    "pendulum": "Pendulum",
+    "pixel_catch": "PixelCatch",
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `make` knows, in alphabetical order."""
+    return tuple(_CLASSES)
+
+
+def options(name: str) -> type:
+    """The frozen dataclass of the options of an environment, with their defaults.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    return getattr(_module(name), f"{_CLASSES[name]}Options")
+
+
+def make(name: str, **options: Any) -> Environment:
+    """Builds an environment.
+
+    Args:
+      name: one of `names()`.
+      **options: fields of the environment's options dataclass; the others keep their defaults.
+
+    Raises:
+      ValueError: for an unknown name, an unknown option, or a value that the options refuse.
+    """
+    module = _module(name)
+    options_class = getattr(module, f"{_CLASSES[name]}Options")
+    known = [field.name for field in dataclasses.fields(options_class)]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"environment {name!r} has no option {option!r}; {_suggest(option, known)}")
+    return getattr(module, _CLASSES[name])(options_class(**options))
+
+
+def _module(name: str) -> Any:
+    if name not in _CLASSES:
+        raise ValueError(f"unknown environment {name!r}; {_suggest(name, _CLASSES)}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    """'did you mean ...? Known: ...' for an unknown name."""
+    close = difflib.get_close_matches(name, known, n=2)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(known))}."

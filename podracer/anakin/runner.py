@@ -1,0 +1,172 @@
+"""Runs an Anakin program from the host: dispatch, milestones, and what to do when something goes wrong.
+
+The next call is dispatched before the metrics of the last one are read, so the device never waits for Python. Calls
+stop by themselves at a milestone (evaluation, checkpoint, end), which makes the call after it a no-op: at a milestone
+the newest state is the one whose metrics were read, and nothing has to be copied before it is donated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import ops
+from podracer.anakin.program import Program, Report, RunState
+
+SECONDS_PER_CALL = 0.5
+"""How long a call should take: short enough to react to a signal, long enough to hide Python."""
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss, a gradient or another metric stopped being a finite number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the host knows after a call.
+
+    Attributes:
+      env_steps: real transitions per member, the least of all members.
+      updates: updates since the run began.
+      metrics: per member and metric, [P]; means over the updates of the call.
+      seconds: how long the call took.
+      transitions: real transitions of the call, over all members.
+    """
+
+    env_steps: int
+    updates: int
+    metrics: dict[str, np.ndarray]
+    member_steps: np.ndarray
+    seconds: float
+    transitions: int
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A program's step, compiled ahead of time.
+
+    Attributes:
+      call: `(state, until, max_updates) -> (state, report)`.
+      seconds: how long tracing and compiling took.
+      memory: peak bytes of temporary buffers, or None where the backend does not say.
+    """
+
+    call: Callable[..., tuple[RunState, Report]]
+    seconds: float
+    memory: int | None
+
+
+def compile_step(program: Program, state: RunState) -> Compiled:
+    """Traces and compiles a program's step for a state."""
+    start = time.perf_counter()
+    compiled = program.step.lower(state, ops.Counter.of(0), jnp.int32(0)).compile()
+    seconds = time.perf_counter() - start
+    analysis = compiled.memory_analysis()
+    memory = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None
+    return Compiled(compiled, seconds, memory)
+
+
+def run(
+    step: Callable[..., tuple[RunState, Report]],
+    state: RunState,
+    *,
+    total_steps: int,
+    next_milestone: Callable[[int], int],
+    max_updates_per_call: int,
+    on_progress: Callable[[Progress], None],
+    on_milestone: Callable[[RunState, int], None],
+    should_stop: Callable[[], bool],
+) -> tuple[RunState, bool]:
+    """Trains until every member has `total_steps`, or `should_stop()`.
+
+    Args:
+      step: the compiled step; donates its state.
+      state: where to begin; consumed.
+      total_steps: real transitions per member.
+      next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is to be called next, at most `total_steps`.
+      max_updates_per_call: an upper bound; calls grow to it or to `SECONDS_PER_CALL`.
+      on_progress: called with the numbers of every call that did anything.
+      on_milestone: called with a state that is safe to read until it returns, and the steps done.
+      should_stop: polled between calls.
+
+    Returns:
+      The final state, and whether it is final (False if it was stopped).
+
+    Raises:
+      TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
+    """
+    reader = _Reader(state, on_progress)
+    env_steps = reader.env_steps
+    per_call, pending = 1, None
+    while env_steps < total_steps:
+        target = next_milestone(env_steps)
+        counter = ops.Counter.of(target)
+        while env_steps < target and not should_stop():
+            state, report = step(state, counter, jnp.int32(per_call))
+            if pending is not None:
+                env_steps, per_call = reader.read(pending, per_call, max_updates_per_call)
+            pending = report
+        if pending is not None:
+            env_steps, per_call = reader.read(pending, per_call, max_updates_per_call)
+            pending = None
+        if should_stop():
+            return state, env_steps >= total_steps
+        if env_steps >= target:
+            on_milestone(state, env_steps)
+            reader.restart_clock()
+    return state, True
+
+
+class _Reader:
+    """Reads reports, keeps the time and decides how many updates the next call should do."""
+
+    def __init__(self, state: RunState, on_progress: Callable[[Progress], None]):
+        self._on_progress = on_progress
+        self._steps = counter_values(state.env_steps)
+        self._updates = int(np.max(jax.device_get(state.learner.num_updates)))
+        self._clock = time.perf_counter()
+
+    @property
+    def env_steps(self) -> int:
+        return int(self._steps.min())
+
+    def restart_clock(self) -> None:
+        self._clock = time.perf_counter()
+
+    def read(self, report: Report, per_call: int, limit: int) -> tuple[int, int]:
+        """Waits for a report; returns the steps done and how many updates the next call should do."""
+        report = jax.device_get(report)
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        updates = int(np.max(report.updates))
+        if not updates:
+            return self.env_steps, per_call
+        steps = counter_values(report.env_steps)
+        transitions = int((steps - self._steps).sum())
+        self._steps, self._updates = steps, self._updates + updates
+        metrics = {name: value / updates for name, value in report.metrics.items()}
+        if not np.any(report.finite):
+            broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
+            raise TrainingDivergedError(
+                f"{', '.join(broken)} not finite after {self.env_steps} environment steps ({self._updates} updates); "
+                "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
+            )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            metrics["episode/return"] = report.episodes.return_sum / report.episodes.count
+            metrics["episode/length"] = report.episodes.length_sum / report.episodes.count
+        metrics["episode/count"] = report.episodes.count
+        self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
+        per_update = max(seconds / updates, 1e-6)
+        return self.env_steps, max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))
+
+
+def counter_values(counter: Any) -> np.ndarray:
+    """A device counter [P] as int64 [P]."""
+    high, low = jax.device_get((counter.high, counter.low))
+    return np.asarray(high, np.int64) * ops.COUNTER_BASE + np.asarray(low, np.int64)

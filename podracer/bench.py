@@ -1,0 +1,290 @@
+"""`podracer bench`: speed measured in one run, next to a hand-written yardstick, with the floor it is judged by."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+from jax import lax
+
+import envs_jax
+from podracer import config as configs
+from podracer import ops, topology
+from podracer.anakin import autoreset, program, runner
+from podracer.experiment import make_agent
+from podracer.types import Agent, Environment
+from podracer.version import __version__
+
+YARDSTICKS = {"ppo": "plain_ppo.py", "vtrace": "plain_vtrace.py"}
+"""Minimal single-file loops under `benchmarks/` of a source checkout: `make(num_envs, num_steps, updates_per_call)`."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {"rollout_length": 32, "num_epochs": 4, "num_minibatches": 4, "hidden_sizes": (64, 64), "separate": True},
+    "vtrace": {"rollout_length": 20, "hidden_sizes": (64, 64)},
+}
+"""Agent settings that the yardsticks have too."""
+
+YARDSTICK_ENVS = {"ppo": "cartpole", "vtrace": "catch"}
+
+
+@dataclasses.dataclass(frozen=True)
+class AnakinArguments:
+    """Measure Anakin.
+
+    Attributes:
+      agents: which agents, each on the environment of its yardstick.
+      num_envs: environment lanes to measure with.
+      repeats: measurements of each thing, taken in turns; the median counts.
+      seconds: how long one measurement should take.
+      json: also write the figures to this file.
+    """
+
+    agents: tuple[str, ...] = ("ppo", "vtrace")
+    num_envs: tuple[int, ...] = (1024,)
+    repeats: int = configs.field(7, low=1)
+    seconds: float = configs.field(1.0, low=0.01)
+    json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
+
+    def __post_init__(self):
+        for agent in self.agents:
+            if agent not in YARDSTICKS:
+                raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, YARDSTICKS)}")
+
+
+Measured = Callable[[int], int]
+"""Does n repetitions of something and waits for them; returns rows done."""
+
+
+def main(arguments: AnakinArguments) -> int:
+    """Measures, prints a table, writes JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = []
+    for name in arguments.agents:
+        for num_envs in arguments.num_envs:
+            print(f"measuring {name} with {num_envs} environments ...", file=sys.stderr, flush=True)
+            results.append(measure(name, num_envs, arguments.repeats, arguments.seconds))
+    table = Table(title=f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    for column in (
+        "agent",
+        "env",
+        "envs",
+        "environment",
+        "acting",
+        "training",
+        "plain loop",
+        "ratio",
+        "compile",
+        "memory",
+    ):
+        table.add_column(column, justify="right")
+    for r in results:
+        table.add_row(
+            r["agent"],
+            r["env"],
+            str(r["num_envs"]),
+            *(f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "acting", "training", "yardstick")),
+            f"{r['ratio']:.2f}" if r["ratio"] else "-",
+            f"{r['compile_seconds']:.1f} s",
+            f"{r['memory_bytes'] / 2**20:,.0f} MiB" if r["memory_bytes"] else "-",
+        )
+    Console().print(table)
+    print("rows/s (a row is one step of one lane, resets included), medians; ratio is training over the plain loop.")
+    for r in results:
+        print(f"{r['agent']}: {r['transitions_share']:.1%} of its rows are real transitions, the rest resets.")
+    if arguments.json:
+        report = {
+            "podracer": __version__,
+            "jax": jax.__version__,
+            "machine": describe_machine(),
+            "commit": _commit(),
+            "command": "podracer bench anakin",
+            "settings": configs.to_json(arguments) | {"json": None},
+            "results": results,
+        }
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=2, default=str) + "\n")
+        print(f"wrote {arguments.json}")
+    return 0
+
+
+def measure(name: str, num_envs: int, repeats: int, seconds: float) -> dict[str, Any]:
+    """Rates of one agent on its yardstick's environment, everything measured in turns."""
+    environment = envs_jax.make(YARDSTICK_ENVS[name])
+    agent = make_agent(name, environment, PRESETS[name])
+    layout = topology.make(num_envs=num_envs, envs_per_device=num_envs)
+    T = agent.config.rollout_length
+    anakin = program.make(agent, environment, layout, program.Settings(T, 2**50))
+    hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
+    state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
+    compiled = runner.compile_step(anakin, state)
+    training = _Training(compiled.call, state, num_envs * T)
+    measured: dict[str, Measured] = {
+        "environment": _environment_only(environment, num_envs, T),
+        "acting": _acting_only(agent, environment, layout, T),
+        "training": training,
+    }
+    yardstick = _yardstick(name, num_envs, T)
+    if yardstick:
+        measured["yardstick"] = yardstick
+    rates = _in_turns(measured, repeats, seconds)
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    pairs = [a / b for a, b in zip(rates["training"], rates.get("yardstick", []))]
+    return {
+        "agent": name,
+        "env": environment.spec.name,
+        "num_envs": num_envs,
+        "rollout_length": T,
+        "devices": layout.num_devices,
+        "environment": medians["environment"],
+        "acting": medians["acting"],
+        "training": medians["training"],
+        "training_transitions": medians["training"] * training.transitions_share,
+        "yardstick": medians.get("yardstick"),
+        "ratio": statistics.median(pairs) if pairs else None,
+        "ratio_range": [min(pairs), max(pairs)] if pairs else None,
+        "transitions_share": training.transitions_share,
+        "compile_seconds": compiled.seconds,
+        "memory_bytes": compiled.memory,
+        "rates": rates,
+    }
+
+
+def _in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> dict[str, list[float]]:
+    """Interleaves measurements, so that a machine that slows down does so for all of them."""
+    sizes = {}
+    for key, call in measured.items():
+        call(1)
+        n, elapsed = 1, 0.0
+        while elapsed < seconds / 4:
+            n *= 2
+            start = time.perf_counter()
+            call(n)
+            elapsed = time.perf_counter() - start
+        sizes[key] = max(1, int(n * seconds / elapsed))
+    rates: dict[str, list[float]] = {key: [] for key in measured}
+    for _ in range(repeats):
+        for key, call in measured.items():
+            start = time.perf_counter()
+            rows = call(sizes[key])
+            rates[key].append(rows / (time.perf_counter() - start))
+    return rates
+
+
+class _Training:
+    """The whole program; n updates in one call."""
+
+    def __init__(self, call: Callable[..., Any], state: program.RunState, rows_per_update: int):
+        self._call, self._state, self._rows = call, state, rows_per_update
+        self._updates = 0
+
+    def __call__(self, n: int) -> int:
+        self._state, report = self._call(self._state, ops.Counter.of(2**50), jnp.int32(n))
+        jax.block_until_ready(report)
+        self._updates += n
+        return n * self._rows
+
+    @property
+    def transitions_share(self) -> float:
+        """Real transitions per row, so far."""
+        return int(runner.counter_values(self._state.env_steps)[0]) / (self._updates * self._rows)
+
+
+def _environment_only(environment: Environment, num_envs: int, T: int) -> Measured:
+    def step(lanes: autoreset.Lane, key: jax.Array) -> tuple[autoreset.Lane, None]:
+        act_key, env_key = jax.random.split(key)
+        actions = jax.vmap(environment.spec.action_space.sample)(jax.random.split(act_key, num_envs))  # type: ignore[union-attr]
+        keys = jax.random.split(env_key, num_envs)
+        return jax.vmap(lambda s, a, k: autoreset.step(environment, s, a, k, environment.reset))(
+            lanes, actions, keys
+        ), None
+
+    def rollout(lanes: autoreset.Lane, key: jax.Array, n: jax.Array) -> autoreset.Lane:
+        body = lambda i, lanes: lax.scan(step, lanes, jax.random.split(jax.random.fold_in(key, i), T))[0]  # noqa: E731
+        return lax.fori_loop(0, n, body, lanes)
+
+    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(jax.random.key(0), num_envs))
+    compiled = jax.jit(rollout)
+
+    def call(n: int) -> int:
+        jax.block_until_ready(compiled(lanes, jax.random.key(1), jnp.int32(n)))
+        return n * T * num_envs
+
+    return call
+
+
+def _acting_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
+    """Rollouts into a trajectory as training does them, without learning."""
+    acting = agent._replace(learn=_learn_nothing)
+    anakin = program.make(acting, environment, layout, program.Settings(T, 2**50))
+    hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
+    state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
+    return _Training(anakin.step.lower(state, ops.Counter.of(0), jnp.int32(0)).compile(), state, T * layout.num_envs)
+
+
+def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
+    # Every part of the trajectory is read, or the compiler would not make it.
+    total = sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(trajectory._replace(actor_state=())))
+    return learner, {"sum": ops.global_sum(total)}
+
+
+def _yardstick(name: str, num_envs: int, T: int) -> Measured | None:
+    path = pathlib.Path(__file__).parent.parent / "benchmarks" / YARDSTICKS[name]
+    if not path.exists():
+        print(f"no yardstick: {path} is only in a source checkout.", file=sys.stderr)
+        return None
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    updates = 4
+    init, step = module.make(num_envs=num_envs, num_steps=T, updates_per_call=updates)
+    holder = [init(jax.random.key(0))]
+
+    def call(n: int) -> int:
+        for _ in range(n):
+            holder[0], metrics = step(holder[0])
+        jax.block_until_ready((holder[0], metrics))
+        return n * updates * T * num_envs
+
+    return call
+
+
+def describe_machine() -> str:
+    """Device and processor, for tables and files."""
+    device = jax.local_devices()[0]
+    name = device.device_kind
+    if device.platform == "cpu":
+        name = _cpu_model() or platform.machine()
+    count, cores = len(jax.local_devices()), os.cpu_count()
+    return f"{count} x {device.platform} ({name}, {cores} cores), Python {platform.python_version()}"
+
+
+def _cpu_model() -> str | None:
+    info = pathlib.Path("/proc/cpuinfo")
+    if not info.exists():
+        return None
+    lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+    return lines[0].split(":", 1)[1].strip() if lines else None
+
+
+def _commit() -> str | None:
+    root = pathlib.Path(__file__).parent.parent
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

@@ -1,0 +1,165 @@
+"""Checkpoints of a whole run with Orbax: parameters, optimiser, keys, environment states and counters.
+
+Every leaf is stored with a checksum. A checkpoint that cannot be read, or whose bytes changed, is set aside and the
+one before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import warnings
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer.types import ArrayTree
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or none could be read; the message says where and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run directory.
+
+    Args:
+      directory: the run directory; checkpoints live in its `checkpoints/`.
+      keep: how many of the newest to keep.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, keep: int = 3):
+        import orbax.checkpoint as ocp
+
+        self.directory = pathlib.Path(directory).absolute() / "checkpoints"
+        self._ocp = ocp
+        # Synchronous: a checkpoint counts only once it is on disk, and a run writes few of them.
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        try:
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except OSError as error:
+            raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: ArrayTree) -> None:
+        """Writes `state` as checkpoint `step`, unless that exists; the write is atomic.
+
+        Raises:
+          CheckpointError: where the disk refuses; earlier checkpoints are intact.
+        """
+        if step in self.steps():
+            return
+        leaves = _flatten(state)
+        arguments = self._ocp.args.Composite(
+            state=self._ocp.args.StandardSave(leaves),
+            checksums=self._ocp.args.JsonSave({name: _checksum(x) for name, x in leaves.items()}),
+        )
+        try:
+            with _quiet():
+                self._manager.save(step, args=arguments)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(
+                f"could not write checkpoint {step} in {self.directory}: {reason}. "
+                "Earlier checkpoints are intact; make room and continue with --resume."
+            ) from error
+
+    def restore(self, like: ArrayTree, steps: list[int] | None = None) -> tuple[int, ArrayTree, list[str]]:
+        """The newest checkpoint that is whole.
+
+        Args:
+          like: a state of the same structure, concrete or abstract, with shapes, dtypes and shardings.
+          steps: which to consider, all by default.
+
+        Returns:
+          The step, the state, and one line for every newer checkpoint that was damaged and set aside.
+
+        Raises:
+          CheckpointError: where none can be read.
+        """
+        problems = []
+        for step in sorted(self.steps() if steps is None else steps, reverse=True):
+            try:
+                with _quiet():
+                    state = self._read(step, like)
+            except Exception as error:  # whatever a damaged file makes a reader raise
+                aside = self._set_aside(step)
+                problems.append(f"checkpoint {step} is damaged ({_first_line(error)}); moved it to {aside}.")
+                continue
+            return step, state, problems
+        detail = " ".join(problems)
+        raise CheckpointError(f"no checkpoint in {self.directory} can be read. {detail}".strip())
+
+    def _read(self, step: int, like: ArrayTree) -> ArrayTree:
+        wanted = {}
+        for name, x in _named(like):
+            data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
+            wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+        found = self._manager.restore(
+            step,
+            args=self._ocp.args.Composite(
+                state=self._ocp.args.StandardRestore(wanted), checksums=self._ocp.args.JsonRestore()
+            ),
+        )
+        for name, x in found["state"].items():
+            if _checksum(x) != found["checksums"][name]:
+                raise ValueError(f"the bytes of {name} changed since they were written")
+        return _unflatten(like, found["state"])
+
+    def _set_aside(self, step: int) -> pathlib.Path:
+        target = self.directory.parent / "damaged" / str(step)
+        target.parent.mkdir(exist_ok=True)
+        while target.exists():
+            target = target.with_name(target.name + "-again")
+        (self.directory / str(step)).rename(target)
+        self._manager.reload()
+        return target
+
+    def close(self) -> None:
+        """Releases what Orbax holds."""
+        self._manager.close()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _named(tree: ArrayTree) -> list[tuple[str, Any]]:
+    """Leaves with their paths, such as `learner.params.params.value.bias`."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in pairs]
+
+
+def _flatten(tree: ArrayTree) -> dict[str, jax.Array]:
+    """Leaves by path, random keys as their data."""
+    return {name: jax.random.key_data(x) if _is_key(x) else x for name, x in _named(tree)}
+
+
+def _unflatten(like: ArrayTree, leaves: dict[str, jax.Array]) -> ArrayTree:
+    values = []
+    for name, x in _named(like):
+        value = leaves[name]
+        values.append(jax.device_put(jax.random.wrap_key_data(value), x.sharding) if _is_key(x) else value)
+    return jax.tree.unflatten(jax.tree.structure(like), values)
+
+
+def _checksum(x: jax.Array) -> int:
+    return zlib.crc32(np.ascontiguousarray(jax.device_get(x)).tobytes())
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Orbax warns about things that a user of ours cannot act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

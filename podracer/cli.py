@@ -1,0 +1,259 @@
+"""The command line: `podracer train | eval | plot | envs | agents | bench`.
+
+Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import tyro
+
+import envs_jax
+import podracer
+from podracer import bench, metrics, plots, rundir
+from podracer import config as configs
+from podracer.experiment import AGENTS
+
+Arguments = TypeVar("Arguments")
+
+USAGE = """podracer: reinforcement learning on the accelerator
+
+  podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
+  podracer eval RUN_DIR [options]         evaluate a trained policy
+  podracer plot RUN_DIR... [-o FILE]      draw learning curves
+  podracer envs | agents                  what there is
+  podracer bench anakin [options]         measure speed
+  podracer --version"""
+
+
+class InputError(ValueError):
+    """What the user typed cannot be used."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and exits with its code."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Runs a command; returns 0, 1 for a run that failed, or 2 for bad input."""
+    try:
+        return _dispatch(argv)
+    except (ValueError, TypeError) as error:
+        return _complain(error, 2)
+    except (podracer.TrainingDivergedError, podracer.CheckpointError, OSError) as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the newest checkpoint is intact.", 130)
+
+
+def _dispatch(argv: list[str]) -> int:
+    command = argv[0] if argv else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if command == "--version":
+        print(f"podracer {podracer.__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise InputError(f"unknown command {command!r}; {configs.suggest(command, COMMANDS)}")
+    return COMMANDS[command](argv[1:])
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parse(cls: Callable[..., Arguments], argv: list[str], prog: str) -> Arguments:
+    """Parses flags into a dataclass; tyro's box of an error becomes one line."""
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            return tyro.cli(cls, args=argv, prog=prog)
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        # The box holds a title, the message, and a hint with the flag's help; the message is what people need.
+        words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", captured.getvalue()).split())
+        words = re.sub(r"^(Parsing error|Value error|Error parsing \S+:)\s+", "", words)
+        message = re.split(r" (?:Argument helptext|For full helptext)", words)[0]
+        raise InputError(f"{message} (see {prog} --help)") from None
+
+
+# train
+
+
+def _train(argv: list[str]) -> int:
+    if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
+        if not argv or argv[0] in ("-h", "--help"):
+            print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options")
+            print(f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}")
+            return 0
+        raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
+    agent, environment, *rest = argv
+    if agent not in AGENTS:
+        raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    options = envs_jax.options(environment)
+    arguments: Any = _parse(_train_arguments(AGENTS[agent][0], options), rest, f"podracer train {agent} {environment}")
+    directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
+    result = podracer.train(
+        agent,
+        environment,
+        run_dir=directory,
+        resume=arguments.resume,
+        config=arguments.agent,
+        env_options={f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)},
+        progress=not arguments.quiet,
+        **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)},
+    )
+    if not result.summary["complete"]:
+        return 0
+    if arguments.gif:
+        result.animate(arguments.gif)
+    if not arguments.quiet:
+        _report(result, arguments.gif)
+    return 0
+
+
+def _train_arguments(agent_config: type, env_options: type) -> type:
+    """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
+    arg = tyro.conf.arg
+    path = pathlib.Path | None
+    return dataclasses.make_dataclass(
+        "TrainArguments",
+        [
+            ("run", Annotated[podracer.RunConfig, arg(name="")], podracer.RunConfig()),
+            ("run_dir", Annotated[path, arg(help="directory of the run; a new one in runs/ if None")], None),
+            ("resume", Annotated[bool, arg(help="continue the run in it")], False),
+            ("gif", Annotated[path, arg(help="write an animation of the trained policy")], None),
+            ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
+            ("agent", agent_config, agent_config()),
+            ("env", env_options, env_options()),
+        ],
+        kw_only=True,
+    )
+
+
+def _report(result: podracer.Result, gif: pathlib.Path | None) -> None:
+    summary = result.summary
+    print(
+        f"{summary['agent']} on {summary['env']}: return {summary['eval_return_mean']:.3f} ± "
+        f"{summary['eval_return_std']:.3f} over {summary['eval_episodes']} episodes after {summary['env_steps']:,} "
+        f"steps ({summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s, "
+        f"compiled in {summary['compile_seconds']:.1f} s)"
+    )
+    print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
+    if gif:
+        print(f"animation: {gif}")
+
+
+# eval and plot
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalArguments:
+    """Evaluate a trained policy.
+
+    Attributes:
+      run_dir: what `podracer train` wrote.
+      episodes: how many whole episodes to play.
+      seed: of the episodes.
+      member: of a population.
+      gif: also write an animation of one episode.
+      json: print JSON instead of words.
+    """
+
+    run_dir: tyro.conf.Positional[pathlib.Path]
+    episodes: int = 100
+    seed: int = 0
+    member: int = 0
+    gif: pathlib.Path | None = None
+    json: bool = False
+
+
+def _eval(argv: list[str]) -> int:
+    arguments = _parse(EvalArguments, argv, "podracer eval")
+    result = podracer.load(arguments.run_dir)
+    evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
+    if arguments.json:
+        figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
+        print(json.dumps(figures | {"episodes": evaluation.episodes, "unfinished": evaluation.unfinished}))
+    else:
+        print(f"{result.agent.name} on {result.environment.spec.name}: {evaluation}")
+    if arguments.gif:
+        print(
+            f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr
+        )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotArguments:
+    """Draw learning curves.
+
+    Attributes:
+      run_dirs: what `podracer train` wrote.
+      output: the picture; its suffix chooses the format.
+      metric: what to draw; return if None.
+    """
+
+    run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
+    output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])] = pathlib.Path("curve.png")
+    metric: str | None = None
+
+
+def _plot(argv: list[str]) -> int:
+    arguments = _parse(PlotArguments, argv, "podracer plot")
+    if not arguments.run_dirs:
+        raise InputError("plot needs one or more run directories.")
+    histories = {}
+    for directory in arguments.run_dirs:
+        if not (directory / "metrics.jsonl").exists():
+            raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
+        histories[directory.name] = metrics.read(directory / "metrics.jsonl")
+    print(plots.learning_curve(histories, arguments.output, metric=arguments.metric))
+    return 0
+
+
+# envs, agents, bench
+
+
+def _envs(argv: list[str]) -> int:
+    for name in envs_jax.names():
+        spec = envs_jax.make(name).spec
+        fields = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(envs_jax.options(name)))
+        print(f"{name:<14} {spec.action_space}   options: {fields or 'none'}")
+    return 0
+
+
+def _agents(argv: list[str]) -> int:
+    for name, (cls, make) in AGENTS.items():
+        summary = (sys.modules[make.__module__].__doc__ or "").strip().splitlines()[0]
+        print(f"{name:<8} {summary}  settings: podracer train {name} catch --help ({cls.__name__})")
+    return 0
+
+
+def _bench(argv: list[str]) -> int:
+    if not argv or argv[0] != "anakin":
+        raise InputError("bench needs what to measure: podracer bench anakin.")
+    return bench.main(_parse(bench.AnakinArguments, argv[1:], "podracer bench anakin"))
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "plot": _plot,
+    "envs": _envs,
+    "agents": _agents,
+    "bench": _bench,
+}

@@ -1,0 +1,129 @@
+"""Where metrics go: memory, a JSONL file, TensorBoard, a callback and a progress bar."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Row = dict[str, Any]
+"""One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
+
+LogCallback = Callable[[int, Mapping[str, Any]], None]
+"""`(env_steps, row)`, called for every row."""
+
+
+class Log:
+    """Keeps metric rows and passes them on.
+
+    Args:
+      directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
+      callback: called with every row.
+      resume_at: rows of an earlier part of the run up to this step are read back, later ones dropped.
+    """
+
+    def __init__(
+        self, directory: pathlib.Path | None, callback: LogCallback | None = None, resume_at: int | None = None
+    ):
+        self.rows: list[Row] = []
+        self._callback = callback
+        self._file = self._board = None
+        if directory is None:
+            return
+        from tensorboardX import SummaryWriter
+
+        path = directory / "metrics.jsonl"
+        if resume_at is not None and path.exists():
+            self.rows = [row for row in read(path) if row["env_steps"] <= resume_at]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(_line(row) for row in self.rows))
+        partial.replace(path)
+        self._file = path.open("a")
+        self._board = SummaryWriter(
+            str(directory / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1
+        )
+
+    def write(self, row: Row) -> None:
+        """Takes a row; values that are not finite numbers are left out of it."""
+        row = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
+        self.rows.append(row)
+        if self._file and self._board:
+            self._file.write(_line(row))
+            self._file.flush()
+            if row.get("member", 0) == 0:
+                for name, value in row.items():
+                    if "/" in name:
+                        self._board.add_scalar(name, value, row["env_steps"])
+        if self._callback:
+            self._callback(row["env_steps"], row)
+
+    def close(self) -> None:
+        """Closes files."""
+        if self._file and self._board:
+            self._file.close()
+            self._board.close()
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row) + "\n"
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    """The rows of a JSONL file; a last line that was cut off is dropped."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+class Display:
+    """Shows a run on stderr: a progress bar on a terminal or in a notebook, plain lines elsewhere, or nothing."""
+
+    def __init__(self, total_steps: int, title: str, enabled: bool):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._enabled = enabled
+        self._bar = None
+        if enabled and (console.is_terminal or console.is_jupyter):
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]} steps/s"),
+                TextColumn("return {task.fields[ret]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task(title, total=total_steps, rate="…", ret="…")
+            self._bar.start()
+
+    def update(self, env_steps: int, rate: float, episode_return: float) -> None:
+        """Moves the bar."""
+        if self._bar:
+            ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
+            self._bar.update(self._task, completed=env_steps, rate=f"{rate:,.0f}", ret=ret)
+
+    def detail(self, text: str) -> None:
+        """A line for those who have no bar."""
+        if not self._bar:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line for everybody."""
+        if self._bar:
+            self._bar.console.print(text, highlight=False)
+        elif self._enabled:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leaves the bar as it is."""
+        if self._bar:
+            self._bar.stop()

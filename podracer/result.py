@@ -1,0 +1,89 @@
+"""What a run leaves behind: the trained agent, its history, and what to do with them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import evaluate, metrics, plots
+from podracer.anakin import program as anakin
+from podracer.experiment import Experiment
+from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
+
+
+class Result:
+    """A trained agent with its history: what `train` and `load` return.
+
+    Attributes:
+      agent: the agent.
+      environment: what it was trained on.
+      learner: the LearnerState, leading dim [population].
+      history: metric rows.
+      summary: figures of the run, as in `summary.json`.
+      run_dir: where its files are, or None.
+      description: the resolved configuration, as in `config.json`.
+    """
+
+    def __init__(
+        self, experiment: Experiment, learner: LearnerState, history: list[metrics.Row], run_dir: pathlib.Path | None
+    ):
+        self.agent = experiment.agent
+        self.environment = experiment.environment
+        self.description = experiment.description
+        self.learner = learner
+        self.history = history
+        self.run_dir = run_dir
+        self.summary: dict[str, Any] = {}
+        self._evaluators: dict[int, Callable] = {}
+
+    @property
+    def population(self) -> int:
+        return self.description["run"]["population"]
+
+    def actor_params(self, member: int = 0) -> ActorParams:
+        """What acting needs, of one member."""
+        if not 0 <= member < self.population:
+            raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
+        learner = jax.tree.map(lambda x: x[member], self.learner)
+        return self.agent.actor_params(learner, jnp.float32(1.0))
+
+    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int = 0) -> evaluate.Evaluation:
+        """Plays whole episodes with the greedy policy."""
+        if episodes < 1:
+            raise ValueError(f"episodes={episodes}: must be at least 1.")
+        if episodes not in self._evaluators:
+            self._evaluators[episodes] = evaluate.make(self.agent, self.environment, episodes)
+        key = anakin.run_keys(seed)[2]
+        return evaluate.summarize(*self._evaluators[episodes](self.actor_params(member), key))
+
+    def policy(self, observation: ArrayTree, *, member: int = 0) -> Any:
+        """The greedy action for one observation.
+
+        Raises:
+          ValueError: for a recurrent agent, which needs the whole episode (see `agent.act`).
+        """
+        memory = self.agent.start(jnp.zeros(1, jnp.int32), 1)
+        if jax.tree.leaves(memory):
+            raise ValueError("this agent remembers earlier rows; drive it with agent.start and agent.act instead.")
+        params = self.actor_params(member)
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
+        one = jnp.ones(1)
+        step = TimeStep(row, 0 * one, one, one > 0, one < 0)
+        action, _, _ = self.agent.act(params, memory, step, jax.random.key(0), True)
+        return jax.tree.map(lambda x: np.asarray(x[0]), action)
+
+    def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
+        """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
+        path = path or (self.run_dir or pathlib.Path(".")) / "curve.png"
+        label = f"{self.agent.name} on {self.environment.spec.name}"
+        return plots.learning_curve({label: self.history}, path, title=label)
+
+    def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:
+        """Writes a GIF of one greedy episode."""
+        key = anakin.run_keys(seed)[2]
+        return plots.animation(evaluate.frames(self.agent, self.environment, self.actor_params(member), key), path)

@@ -1,0 +1,213 @@
+"""One stretch of training: logging, evaluation, checkpoints and signals around the runner."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import checkpoint, evaluate, metrics, rundir
+from podracer.anakin import program as anakin
+from podracer.anakin import runner
+from podracer.experiment import Experiment
+from podracer.result import Result
+from podracer.version import __version__
+
+
+class StopSignal:
+    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+
+    def __init__(self):
+        self.requested = False
+
+    def __enter__(self) -> StopSignal:
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class Session:
+    """One stretch of training, from a fresh or restored state to the end or a signal."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: pathlib.Path | None,
+        resume: bool,
+        log: metrics.LogCallback | None,
+        progress: bool,
+        stop: StopSignal,
+    ):
+        self._experiment, self._directory, self._stop = experiment, directory, stop
+        self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
+        self._notes: list[str] = []
+        self._state, resume_at = self._begin(resume)
+        self._log = metrics.Log(directory, log, resume_at)
+        previous = [row for row in self._log.rows if "time/train_seconds" in row]
+        self._train_seconds = previous[-1]["time/train_seconds"] if previous else 0.0
+        title = f"{experiment.agent.name} {experiment.environment.spec.name}"
+        self._display = metrics.Display(experiment.run.total_steps, title, progress)
+        self._evaluator = jax.jit(
+            jax.vmap(evaluate.make(experiment.agent, experiment.environment, experiment.run.eval_episodes))
+        )
+        self._last_evaluation: list[evaluate.Evaluation] = []
+        self._evaluated_at = -1
+
+    def _begin(self, resume: bool) -> tuple[anakin.RunState, int | None]:
+        experiment = self._experiment
+        if resume and self._checkpoints and self._checkpoints.steps():
+            _, state, self._notes = self._checkpoints.restore(experiment.program.like())
+            return state, int(runner.counter_values(state.env_steps).min())
+        hyper = {name: jnp.asarray(value) for name, value in experiment.hyper.items()}
+        return experiment.program.init(jnp.asarray(experiment.seeds), hyper), None
+
+    def run(self) -> Result:
+        experiment, run = self._experiment, self._experiment.run
+        try:
+            for note in self._notes:
+                self._display.say(note)
+            self._display.say(experiment.layout.describe())
+            compiled = runner.compile_step(experiment.program, self._state)
+            updates = -(-run.total_steps // (run.num_envs * experiment.agent.config.rollout_length))  # type: ignore[operator]
+            self._state, complete = runner.run(
+                compiled.call,
+                self._state,
+                total_steps=run.total_steps,
+                next_milestone=self._next_milestone,
+                max_updates_per_call=max(1, updates // 100),
+                on_progress=self._on_progress,
+                on_milestone=self._on_milestone,
+                should_stop=lambda: self._stop.requested,
+            )
+            return self._finish(compiled, complete)
+        except runner.TrainingDivergedError as error:
+            raise runner.TrainingDivergedError(f"{error} {self._last_good()}") from None
+        finally:
+            self._display.close()
+            self._log.close()
+            if self._checkpoints:
+                self._checkpoints.close()
+
+    def _last_good(self) -> str:
+        steps = self._checkpoints.steps() if self._checkpoints else []
+        return f"The last good checkpoint is {self._checkpoints.directory / str(steps[-1])}." if steps else ""  # type: ignore[union-attr]
+
+    def _next_milestone(self, env_steps: int) -> int:
+        run = self._experiment.run
+        every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
+        return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
+
+    def _on_progress(self, now: runner.Progress) -> None:
+        self._train_seconds += now.seconds
+        rate = now.transitions / now.seconds
+        timing = {"time/steps_per_second": rate, "time/train_seconds": self._train_seconds}
+        for member, steps in enumerate(now.member_steps):
+            row: metrics.Row = {"env_steps": int(steps), "updates": now.updates}
+            if self._experiment.run.population > 1:
+                row["member"] = member
+            self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
+        with np.errstate(all="ignore"):
+            self._display.update(now.env_steps, rate, float(np.nanmean(now.metrics["episode/return"])))
+
+    def _on_milestone(self, state: anakin.RunState, env_steps: int) -> None:
+        run = self._experiment.run
+        final = env_steps >= run.total_steps
+        if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
+            self._evaluate(state, env_steps)
+        newest = max(self._saved_steps(), default=-1)
+        if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
+            self._checkpoints.save(env_steps, state)
+
+    def _saved_steps(self) -> list[int]:
+        return self._checkpoints.steps() if self._checkpoints else []
+
+    def _evaluate(self, state: anakin.RunState, env_steps: int) -> None:
+        learner = jax.device_put(state.learner, jax.local_devices()[0])
+        params = jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
+        keys = jax.vmap(lambda seed: anakin.run_keys(seed)[2])(jnp.asarray(self._experiment.seeds))
+        returns, lengths, finished = self._evaluator(params, keys)
+        self._last_evaluation = [evaluate.summarize(*member) for member in zip(returns, lengths, finished)]
+        self._evaluated_at = env_steps
+        mean = np.mean([result.mean for result in self._last_evaluation])
+        self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
+        for member, result in enumerate(self._last_evaluation):
+            row: metrics.Row = {"env_steps": env_steps, "eval/return_mean": result.mean, "eval/return_std": result.std}
+            if self._experiment.run.population > 1:
+                row["member"] = member
+            self._log.write(row)
+
+    def _finish(self, compiled: runner.Compiled, complete: bool) -> Result:
+        state, experiment = self._state, self._experiment
+        env_steps = int(runner.counter_values(state.env_steps).min())
+        if not complete and self._checkpoints:
+            self._checkpoints.save(env_steps, state)
+        if complete and self._evaluated_at < env_steps:
+            self._evaluate(state, env_steps)  # a finished run that was resumed
+        result = Result(experiment, state.learner, self._log.rows, self._directory)
+        result.summary = self._summary(compiled, env_steps, complete)
+        if self._directory:
+            rundir.write_json(self._directory / "summary.json", result.summary)
+            if any("episode/return" in row for row in self._log.rows):
+                result.plot()
+        if not complete:
+            where = f" --run-dir {self._directory}" if self._directory else ""
+            self._display.say(
+                f"stopped by a signal at {env_steps:,} steps; continue with the same command and{where} --resume"
+            )
+        return result
+
+    def _summary(self, compiled: runner.Compiled, env_steps: int, complete: bool) -> dict[str, Any]:
+        experiment = self._experiment
+        rates = [row["time/steps_per_second"] for row in self._log.rows if "time/steps_per_second" in row]
+        device = experiment.layout.mesh.devices.flat[0]
+        summary = {
+            "agent": experiment.agent.name,
+            "env": experiment.environment.spec.name,
+            "arch": "anakin",
+            "seed": experiment.run.seed,
+            "complete": complete,
+            "env_steps": env_steps,
+            "updates": int(np.max(jax.device_get(self._state.learner.num_updates))),
+            "compile_seconds": compiled.seconds,
+            "train_seconds": self._train_seconds,
+            "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
+            "devices": experiment.layout.num_devices,
+            "device": f"{device.platform}: {device.device_kind}",
+            "jax": jax.__version__,
+            "podracer": __version__,
+        }
+        if self._last_evaluation:
+            best = max(self._last_evaluation, key=lambda e: e.mean)
+            summary |= {
+                "eval_return_mean": best.mean,
+                "eval_return_std": best.std,
+                "eval_return_interval": list(best.interval),
+                "eval_episodes": best.episodes,
+            }
+        if experiment.run.population > 1 and self._last_evaluation:
+            summary["members"] = [
+                {"seed": int(seed), "eval_return_mean": e.mean, **{k: float(v[i]) for k, v in experiment.hyper.items()}}
+                for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))
+            ]
+        return summary
+
+
+def _crossed(before: int, now: int, every: int | None) -> bool:
+    """Whether a multiple of `every` lies in (before, now]."""
+    return bool(every) and now // every > max(before, 0) // every  # type: ignore[operator]

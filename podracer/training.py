@@ -1,0 +1,132 @@
+"""What a user calls first: `train` and `load`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+import envs_jax
+from podracer import checkpoint, metrics, rundir
+from podracer import config as configs
+from podracer.anakin import runner
+from podracer.experiment import AGENTS, RunConfig, resolve
+from podracer.nets import Network
+from podracer.result import Result
+from podracer.session import Session, StopSignal
+from podracer.types import Agent, Environment
+
+
+def train(
+    agent: str | Agent,
+    environment: str | Environment,
+    *,
+    run_dir: str | pathlib.Path | None = None,
+    resume: bool = False,
+    config: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    network: Network | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    log: metrics.LogCallback | None = None,
+    progress: bool = True,
+    **run_settings: Any,
+) -> Result:
+    """Trains an agent and returns it with its history.
+
+        result = podracer.train("ppo", "cartpole", total_steps=500_000, seed=0)
+
+    Args:
+      agent: a name, or an `Agent`.
+      environment: a name, or an object that follows `podracer.types.Environment`.
+      run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
+      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none).
+      config: the agent's settings, as its config dataclass or a mapping of fields.
+      env_options: options of an environment given by name.
+      network: your own network, for an agent given by name.
+      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`.
+      log: called as `log(env_steps, row)` for every row of metrics.
+      progress: whether to show a progress bar, or lines where there is no terminal.
+      **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
+
+    Raises:
+      ValueError: for anything wrong in what was asked, before anything is compiled or written.
+      TypeError: for an environment that breaks the protocol, saying what and where.
+      TrainingDivergedError: where a metric is not finite; checkpoints until then are kept.
+      CheckpointError: where a checkpoint cannot be written, or none can be read.
+    """
+    run = configs.from_json(RunConfig, run_settings)
+    directory = pathlib.Path(run_dir) if run_dir is not None else None
+    if resume:
+        if directory is None:
+            raise ValueError("resume=True needs the run_dir of the run to continue.")
+        run = rundir.adopt_layout(run, directory)
+    experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
+    if directory is not None:
+        rundir.prepare(directory, experiment.description, resume)
+    _use_compilation_cache()
+    with StopSignal() as stop:
+        return Session(experiment, directory, resume, log, progress, stop).run()
+
+
+def load(
+    run_dir: str | pathlib.Path,
+    *,
+    agent: Agent | None = None,
+    environment: Environment | None = None,
+    network: Network | None = None,
+) -> Result:
+    """The result of a run directory, from its newest whole checkpoint.
+
+    Args:
+      run_dir: what `train` wrote.
+      agent: the agent object, if the run was not given one by name.
+      environment: the environment object, likewise.
+      network: the run's own network, if it had one.
+
+    Raises:
+      ValueError: where there is no run, or an object is needed that was not given.
+      CheckpointError: where no checkpoint can be read.
+    """
+    directory = pathlib.Path(run_dir)
+    stored = rundir.read(directory)
+    if agent is None and stored["agent"] not in AGENTS:
+        raise ValueError(f"{directory} was trained with an agent of your own, {stored['agent']!r}: pass agent=.")
+    if environment is None and stored["env"] not in envs_jax.names():
+        raise ValueError(
+            f"{directory} was trained on an environment of your own, {stored['env']!r}: pass environment=."
+        )
+    experiment = resolve(
+        agent or stored["agent"],
+        environment or stored["env"],
+        configs.from_json(RunConfig, stored["run"]),
+        config=None if agent else stored["agent_config"],
+        env_options=None if environment else stored["env_options"],
+        network=network,
+        hyper=stored["hyper"],
+        devices=jax.local_devices()[:1],
+    )
+    checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints)
+    try:
+        _, state, problems = checkpoints.restore(experiment.program.like())
+    finally:
+        checkpoints.close()
+    for problem in problems:
+        print(problem)
+    steps = int(runner.counter_values(state.env_steps).min())
+    rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
+    result = Result(experiment, state.learner, [row for row in rows if row["env_steps"] <= steps], directory)
+    if (directory / "summary.json").exists():
+        result.summary = json.loads((directory / "summary.json").read_text())
+    return result
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
+    if jax.config.jax_compilation_cache_dir is None:
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "podracer" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

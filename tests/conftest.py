@@ -1,0 +1,25 @@
+"""Strict numerics for every test, and one compilation cache for all of them."""
+
+import os
+import pathlib
+import sys
+
+import jax
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # oracles, probes and counting are shared by all folders
+
+# Environment variables, so that subprocesses of a test run under the same rules.
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("XDG_CACHE_HOME", str(pathlib.Path(__file__).parent.parent / ".cache"))
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", os.environ["XDG_CACHE_HOME"] + "/podracer/xla")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def _in_temporary_directory(tmp_path, monkeypatch):
+    """Nothing that a test writes by default lands in the checkout."""
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,57 @@
+"""The table of environments."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import envs_jax
+from podracer.types import Environment
+
+ALL = ("cartpole", "catch", "deep_sea", "gridworld", "memory_chain", "pendulum", "pixel_catch")
+
+
+def test_names():
+    assert envs_jax.names() == ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_makes_every_environment(name):
+    environment = envs_jax.make(name)
+    assert isinstance(environment, Environment)
+    assert environment.spec.name.startswith(name)  # gridworld's task follows
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_options_are_frozen_dataclasses_with_defaults(name):
+    options = envs_jax.options(name)
+    assert dataclasses.is_dataclass(options)
+    assert type(options()).__dataclass_params__.frozen
+    assert options() == options()
+
+
+def test_options_reach_the_environment():
+    assert envs_jax.make("catch", rows=7, columns=3).spec.observation_space.shape == (7, 3)
+    with pytest.raises(ValueError, match=r"CatchOptions\(rows=1\)"):
+        envs_jax.make("catch", rows=1)
+
+
+def test_unknown_names_get_a_suggestion():
+    for function in (envs_jax.make, envs_jax.options):
+        with pytest.raises(ValueError, match=r"unknown environment 'cach'; did you mean 'catch'.*\? Known: cartpole, "):
+            function("cach")
+        with pytest.raises(ValueError, match="unknown environment 'zzz'; Known: cartpole, "):
+            function("zzz")
+
+
+def test_unknown_options_get_a_suggestion():
+    message = r"environment 'catch' has no option 'row'; did you mean 'rows'\? Known: columns, rows\."
+    with pytest.raises(ValueError, match=message):
+        envs_jax.make("catch", row=3)
+
+
+def test_importing_the_registry_imports_nothing_else():
+    program = "import sys, envs_jax; print(sorted({'jax', 'podracer', 'gymnasium'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
