@@ -101,13 +101,26 @@ class Catch:
         """float32 [rows, columns]."""
         rows = np.arange(self._num_rows, dtype=np.int32)[:, None]
         columns = np.arange(self._num_columns, dtype=np.int32)[None, :]
-        return self.occupied(state, rows, columns).astype(jnp.float32)
+        return self.draw(state, rows, columns, np.float32(1))
 
-    def occupied(self, state: CatchState, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
-        """Whether cells show the ball or the paddle: bool [H, W] for `rows` int32 [H, 1], `columns` int32 [1, W]."""
-        ball = (rows == state.ball_row) & (columns == state.ball_column)
-        paddle = (rows == self._num_rows - 1) & (columns == state.paddle_column)
-        return ball | paddle
+    def draw(self, state: CatchState, rows: np.ndarray, columns: np.ndarray, lit: np.float32 | np.uint8) -> jax.Array:
+        """The board at cells of one's choice.
+
+        Args:
+          state: what to draw.
+          rows: int32 [H, 1]; the row of the board shown in each row of the result.
+          columns: int32 [1, W]; the column of the board shown in each column of the result.
+          lit: what to put at the ball and at the paddle.
+
+        Returns:
+          [H, W] of lit's dtype: `lit` where the ball or the paddle is, else 0.
+        """
+        dark = type(lit)(0)
+        # One comparison for each row and column, and only these selects for each cell: with boolean algebra on whole
+        # boards instead, XLA:CPU takes five times as long for 84 x 84 pixels.
+        ball = jnp.where(rows == state.ball_row, jnp.where(columns == state.ball_column, lit, dark), dark)
+        paddle = jnp.where(columns == state.paddle_column, lit, dark)
+        return jnp.maximum(ball, jnp.where(rows == self._num_rows - 1, paddle, dark))
 
     def render(self, state: CatchState) -> jax.Array:
         """The board in colour, uint8 [H, W, 3], the shorter side at least 64 pixels."""

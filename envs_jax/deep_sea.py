@@ -18,7 +18,7 @@ from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
 _SURFACE, _DEEP = np.array([64, 152, 206]), np.array([8, 34, 78])
-_DIVER, _TREASURE = np.uint8([[[255, 140, 60]]]), np.uint8([255, 215, 64])
+_DIVER, _TREASURE = np.array([[[255, 140, 60]]], np.uint8), np.array([255, 215, 64], np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)

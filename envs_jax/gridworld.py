@@ -21,11 +21,15 @@ from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
 # (rows, columns) of each action: stay, then clockwise from north.
-_MOVES = np.int32([(0, 0), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1)])
+_MOVES = np.array([(0, 0), (-1, 0), (-1, 1), (0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1)], np.int32)
 
-_FLOOR, _FLOOR_2 = np.uint8([36, 40, 54]), np.uint8([42, 47, 63])
-_AGENT, _GOOD, _BAD = np.uint8([96, 165, 250]), np.uint8([96, 211, 148]), np.uint8([239, 108, 96])
-_CUES = np.uint8([[255, 215, 64], [190, 140, 255]])
+_FLOOR, _FLOOR_2 = np.array([36, 40, 54], np.uint8), np.array([42, 47, 63], np.uint8)
+_AGENT, _GOOD, _BAD = (
+    np.array([96, 165, 250], np.uint8),
+    np.array([96, 211, 148], np.uint8),
+    np.array([239, 108, 96], np.uint8),
+)
+_CUES = np.array([[255, 215, 64], [190, 140, 255]], np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,7 @@ class GridObject:
     Attributes:
       reward: paid when the agent collects the object, by entering or staying in its cell.
       termination_probability: that collecting it ends the episode.
-      respawn_probability: that, once collected, it comes back in the same cell at the end of a step (this one included).
+      respawn_probability: that, once collected, it comes back to its cell at the end of a step, that one included.
     """
 
     reward: float
@@ -81,9 +85,7 @@ class GridworldOptions:
 
     def __post_init__(self):
         if self.task not in ("tabular", "random_goals", "delayed_chain"):
-            raise ValueError(
-                f"GridworldOptions(task={self.task!r}): use 'tabular', 'random_goals' or 'delayed_chain'."
-            )
+            raise ValueError(f"GridworldOptions(task={self.task!r}): use 'tabular', 'random_goals' or 'delayed_chain'.")
         for name, least in (("height", 1), ("width", 1), ("max_steps", 1), ("chain_length", 1), ("distractor_bits", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
@@ -102,24 +104,22 @@ class GridworldOptions:
             self._check_cells()
 
     def _check_cells(self):
+        def error(remedy: str) -> ValueError:
+            return ValueError(f"GridworldOptions(object_cells={self.object_cells!r}): {remedy}")
+
         cells = self.object_cells
-        if type(cells) is not tuple or not all(
-            type(cell) is tuple and len(cell) == 2 and all(type(index) is int for index in cell) for cell in cells
-        ):
-            raise ValueError(f"GridworldOptions(object_cells={cells!r}): use a tuple of (row, column) pairs of integers.")
+        if type(cells) is not tuple or not all(_is_pair(cell) for cell in cells):
+            raise error("use a tuple of (row, column) pairs of integers.")
         if len(cells) != len(self.objects) or len(set(cells)) != len(cells):
-            raise ValueError(
-                f"GridworldOptions(object_cells={cells!r}): give each of the {len(self.objects)} objects a cell of its own."
-            )
+            raise error(f"give each of the {len(self.objects)} objects a cell of its own.")
         if not all(0 <= row < self.height and 0 <= column < self.width for row, column in cells):
-            raise ValueError(
-                f"GridworldOptions(object_cells={cells!r}): use cells inside the {self.height} x {self.width} grid."
-            )
+            raise error(f"use cells inside the {self.height} x {self.width} grid.")
         if len(cells) > 10:
-            raise ValueError(
-                f"GridworldOptions(object_cells={cells!r}): use at most 10 objects in 'tabular', whose observation has "
-                "height * width * 2^objects elements, or the task 'random_goals'."
-            )
+            raise error("use at most 10, as the observation has height * width * 2^objects elements.")
+
+
+def _is_pair(value: Any) -> bool:
+    return type(value) is tuple and len(value) == 2 and all(type(index) is int for index in value)
 
 
 class GridState(NamedTuple):
@@ -204,9 +204,9 @@ class _Grid:
     def __init__(self, options: GridworldOptions):
         self._options = options
         self._num_objects = len(options.objects)
-        self._rewards = np.float32([thing.reward for thing in options.objects])
-        self._termination = np.float32([thing.termination_probability for thing in options.objects])
-        self._respawn = np.float32([thing.respawn_probability for thing in options.objects])
+        self._rewards = np.array([thing.reward for thing in options.objects], np.float32)
+        self._termination = np.array([thing.termination_probability for thing in options.objects], np.float32)
+        self._respawn = np.array([thing.respawn_probability for thing in options.objects], np.float32)
         cells = options.height * options.width
         if options.task == "tabular":
             observation_space = spaces.Box(0.0, 1.0, (cells * 2**self._num_objects,))
@@ -249,7 +249,7 @@ class _Grid:
 
     def step(self, state: GridState, action: jax.Array, key: jax.Array) -> tuple[GridState, Transition]:
         move = jnp.sum(jnp.where((np.arange(len(_MOVES)) == action)[:, None], _MOVES, 0), axis=0, dtype=jnp.int32)
-        border = np.int32([self._options.height - 1, self._options.width - 1])
+        border = np.array([self._options.height - 1, self._options.width - 1], np.int32)
         agent = jnp.clip(state.agent + move, 0, border)
         collected = state.present & jnp.all(state.objects == agent[None], axis=-1)  # [N], at most one
         draws = jax.random.uniform(key, (2, self._num_objects))
@@ -271,8 +271,8 @@ class _Grid:
         height, width = self._options.height, self._options.width
         if self._options.task == "tabular":
             cell = state.agent[0] * width + state.agent[1]
-            present = jnp.sum(jnp.where(state.present, 2 ** np.arange(self._num_objects, dtype=np.int32), 0), dtype=jnp.int32)
-            index = cell * 2**self._num_objects + present
+            bits = 2 ** np.arange(self._num_objects, dtype=np.int32)
+            index = cell * 2**self._num_objects + jnp.sum(jnp.where(state.present, bits, 0), dtype=jnp.int32)
             return (np.arange(height * width * 2**self._num_objects) == index).astype(jnp.float32)
         image = self._planes(state).astype(jnp.float32)
         return image.reshape(-1) if self._options.flatten else image

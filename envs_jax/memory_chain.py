@@ -16,9 +16,9 @@ import numpy as np
 from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
-_BACKGROUND, _QUERY = np.uint8([[[24, 26, 36]]]), np.uint8([[[255, 215, 64]]])
-_ELAPSED, _TIME_LEFT = np.uint8([[[52, 56, 72]]]), np.uint8([[[96, 165, 250]]])
-_ZERO, _ONE = np.uint8([[[239, 108, 96]]]), np.uint8([[[96, 211, 148]]])
+_BACKGROUND, _QUERY = np.array([[[24, 26, 36]]], np.uint8), np.array([[[255, 215, 64]]], np.uint8)
+_ELAPSED, _TIME_LEFT = np.array([[[52, 56, 72]]], np.uint8), np.array([[[96, 165, 250]]], np.uint8)
+_ZERO, _ONE = np.array([[[239, 108, 96]]], np.uint8), np.array([[[96, 211, 148]]], np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,8 @@ class MemoryChain:
         side = max(8, -(-96 // self._num_bits))
         width, margin = side * self._num_bits, max(1, side // 8)
         time_left = self.observe(state)[0, 0]
-        bar = jnp.where(np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None] <= time_left, _TIME_LEFT, _ELAPSED)
+        fraction = np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None]
+        bar = jnp.where(fraction <= time_left, _TIME_LEFT, _ELAPSED)
         inside = np.zeros((side, side), bool)
         inside[margin:-margin, margin:-margin] = True
         face = jnp.where(jnp.repeat(state.context, side)[None, :, None] == 1, _ONE, _ZERO)

@@ -62,7 +62,7 @@ class PixelCatch:
 
     def observe(self, state: CatchState) -> jax.Array:
         """uint8 [84, 84]."""
-        return jnp.where(self._catch.occupied(state, self._rows, self._columns), jnp.uint8(255), jnp.uint8(0))
+        return self._catch.draw(state, self._rows, self._columns, np.uint8(255))
 
     def render(self, state: CatchState) -> jax.Array:
         """The observation at twice its size, uint8 [168, 168, 3]."""

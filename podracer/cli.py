@@ -189,7 +189,7 @@ def _eval(argv: list[str]) -> int:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
         print(json.dumps(figures | {"episodes": evaluation.episodes, "unfinished": evaluation.unfinished}))
     else:
-        print(f"{result.agent.name} on {result.environment.spec.name}: {evaluation}")
+        print(f"{result.agent.name} on {result.description['env']}: {evaluation}")
     if arguments.gif:
         print(
             f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr

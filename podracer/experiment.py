@@ -104,6 +104,7 @@ def resolve(
     hyper: Mapping[str, Any] | None = None,
     devices: list[jax.Device] | None = None,
 ) -> Experiment:
+    env_name = environment if isinstance(environment, str) else environment.spec.name
     if isinstance(environment, str):
         environment = envs_jax.make(environment, **(env_options or {}))
     elif env_options:
@@ -134,7 +135,7 @@ def resolve(
         "podracer": __version__,
         "agent": agent.name,
         "agent_config": configs.to_json(agent.config),
-        "env": environment.spec.name,
+        "env": env_name,
         "env_options": configs.to_json(getattr(environment, "options", {})),
         "hyper": configs.to_json(dict(hyper or {})),
         "run": configs.to_json(run),

@@ -49,5 +49,7 @@ def step(
     """
     norm = optax.global_norm(grads)
     scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
-    updates, opt_state = transformation.update(jax.tree.map(lambda g: g * scale, grads), opt_state, params)
+    clipped = jax.tree.map(lambda g: g * scale, grads)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+        updates, opt_state = transformation.update(clipped, opt_state, params)
     return jax.tree.map(lambda p, u: p - learning_rate * u, params, updates), opt_state, norm

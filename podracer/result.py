@@ -80,7 +80,7 @@ class Result:
     def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
         """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
         path = path or (self.run_dir or pathlib.Path(".")) / "curve.png"
-        label = f"{self.agent.name} on {self.environment.spec.name}"
+        label = f"{self.agent.name} on {self.description['env']}"
         return plots.learning_curve({label: self.history}, path, title=label)
 
     def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:

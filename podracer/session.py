@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import signal
 import threading
@@ -61,7 +62,7 @@ class Session:
         self._log = metrics.Log(directory, log, resume_at)
         previous = [row for row in self._log.rows if "time/train_seconds" in row]
         self._train_seconds = previous[-1]["time/train_seconds"] if previous else 0.0
-        title = f"{experiment.agent.name} {experiment.environment.spec.name}"
+        title = f"{experiment.agent.name} {experiment.description['env']}"
         self._display = metrics.Display(experiment.run.total_steps, title, progress)
         self._evaluator = jax.jit(
             jax.vmap(evaluate.make(experiment.agent, experiment.environment, experiment.run.eval_episodes))
@@ -122,8 +123,9 @@ class Session:
             if self._experiment.run.population > 1:
                 row["member"] = member
             self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
-        with np.errstate(all="ignore"):
-            self._display.update(now.env_steps, rate, float(np.nanmean(now.metrics["episode/return"])))
+        returns = now.metrics["episode/return"]
+        returns = returns[np.isfinite(returns)]
+        self._display.update(now.env_steps, rate, float(returns.mean()) if returns.size else math.nan)
 
     def _on_milestone(self, state: anakin.RunState, env_steps: int) -> None:
         run = self._experiment.run
@@ -178,7 +180,7 @@ class Session:
         device = experiment.layout.mesh.devices.flat[0]
         summary = {
             "agent": experiment.agent.name,
-            "env": experiment.environment.spec.name,
+            "env": experiment.description["env"],
             "arch": "anakin",
             "seed": experiment.run.seed,
             "complete": complete,

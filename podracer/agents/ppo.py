@@ -178,7 +178,7 @@ def loss(
         "loss/value": value,
         "policy/entropy": entropy,
         "policy/kl": jnp.sum(weights * (ratio - 1.0 - log_ratio)),
-        "policy/clip_fraction": jnp.sum(weights * (jnp.abs(ratio - 1.0) > epsilon)),
+        "policy/clip_fraction": jnp.sum(jnp.where(jnp.abs(ratio - 1.0) > epsilon, weights, 0.0)),
         "value/mean": jnp.sum(weights * values),
     }
     return total, metrics
