@@ -67,6 +67,8 @@ class MemoryChain:
 
     def __init__(self, options: MemoryChainOptions = MemoryChainOptions()):
         self._length, self._num_bits = options.length, options.num_bits
+        # A table, because compilers turn a division by a constant into a product that is off by one ulp.
+        self._time_left = (1 - np.arange(self._length + 1) / self._length).astype(np.float32)
         self.spec = EnvSpec(
             name="memory_chain",
             observation_space=spaces.Box(-1.0, max(1.0, self._num_bits - 1.0), (1, self._num_bits + 2)),
@@ -94,22 +96,19 @@ class MemoryChain:
     def observe(self, state: MemoryChainState) -> jax.Array:
         """float32 [1, num_bits + 2]."""
         t = jnp.maximum(state.num_steps - 1, 0)
-        time_left = (self._length - t).astype(jnp.float32) / self._length
         query = jnp.where(t == self._length - 1, state.query, 0).astype(jnp.float32)
         context = jnp.where(t == 0, 2 * state.context - 1, 0).astype(jnp.float32)
-        return jnp.concatenate([jnp.stack([time_left, query]), context])[None]
+        return jnp.concatenate([jnp.stack([jnp.asarray(self._time_left)[t], query]), context])[None]
 
     def render(self, state: MemoryChainState) -> jax.Array:
         """The clock as a bar above the hidden bits, uint8 [H, W, 3]; the frame marks the bit asked for."""
-        side = max(8, -(-96 // self._num_bits))
+        height, side = 80, max(8, -(-96 // self._num_bits))
         width, margin = side * self._num_bits, max(1, side // 8)
-        time_left = self.observe(state)[0, 0]
         fraction = np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None]
-        bar = jnp.where(fraction <= time_left, _TIME_LEFT, _ELAPSED)
-        inside = np.zeros((side, side), bool)
+        bar = jnp.where(fraction <= self.observe(state)[0, 0], _TIME_LEFT, _ELAPSED)
+        inside = np.zeros((height, side, 1), bool)
         inside[margin:-margin, margin:-margin] = True
         face = jnp.where(jnp.repeat(state.context, side)[None, :, None] == 1, _ONE, _ZERO)
         asked_for = jnp.repeat(jnp.arange(self._num_bits) == state.query, side)[None, :, None]
-        frame = jnp.where(asked_for, _QUERY, _BACKGROUND)
-        bits = jnp.where(np.tile(inside, (1, self._num_bits))[..., None], face, frame)
+        bits = jnp.where(np.tile(inside, (1, self._num_bits, 1)), face, jnp.where(asked_for, _QUERY, _BACKGROUND))
         return jnp.concatenate([jnp.repeat(bar, 16, axis=0), bits])

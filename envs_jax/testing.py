@@ -269,19 +269,18 @@ def _check_agreement(env: Environment, states: Any, num_lanes: int, key: jax.Arr
 
 
 def _check_function(function: Any, where: str, batch: tuple[Any, ...]) -> Any:
-    """Compares vmap with lanes one by one, and the first and the last lane with plain calls; returns the batch."""
+    """Compares plain calls with each other, with jit and with vmap; returns what `function` gives for the batch."""
     together = jax.jit(jax.vmap(function), compiler_options=_COMPILE_QUICKLY)(*batch)
     compiled = jax.jit(function, compiler_options=_COMPILE_QUICKLY)
     num_lanes = batch[-1].shape[0]
-    for i in range(num_lanes):
-        args, expected = jax.tree.map(lambda x, i=i: x[i], (batch, together))
-        single = compiled(*args)
-        _check_equal(single, expected, f"{where} under vmap differs from a Python loop over lanes")
-        if i in (0, num_lanes - 1):
-            plain = _call_unchanged(function, args, where)
-            again = function(*args)
-            _check_equal(again, plain, f"{where} called twice with the same arguments differs", exact=True)
-            _check_equal(single, plain, f"{where} under jit differs from the plain call")
+    lanes = [jax.tree.map(lambda x, i=i: x[i], (batch, together)) for i in range(num_lanes)]
+    for args, _ in (lanes[0], lanes[-1]):
+        plain = _call_unchanged(function, args, where)
+        again = function(*args)
+        _check_equal(again, plain, f"{where} called twice with the same arguments differs", exact=True)
+        _check_equal(compiled(*args), plain, f"{where} under jit differs from the plain call")
+    for args, expected in lanes:
+        _check_equal(compiled(*args), expected, f"{where} under vmap differs from a Python loop over lanes")
     return together
 
 

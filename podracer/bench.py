@@ -18,12 +18,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import tyro
-from jax import lax
 
 import envs_jax
 from podracer import config as configs
-from podracer import ops, topology
-from podracer.anakin import autoreset, program, runner
+from podracer import ops, spaces, topology
+from podracer.anakin import program, runner
 from podracer.experiment import make_agent
 from podracer.types import Agent, Environment
 from podracer.version import __version__
@@ -128,13 +127,9 @@ def measure(name: str, num_envs: int, repeats: int, seconds: float) -> dict[str,
     agent = make_agent(name, environment, PRESETS[name])
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs)
     T = agent.config.rollout_length
-    anakin = program.make(agent, environment, layout, program.Settings(T, 2**50))
-    hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
-    state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
-    compiled = runner.compile_step(anakin, state)
-    training = _Training(compiled.call, state, num_envs * T)
+    training = _trainer(agent, environment, layout, T)
     measured: dict[str, Measured] = {
-        "environment": _environment_only(environment, num_envs, T),
+        "environment": _environment_only(agent, environment, layout, T),
         "acting": _acting_only(agent, environment, layout, T),
         "training": training,
     }
@@ -158,8 +153,8 @@ def measure(name: str, num_envs: int, repeats: int, seconds: float) -> dict[str,
         "ratio": statistics.median(pairs) if pairs else None,
         "ratio_range": [min(pairs), max(pairs)] if pairs else None,
         "transitions_share": training.transitions_share,
-        "compile_seconds": compiled.seconds,
-        "memory_bytes": compiled.memory,
+        "compile_seconds": training.compiled.seconds,
+        "memory_bytes": training.compiled.memory,
         "rates": rates,
     }
 
@@ -188,12 +183,13 @@ def _in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> di
 class _Training:
     """The whole program; n updates in one call."""
 
-    def __init__(self, call: Callable[..., Any], state: program.RunState, rows_per_update: int):
-        self._call, self._state, self._rows = call, state, rows_per_update
+    def __init__(self, compiled: runner.Compiled, state: program.RunState, rows_per_update: int):
+        self.compiled = compiled
+        self._state, self._rows = state, rows_per_update
         self._updates = 0
 
     def __call__(self, n: int) -> int:
-        self._state, report = self._call(self._state, ops.Counter.of(2**50), jnp.int32(n))
+        self._state, report = self.compiled.call(self._state, ops.Counter.of(2**50), jnp.int32(n))
         jax.block_until_ready(report)
         self._updates += n
         return n * self._rows
@@ -204,36 +200,34 @@ class _Training:
         return int(runner.counter_values(self._state.env_steps)[0]) / (self._updates * self._rows)
 
 
-def _environment_only(environment: Environment, num_envs: int, T: int) -> Measured:
-    def step(lanes: autoreset.Lane, key: jax.Array) -> tuple[autoreset.Lane, None]:
-        act_key, env_key = jax.random.split(key)
-        actions = jax.vmap(environment.spec.action_space.sample)(jax.random.split(act_key, num_envs))  # type: ignore[union-attr]
-        keys = jax.random.split(env_key, num_envs)
-        return jax.vmap(lambda s, a, k: autoreset.step(environment, s, a, k, environment.reset))(
-            lanes, actions, keys
-        ), None
+def _environment_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
+    """The same rollouts with uniformly random actions, without a policy and without keeping the trajectory."""
+    space = environment.spec.action_space
 
-    def rollout(lanes: autoreset.Lane, key: jax.Array, n: jax.Array) -> autoreset.Lane:
-        body = lambda i, lanes: lax.scan(step, lanes, jax.random.split(jax.random.fold_in(key, i), T))[0]  # noqa: E731
-        return lax.fori_loop(0, n, body, lanes)
+    def act(params: Any, memory: Any, timestep: Any, key: jax.Array, evaluation: bool) -> Any:
+        B = timestep.reward.shape[0]
+        if isinstance(space, spaces.Discrete):
+            return jnp.floor(jax.random.uniform(key, (B,)) * space.num_values).astype(jnp.int32), {}, memory
+        return jax.vmap(space.sample)(jax.random.split(key, B)), {}, memory  # type: ignore[union-attr]
 
-    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(jax.random.key(0), num_envs))
-    compiled = jax.jit(rollout)
+    def learn(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
+        return learner, {"sum": ops.global_sum(jnp.sum(trajectory.timesteps.reward))}
 
-    def call(n: int) -> int:
-        jax.block_until_ready(compiled(lanes, jax.random.key(1), jnp.int32(n)))
-        return n * T * num_envs
-
-    return call
+    idle = agent._replace(act=act, learn=learn, start=lambda lanes, num_lanes: ())
+    return _trainer(idle, environment, layout, T)
 
 
 def _acting_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
     """Rollouts into a trajectory as training does them, without learning."""
-    acting = agent._replace(learn=_learn_nothing)
-    anakin = program.make(acting, environment, layout, program.Settings(T, 2**50))
+    return _trainer(agent._replace(learn=_learn_nothing), environment, layout, T)
+
+
+def _trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> _Training:
+    anakin = program.make(agent, environment, layout, program.Settings(T, 2**50))
     hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
     state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
-    return _Training(anakin.step.lower(state, ops.Counter.of(0), jnp.int32(0)).compile(), state, T * layout.num_envs)
+    compiled = runner.compile_step(anakin, state)
+    return _Training(compiled, state, T * layout.num_envs)
 
 
 def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:

@@ -1,15 +1,20 @@
 """Checkpoints of a whole run with Orbax: parameters, optimiser, keys, environment states and counters.
 
-Every leaf is stored with a checksum. A checkpoint that cannot be read, or whose bytes changed, is set aside and the
-one before it is used.
+Every leaf is stored with a checksum. A checkpoint that cannot be read, or whose bytes changed, is passed over for the
+one before it, and set aside when a run goes on from there. Where none can be read, all stay where they are: the fault
+may lie in what they are read into.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import pathlib
+import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +43,9 @@ class Checkpoints:
         # Synchronous: a checkpoint counts only once it is on disk, and a run writes few of them.
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
         try:
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with _quiet():
+                self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
 
@@ -59,41 +66,36 @@ class Checkpoints:
             state=self._ocp.args.StandardSave(leaves),
             checksums=self._ocp.args.JsonSave({name: _checksum(x) for name, x in leaves.items()}),
         )
-        try:
-            with _quiet():
-                self._manager.save(step, args=arguments)
-        except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        _, problem = _attempt(lambda: self._manager.save(step, args=arguments))
+        if problem:
             raise CheckpointError(
-                f"could not write checkpoint {step} in {self.directory}: {reason}. "
+                f"could not write checkpoint {step} in {self.directory}: {problem}. "
                 "Earlier checkpoints are intact; make room and continue with --resume."
-            ) from error
+            )
 
-    def restore(self, like: ArrayTree, steps: list[int] | None = None) -> tuple[int, ArrayTree, list[str]]:
+    def restore(self, like: ArrayTree, *, set_aside: bool = True) -> tuple[int, ArrayTree, list[str]]:
         """The newest checkpoint that is whole.
 
         Args:
           like: a state of the same structure, concrete or abstract, with shapes, dtypes and shardings.
-          steps: which to consider, all by default.
+          set_aside: whether to move newer, damaged checkpoints out of the way of those that will be written.
 
         Returns:
-          The step, the state, and one line for every newer checkpoint that was damaged and set aside.
+          The step, the state, and one line for every newer checkpoint that is damaged.
 
         Raises:
           CheckpointError: where none can be read.
         """
-        problems = []
-        for step in sorted(self.steps() if steps is None else steps, reverse=True):
-            try:
-                with _quiet():
-                    state = self._read(step, like)
-            except Exception as error:  # whatever a damaged file makes a reader raise
-                aside = self._set_aside(step)
-                problems.append(f"checkpoint {step} is damaged ({_first_line(error)}); moved it to {aside}.")
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            state, problem = _attempt(lambda step=step: self._read(step, like))
+            if problem:
+                damaged[step] = f"checkpoint {step} is damaged ({problem})"
                 continue
-            return step, state, problems
-        detail = " ".join(problems)
-        raise CheckpointError(f"no checkpoint in {self.directory} can be read. {detail}".strip())
+            moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if set_aside}
+            return step, state, [f"{why}{moved.get(bad, '')}; used {step}." for bad, why in damaged.items()]
+        detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
+        raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
     def _read(self, step: int, like: ArrayTree) -> ArrayTree:
         wanted = {}
@@ -125,11 +127,6 @@ class Checkpoints:
         self._manager.close()
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]
-
-
 def _is_key(x: Any) -> bool:
     return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
@@ -157,9 +154,28 @@ def _checksum(x: jax.Array) -> int:
     return zlib.crc32(np.ascontiguousarray(jax.device_get(x)).tobytes())
 
 
+def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What Orbax returns, or one line about why it failed: with a full disk or a damaged file it raises anything."""
+    with _quiet():
+        try:
+            return function(), None
+        except Exception as error:
+            lines = str(error).partition(". See full TensorStore details")[0].strip().splitlines()
+            problem = (lines[0] if lines else type(error).__name__)[:200]
+        gc.collect()  # tasks that failed complain when they are collected: here they do so unheard
+        return None, problem
+
+
 @contextlib.contextmanager
 def _quiet():
-    """Orbax warns about things that a user of ours cannot act on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Orbax warns and logs about things that a user of ours cannot act on."""
+    level, hook = logging.root.manager.disable, sys.unraisablehook
+    logging.disable(logging.ERROR)
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        sys.unraisablehook = hook

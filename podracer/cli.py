@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
+import jax
 import tyro
 
 import envs_jax
@@ -52,6 +53,8 @@ def run(argv: list[str]) -> int:
         return _complain(error, 2)
     except (podracer.TrainingDivergedError, podracer.CheckpointError, OSError) as error:
         return _complain(error, 1)
+    except jax.errors.JaxRuntimeError as error:  # out of memory on the device, above all
+        return _complain(str(error).partition("\n")[0], 1)
     except KeyboardInterrupt:
         return _complain("interrupted; the newest checkpoint is intact.", 130)
 
@@ -66,7 +69,12 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {configs.suggest(command, COMMANDS)}")
-    return COMMANDS[command](argv[1:])
+    try:
+        return COMMANDS[command](argv[1:])
+    except SystemExit as exit_:  # tyro's way out of --help
+        if exit_.code in (0, None):
+            return 0
+        raise
 
 
 def _complain(error: object, code: int) -> int:
@@ -83,11 +91,19 @@ def _parse(cls: Callable[..., Arguments], argv: list[str], prog: str) -> Argumen
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        # The box holds a title, the message, and a hint with the flag's help; the message is what people need.
-        words = " ".join(re.sub(r"[│╭╮╰╯─]+", " ", captured.getvalue()).split())
-        words = re.sub(r"^(Parsing error|Value error|Error parsing \S+:)\s+", "", words)
-        message = re.split(r" (?:Argument helptext|For full helptext)", words)[0]
-        raise InputError(f"{message} (see {prog} --help)") from None
+        raise InputError(f"{_unbox(captured.getvalue())} (see {prog} --help)") from None
+
+
+def _unbox(box: str) -> str:
+    """What tyro's box says, without its title, borders and help: one line."""
+    # Sections are separated by lines of box characters, or of hyphens where the terminal has no others.
+    sections = [" ".join(section.split()) for section in re.split(r".*[─-]{5,}.*", re.sub("[│╭╮╰╯]", " ", box))]
+    message, hints = sections[1], sections[2:]
+    message = re.sub(r"^Error parsing (?:(--\S+): |\S+: )", lambda found: f"{found[1]}: " if found[1] else "", message)
+    message = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"\1 is not an integer", message)
+    message = re.sub(r"could not convert string to float: ('.*')", r"\1 is not a number", message)
+    flag = next((re.search(r"--\S+", hint) for hint in hints if hint.startswith("Perhaps you meant")), None)
+    return f"{message}; did you mean {flag[0]}?" if flag else message
 
 
 # train
@@ -95,7 +111,7 @@ def _parse(cls: Callable[..., Arguments], argv: list[str], prog: str) -> Argumen
 
 def _train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
-        if not argv or argv[0] in ("-h", "--help"):
+        if not argv or _asks_for_help(argv):
             print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options")
             print(f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}")
             return 0
@@ -123,6 +139,10 @@ def _train(argv: list[str]) -> int:
     if not arguments.quiet:
         _report(result, arguments.gif)
     return 0
+
+
+def _asks_for_help(argv: list[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(argv)
 
 
 def _train_arguments(agent_config: type, env_options: type) -> type:
@@ -216,11 +236,13 @@ def _plot(argv: list[str]) -> int:
     arguments = _parse(PlotArguments, argv, "podracer plot")
     if not arguments.run_dirs:
         raise InputError("plot needs one or more run directories.")
+    names = [directory.resolve().name for directory in arguments.run_dirs]
     histories = {}
-    for directory in arguments.run_dirs:
+    for directory, name in zip(arguments.run_dirs, names):
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
-        histories[directory.name] = metrics.read(directory / "metrics.jsonl")
+        label = name if names.count(name) == 1 else str(directory)
+        histories[label] = metrics.read(directory / "metrics.jsonl")
     print(plots.learning_curve(histories, arguments.output, metric=arguments.metric))
     return 0
 
@@ -229,6 +251,7 @@ def _plot(argv: list[str]) -> int:
 
 
 def _envs(argv: list[str]) -> int:
+    _refuse_arguments("envs", argv)
     for name in envs_jax.names():
         spec = envs_jax.make(name).spec
         fields = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(envs_jax.options(name)))
@@ -237,15 +260,25 @@ def _envs(argv: list[str]) -> int:
 
 
 def _agents(argv: list[str]) -> int:
+    _refuse_arguments("agents", argv)
     for name, (cls, make) in AGENTS.items():
         summary = (sys.modules[make.__module__].__doc__ or "").strip().splitlines()[0]
         print(f"{name:<8} {summary}  settings: podracer train {name} catch --help ({cls.__name__})")
     return 0
 
 
+def _refuse_arguments(command: str, argv: list[str]) -> None:
+    if argv and not _asks_for_help(argv):
+        raise InputError(f"{command} takes no arguments, but got {' '.join(argv)}.")
+
+
 def _bench(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        print("usage: podracer bench anakin [options]; podracer bench anakin --help lists the options")
+        return 0
     if not argv or argv[0] != "anakin":
-        raise InputError("bench needs what to measure: podracer bench anakin.")
+        given = f", not {argv[0]!r}" if argv else ""
+        raise InputError(f"bench needs what to measure: podracer bench anakin{given}.")
     return bench.main(_parse(bench.AnakinArguments, argv[1:], "podracer bench anakin"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -79,9 +80,8 @@ def make(
             key, act_key, env_key = jax.random.split(key, 3)
             action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
             keys = jax.random.split(env_key, episodes)
-            lanes = jax.vmap(lambda lane, a, k: autoreset.step(environment, lane, a, k, environment.reset))(
-                lanes, action, keys
-            )
+            # A lane plays one episode only, so what would open the next does not matter.
+            lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
             returns = jnp.where(done, returns, lanes.episode_return)
             lengths = jnp.where(done, lengths, lanes.episode_length)
             return lanes, memory, done | lanes.timestep.last, returns, lengths, key, t + 1
@@ -117,9 +117,7 @@ def frames(
         key, act_key, env_key = jax.random.split(key, 3)
         action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
         keys = jax.random.split(env_key, 1)
-        lanes = jax.vmap(lambda lane, a, k: autoreset.step(environment, lane, a, k, environment.reset))(
-            lanes, action, keys
-        )
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
         return lanes, memory, key, render(jax.tree.map(lambda x: x[0], lanes.env)), lanes.timestep.last[0]
 
     reset_key, key = jax.random.split(key)

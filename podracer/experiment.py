@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -76,6 +77,22 @@ def make_agent(agent: str, environment: Environment, config: Any = None, network
     return make(environment.spec, config, network)
 
 
+def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The `env_options` of a description, which JSON has turned into lists and dicts."""
+    hints = typing.get_type_hints(envs_jax.options(name))
+    return {field: _revive(value, hints[field]) for field, value in stored.items()}
+
+
+def _revive(value: Any, expected: Any) -> Any:
+    if isinstance(value, list):
+        (item, *_) = typing.get_args(expected)
+        return tuple(_revive(v, item) for v in value)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(expected):
+        hints = typing.get_type_hints(expected)
+        return expected(**{name: _revive(v, hints[name]) for name, v in value.items()})  # type: ignore[operator]
+    return value
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """A run's parts, resolved from names and defaults."""
@@ -104,14 +121,22 @@ def resolve(
     hyper: Mapping[str, Any] | None = None,
     devices: list[jax.Device] | None = None,
 ) -> Experiment:
-    env_name = environment if isinstance(environment, str) else environment.spec.name
+    own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
+    own += ["network"] if network is not None else []
+    env_name, options = "", {}
     if isinstance(environment, str):
-        environment = envs_jax.make(environment, **(env_options or {}))
+        env_name, environment = environment, envs_jax.make(environment, **(env_options or {}))
+        options = configs.to_json(envs_jax.options(env_name)(**(env_options or {})))
     elif env_options:
         raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
     envs_jax.testing.validate_protocol(environment)
     if isinstance(agent, str):
         agent = make_agent(agent, environment, config, network)
+    elif not isinstance(agent, Agent):
+        raise TypeError(
+            f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
+            "podracer.agents.ppo(environment.spec, podracer.agents.PPOConfig())."
+        )
     elif config is not None or network is not None:
         raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
     hypers = configs.population_hyper(agent.config, run.population, hyper)
@@ -135,9 +160,10 @@ def resolve(
         "podracer": __version__,
         "agent": agent.name,
         "agent_config": configs.to_json(agent.config),
-        "env": env_name,
-        "env_options": configs.to_json(getattr(environment, "options", {})),
-        "hyper": configs.to_json(dict(hyper or {})),
+        "env": env_name or environment.spec.name,
+        "env_options": options,
+        "own": own,
+        "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
     }
     return Experiment(

@@ -22,7 +22,7 @@ class Log:
     Args:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
-      resume_at: rows of an earlier part of the run up to this step are read back, later ones dropped.
+      resume_at: rows of an earlier part of the run up to this update are read back, later ones dropped.
     """
 
     def __init__(
@@ -37,13 +37,14 @@ class Log:
 
         path = directory / "metrics.jsonl"
         if resume_at is not None and path.exists():
-            self.rows = [row for row in read(path) if row["env_steps"] <= resume_at]
+            self.rows = [row for row in read(path) if row["updates"] <= resume_at]
         partial = path.with_suffix(".partial")
         partial.write_text("".join(_line(row) for row in self.rows))
         partial.replace(path)
         self._file = path.open("a")
+        newest = max((row["env_steps"] for row in self.rows), default=-1)
         self._board = SummaryWriter(
-            str(directory / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1
+            str(directory / "tensorboard"), purge_step=None if resume_at is None else newest + 1
         )
 
     def write(self, row: Row) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import evaluate, metrics, plots
+from podracer import evaluate, metrics, plots, spaces
 from podracer.anakin import program as anakin
 from podracer.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
@@ -47,10 +48,13 @@ class Result:
 
     def actor_params(self, member: int = 0) -> ActorParams:
         """What acting needs, of one member."""
-        if not 0 <= member < self.population:
-            raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
+        self._check_member(member)
         learner = jax.tree.map(lambda x: x[member], self.learner)
         return self.agent.actor_params(learner, jnp.float32(1.0))
+
+    def _check_member(self, member: int) -> None:
+        if not 0 <= member < self.population:
+            raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
 
     def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int = 0) -> evaluate.Evaluation:
         """Plays whole episodes with the greedy policy."""
@@ -65,17 +69,28 @@ class Result:
         """The greedy action for one observation.
 
         Raises:
-          ValueError: for a recurrent agent, which needs the whole episode (see `agent.act`).
+          ValueError: for a recurrent agent, which needs the whole episode (see `agent.act`), or an observation that
+            the environment could not show.
         """
-        memory = self.agent.start(jnp.zeros(1, jnp.int32), 1)
-        if jax.tree.leaves(memory):
+        if jax.tree.leaves(jax.eval_shape(self.agent.start, jnp.zeros(1, jnp.int32), 1)):
             raise ValueError("this agent remembers earlier rows; drive it with agent.start and agent.act instead.")
-        params = self.actor_params(member)
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], observation)
-        one = jnp.ones(1)
-        step = TimeStep(row, 0 * one, one, one > 0, one < 0)
-        action, _, _ = self.agent.act(params, memory, step, jax.random.key(0), True)
-        return jax.tree.map(lambda x: np.asarray(x[0]), action)
+        self._check_member(member)
+        space = self.environment.spec.observation_space
+        row = jax.tree.map(functools.partial(_fit, space), spaces.zeros(space), observation)
+        return jax.tree.map(np.asarray, self._greedy_action(self.learner, member, row))
+
+    @functools.cached_property
+    def _greedy_action(self) -> Callable[..., ArrayTree]:
+        agent = self.agent
+
+        def act(learner: LearnerState, member: jax.Array, row: ArrayTree) -> ArrayTree:
+            params = agent.actor_params(jax.tree.map(lambda x: x[member], learner), jnp.float32(1.0))
+            yes, no = jnp.ones(1, bool), jnp.zeros(1, bool)
+            step = TimeStep(jax.tree.map(lambda x: x[None], row), jnp.zeros(1), jnp.ones(1), yes, no)
+            action, _, _ = agent.act(params, agent.start(jnp.zeros(1, jnp.int32), 1), step, jax.random.key(0), True)
+            return jax.tree.map(lambda x: x[0], action)
+
+        return jax.jit(act)
 
     def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
         """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
@@ -87,3 +102,11 @@ class Result:
         """Writes a GIF of one greedy episode."""
         key = anakin.run_keys(seed)[2]
         return plots.animation(evaluate.frames(self.agent, self.environment, self.actor_params(member), key), path)
+
+
+def _fit(space: spaces.Space, expected: jax.Array, value: Any) -> np.ndarray:
+    """A part of an observation as an array of the dtype and shape that the environment shows."""
+    array = np.asarray(value)
+    if array.shape != expected.shape or not np.can_cast(array.dtype, expected.dtype, "same_kind"):
+        raise ValueError(f"the observation holds {array.dtype} {array.shape}; the environment shows {space}.")
+    return array.astype(expected.dtype)

@@ -14,20 +14,26 @@ from podracer.experiment import RunConfig
 FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints")
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
+KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
+"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold."""
+
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
     """The description of the run in a directory.
 
     Raises:
-      ValueError: where there is none, or it is not JSON.
+      ValueError: where there is none, it is not JSON, or it is not a run's.
     """
     path = directory / "config.json"
     if not path.exists():
         raise ValueError(f"{directory} holds no run: there is no config.json in it.")
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        description = json.loads(path.read_text())
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); restore it from a backup or begin a new run.") from None
+    if not isinstance(description, dict) or not set(KEYS) <= set(description):
+        raise ValueError(f"{directory} holds no run of podracer: its config.json describes something else.")
+    return description
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
@@ -72,7 +78,7 @@ def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
     partial.replace(path)
 
 

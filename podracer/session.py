@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import signal
 import threading
@@ -36,6 +37,8 @@ class StopSignal:
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self.requested and number == signal.SIGINT:
+            os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
         self.requested = True
 
     def __exit__(self, *exception: Any) -> None:
@@ -58,25 +61,33 @@ class Session:
         self._experiment, self._directory, self._stop = experiment, directory, stop
         self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
         self._notes: list[str] = []
-        self._state, resume_at = self._begin(resume)
-        self._log = metrics.Log(directory, log, resume_at)
-        previous = [row for row in self._log.rows if "time/train_seconds" in row]
-        self._train_seconds = previous[-1]["time/train_seconds"] if previous else 0.0
+        self._state = self._begin(resume)
+        self._log = metrics.Log(directory, log, self._updates(self._state) if resume else None)
+        previous = [row["time/train_seconds"] for row in self._log.rows if "time/train_seconds" in row]
+        self._train_seconds = previous[-1] if previous else 0.0
         title = f"{experiment.agent.name} {experiment.description['env']}"
         self._display = metrics.Display(experiment.run.total_steps, title, progress)
         self._evaluator = jax.jit(
             jax.vmap(evaluate.make(experiment.agent, experiment.environment, experiment.run.eval_episodes))
         )
         self._last_evaluation: list[evaluate.Evaluation] = []
-        self._evaluated_at = -1
+        self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
 
-    def _begin(self, resume: bool) -> tuple[anakin.RunState, int | None]:
+    def _begin(self, resume: bool) -> anakin.RunState:
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
-            _, state, self._notes = self._checkpoints.restore(experiment.program.like())
-            return state, int(runner.counter_values(state.env_steps).min())
+            try:
+                _, state, self._notes = self._checkpoints.restore(experiment.program.like())
+            except checkpoint.CheckpointError:
+                self._checkpoints.close()
+                raise
+            return state
         hyper = {name: jnp.asarray(value) for name, value in experiment.hyper.items()}
-        return experiment.program.init(jnp.asarray(experiment.seeds), hyper), None
+        return experiment.program.init(jnp.asarray(experiment.seeds), hyper)
+
+    @staticmethod
+    def _updates(state: anakin.RunState) -> int:
+        return int(np.max(jax.device_get(state.learner.num_updates)))
 
     def run(self) -> Result:
         experiment, run = self._experiment, self._experiment.run
@@ -145,21 +156,23 @@ class Session:
         keys = jax.vmap(lambda seed: anakin.run_keys(seed)[2])(jnp.asarray(self._experiment.seeds))
         returns, lengths, finished = self._evaluator(params, keys)
         self._last_evaluation = [evaluate.summarize(*member) for member in zip(returns, lengths, finished)]
-        self._evaluated_at = env_steps
         mean = np.mean([result.mean for result in self._last_evaluation])
         self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
+        if self._evaluated_at == env_steps:
+            return  # a finished run that was resumed: its rows are there
+        self._evaluated_at = env_steps
         for member, result in enumerate(self._last_evaluation):
-            row: metrics.Row = {"env_steps": env_steps, "eval/return_mean": result.mean, "eval/return_std": result.std}
+            row: metrics.Row = {"env_steps": env_steps, "updates": self._updates(state)}
             if self._experiment.run.population > 1:
                 row["member"] = member
-            self._log.write(row)
+            self._log.write(row | {"eval/return_mean": result.mean, "eval/return_std": result.std})
 
     def _finish(self, compiled: runner.Compiled, complete: bool) -> Result:
         state, experiment = self._state, self._experiment
         env_steps = int(runner.counter_values(state.env_steps).min())
         if not complete and self._checkpoints:
             self._checkpoints.save(env_steps, state)
-        if complete and self._evaluated_at < env_steps:
+        if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, state.learner, self._log.rows, self._directory)
         result.summary = self._summary(compiled, env_steps, complete)
@@ -185,7 +198,7 @@ class Session:
             "seed": experiment.run.seed,
             "complete": complete,
             "env_steps": env_steps,
-            "updates": int(np.max(jax.device_get(self._state.learner.num_updates))),
+            "updates": self._updates(self._state),
             "compile_seconds": compiled.seconds,
             "train_seconds": self._train_seconds,
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
@@ -194,15 +207,17 @@ class Session:
             "jax": jax.__version__,
             "podracer": __version__,
         }
-        if self._last_evaluation:
-            best = max(self._last_evaluation, key=lambda e: e.mean)
-            summary |= {
-                "eval_return_mean": best.mean,
-                "eval_return_std": best.std,
-                "eval_return_interval": list(best.interval),
-                "eval_episodes": best.episodes,
-            }
-        if experiment.run.population > 1 and self._last_evaluation:
+        if not self._last_evaluation:  # stopped before the first
+            return summary | {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
+        member, best = max(enumerate(self._last_evaluation), key=lambda item: item[1].mean)
+        summary |= {
+            "eval_return_mean": best.mean,
+            "eval_return_std": best.std,
+            "eval_return_interval": list(best.interval),
+            "eval_episodes": best.episodes,
+        }
+        if experiment.run.population > 1:
+            summary["best_member"] = member
             summary["members"] = [
                 {"seed": int(seed), "eval_return_mean": e.mean, **{k: float(v[i]) for k, v in experiment.hyper.items()}}
                 for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-import envs_jax
-from podracer import checkpoint, metrics, rundir
+from podracer import checkpoint, metrics, ops, rundir
 from podracer import config as configs
-from podracer.anakin import runner
-from podracer.experiment import AGENTS, RunConfig, resolve
+from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
 from podracer.session import Session, StopSignal
@@ -65,6 +66,8 @@ def train(
             raise ValueError("resume=True needs the run_dir of the run to continue.")
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
+    # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
+    jax.eval_shape(experiment.program.step, experiment.program.like(), ops.Counter.of(0), jnp.int32(0))
     if directory is not None:
         rundir.prepare(directory, experiment.description, resume)
     _use_compilation_cache()
@@ -89,36 +92,37 @@ def load(
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
+      TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read.
     """
     directory = pathlib.Path(run_dir)
     stored = rundir.read(directory)
-    if agent is None and stored["agent"] not in AGENTS:
-        raise ValueError(f"{directory} was trained with an agent of your own, {stored['agent']!r}: pass agent=.")
-    if environment is None and stored["env"] not in envs_jax.names():
-        raise ValueError(
-            f"{directory} was trained on an environment of your own, {stored['env']!r}: pass environment=."
-        )
+    given = {"agent": agent, "environment": environment, "network": network}
+    for part in stored["own"]:
+        if given[part] is None:
+            raise ValueError(f"{directory} was trained with your own {part}; pass it: load(..., {part}=).")
     experiment = resolve(
         agent or stored["agent"],
         environment or stored["env"],
         configs.from_json(RunConfig, stored["run"]),
         config=None if agent else stored["agent_config"],
-        env_options=None if environment else stored["env_options"],
+        env_options=None if environment else stored_options(stored["env"], stored["env_options"]),
         network=network,
-        hyper=stored["hyper"],
+        hyper={name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
         devices=jax.local_devices()[:1],
     )
+    if not (directory / "checkpoints").is_dir():
+        raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
     checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints)
     try:
-        _, state, problems = checkpoints.restore(experiment.program.like())
+        _, state, problems = checkpoints.restore(experiment.program.like(), set_aside=False)
     finally:
         checkpoints.close()
     for problem in problems:
-        print(problem)
-    steps = int(runner.counter_values(state.env_steps).min())
+        print(problem, file=sys.stderr)
+    updates = int(np.max(jax.device_get(state.learner.num_updates)))
     rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
-    result = Result(experiment, state.learner, [row for row in rows if row["env_steps"] <= steps], directory)
+    result = Result(experiment, state.learner, [row for row in rows if row["updates"] <= updates], directory)
     if (directory / "summary.json").exists():
         result.summary = json.loads((directory / "summary.json").read_text())
     return result

@@ -234,10 +234,10 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
         moments, discount = actor.aux
         timestep = timestep._replace(observation=normalize_observation(timestep.observation, moments))
-        outputs, values, core = nets.step(network, actor.params, state.network, timestep)
+        outputs, _, core = nets.step(network, actor.params, state.network, timestep)
         sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
         action = distribution.to_action(sample)
-        extras = {"log_prob": distribution.log_prob(outputs, sample), "value": values}
+        extras = {"log_prob": distribution.log_prob(outputs, sample)}
         if sample is not action:
             extras["sample"] = sample
         discounted = state.discounted_return
@@ -262,29 +262,24 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         return Normalizers(observation, returns)
 
     def prepare(learner: LearnerState, trajectory: Trajectory, returns: Any) -> Samples:
-        """Advantages and targets, computed once per batch with the parameters that acted."""
+        """Advantages and targets, computed once per batch before its first gradient step."""
         state: nets.ActorState = trajectory.actor_state.network
         trajectory = trajectory._replace(actor_state=state)
-        if network.recurrent:
-            last_value = nets.unroll(network, learner.params, trajectory)[1][-1:]
-        else:
-            row = ops.bootstrap_row(trajectory)
-            inputs = nets.Inputs(row.observation, row.reward, row.first, ())
-            last_value = network.apply(learner.params, inputs, ())[1]
-        values = trajectory.extras["value"]
+        # Values of all rows in one pass: acting needs none, and row T has no value yet.
+        values = nets.unroll(network, learner.params, trajectory)[1]
         step = ops.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
         if config.normalize_rewards:
             step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(returns.variance + 1e-8), -10.0, 10.0))
-        advantages = ops.gae(jnp.concatenate([values, last_value]), step, learner.hyper["gae_lambda"])
+        advantages = ops.gae(values, step, learner.hyper["gae_lambda"])
         return Samples(
             inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(network, trajectory)),
             core=state.core,
             sample=trajectory.extras.get("sample", trajectory.actions),
             log_prob=trajectory.extras["log_prob"],
-            value=values,
+            value=values[:-1],
             advantage=advantages,
-            target=advantages + values,
+            target=advantages + values[:-1],
             mask=step.mask,
         )
 
@@ -360,7 +355,7 @@ def shuffle(key: jax.Array, samples: Samples, num_minibatches: int) -> Samples:
             f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
             "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
         )
-    order = jax.random.permutation(key, n)
+    order = permutation(key, n)
 
     def split(x: jax.Array, axis: int) -> jax.Array:
         x = jnp.take(x, order, axis=axis)
@@ -370,3 +365,16 @@ def shuffle(key: jax.Array, samples: Samples, num_minibatches: int) -> Samples:
     core = jax.tree.map(lambda x: split(x, 0), samples.core)
     fields = jax.tree.map(lambda x: split(x, 1), samples._replace(core=()))
     return fields._replace(core=core)
+
+
+def permutation(key: jax.Array, n: int) -> jax.Array:
+    """A random order of range(n), int32 [n].
+
+    Up to 2**16 it is one sort of random bits with the index in the low bits, 7 times faster on CPU than
+    `jax.random.permutation`, which sorts pairs twice. (Equal random parts, at least 16 bits, keep their order.)
+    """
+    if n > 2**16:
+        return jax.random.permutation(key, n)
+    index_mask = jnp.uint32(2 ** max(1, (n - 1).bit_length()) - 1)
+    tagged = (jax.random.bits(key, (n,)) & ~index_mask) | jnp.arange(n, dtype=jnp.uint32)
+    return (jnp.sort(tagged) & index_mask).astype(jnp.int32)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from podracer.types import ArrayTree, Environment, EpisodeStats, TimeStep
-
-Draw = Callable[[jax.Array], Any]
-"""`(key) -> environment state` that opens an episode."""
 
 
 class Lane(NamedTuple):
@@ -38,7 +34,7 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
     return Lane(state, row, zero, zero)
 
 
-def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, draw: Draw) -> Lane:
+def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:
     """One row further: a transition, or after a `last` row the `first` row of the next episode.
 
     Args:
@@ -46,12 +42,10 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
       lane: where it stands.
       action: ignored after a `last` row.
       key: random key, consumed.
-      draw: makes the state of the next episode (`environment.reset`, or a choice from a pool).
+      fresh: the environment state that opens the next episode; ignored except after a `last` row.
     """
-    step_key, reset_key = jax.random.split(key)
     over = lane.timestep.last
-    stepped, transition = environment.step(lane.env, action, step_key)
-    fresh = draw(reset_key)
+    stepped, transition = environment.step(lane.env, action, key)
     # The observation is of the selected state, so that it is computed once.
     state = jax.tree.map(lambda new, old: jnp.where(over, new, old), fresh, stepped)
     reward = jnp.where(over, 0.0, transition.reward)
@@ -68,20 +62,6 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
         episode_return=jnp.where(over, 0.0, lane.episode_return + reward),
         episode_length=jnp.where(over, 0.0, lane.episode_length + 1.0),
     )
-
-
-def pool(environment: Environment, key: jax.Array, size: int) -> Draw:
-    """A draw from `size` fresh states instead of a reset at every step, for environments whose reset is expensive.
-
-    Lanes that finish within the lifetime of one pool may start from the same state; use a new pool every rollout.
-    """
-    states = jax.vmap(environment.reset)(jax.random.split(key, size))
-
-    def draw(key: jax.Array) -> Any:
-        index = jax.random.randint(key, (), 0, size)
-        return jax.tree.map(lambda x: x[index], states)
-
-    return draw
 
 
 def finished(lane: Lane) -> EpisodeStats:

@@ -13,6 +13,7 @@ which are arguments: how a run is cut into calls changes neither its result nor 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ from podracer import ops
 from podracer.anakin import autoreset
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
+
+SMALL_STATE_BYTES = 256
+"""Up to this size of an environment state, a rollout makes all states that could open an episode ahead."""
 
 
 class Actors(NamedTuple):
@@ -177,7 +181,7 @@ def _run(
     """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
 
     def update_member(member: RunState) -> tuple[RunState, Metrics, EpisodeStats, jax.Array]:
-        progress = jnp.minimum(member.env_steps.to_float() / settings.total_steps, 1.0)
+        progress = jnp.minimum(member.env_steps.to_float() / float(settings.total_steps), 1.0)
         update = lambda actors: _update_shard(agent, environment, settings, member.learner, actors, progress)  # noqa: E731
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
         actors, (learner, metrics, episodes, transitions) = jax.vmap(update, axis_name="shard", out_axes=(0, None))(
@@ -185,6 +189,7 @@ def _run(
         )
         return RunState(learner, actors, member.env_steps.add(transitions)), metrics, episodes, transitions
 
+    @jax.jit  # traced once, for the shapes of the metrics and for the loop
     def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
         if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
             # A batch dimension of one costs a transposed layout here and there; a single run does without.
@@ -247,25 +252,19 @@ def rollout(
     Returns:
       The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
     """
-    T = settings.rollout_length
-    B = actors.lane.shape[0]
+    T, B = settings.rollout_length, actors.lane.shape[0]
     params = agent.actor_params(learner, progress)
-    pool_key, steps_key = jax.random.split(key)
-    draw = environment.reset
-    if settings.reset_pool:
-        draw = autoreset.pool(environment, pool_key, settings.reset_pool)
+    act_key, env_key, reset_key = jax.random.split(key, 3)
+    resets, fresh_states = _resets(environment, settings, reset_key, B)
 
     def row_buffer(x: jax.Array) -> jax.Array:
         return jnp.zeros((T + 1, *x.shape), x.dtype).at[0].set(x)
 
-    def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+    def step(carry: Any, now: Any) -> tuple[Any, Any]:
         lanes, memory, rows, episodes = carry
-        t, key = now
-        act_key, env_key = jax.random.split(key)
+        t, act_key, env_keys, reset = now
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
-        lanes = jax.vmap(lambda lane, a, k: autoreset.step(environment, lane, a, k, draw))(
-            lanes, action, jax.random.split(env_key, B)
-        )
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, env_keys, fresh_states(reset))
         # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
         rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
         ended = jax.tree.map(jnp.sum, jax.vmap(autoreset.finished)(lanes))
@@ -276,8 +275,31 @@ def rollout(
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,
         (actors.lanes, actors.agent, rows, nothing),
-        (jnp.arange(T, dtype=jnp.int32), jax.random.split(steps_key, T)),
+        # All keys of a rollout at once: on CPU every draw is a loop of its own, whatever its size.
+        (jnp.arange(T, dtype=jnp.int32), jax.random.split(act_key, T), jax.random.split(env_key, (T, B)), resets),
     )
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
     return Actors(lanes, memory, actors.lane, actors.key), trajectory, episodes
+
+
+def _resets(
+    environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
+) -> tuple[ArrayTree, Callable[[ArrayTree], Any]]:
+    """Where the states that open new episodes come from, one for every lane and step of a rollout.
+
+    Returns:
+      A tree with leading dims [T, B] to scan over, and what turns a row of it into environment states [B].
+    """
+    shape = (settings.rollout_length, num_lanes)
+    if settings.reset_pool:
+        pool_key, index_key = jax.random.split(key)
+        pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
+        index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
+        return index, lambda i: jax.tree.map(lambda x: x[i], pool)
+    keys = jax.random.split(key, shape)
+    state = jax.eval_shape(environment.reset, keys[0, 0])
+    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= SMALL_STATE_BYTES:
+        # Small states are made ahead, in one large operation instead of T small ones.
+        return jax.vmap(jax.vmap(environment.reset))(keys), lambda state: state
+    return keys, jax.vmap(environment.reset)

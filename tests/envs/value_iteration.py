@@ -7,7 +7,8 @@ A grid is solved for every placement of its objects at once. `values[w, p, c]` i
 (placement) w when the agent is in cell c (row-major) and the set of objects present is the bit mask p. Policies may
 depend on the time left, so the optimum is an upper bound on what any agent that does not see the clock can reach.
 
-Defaults (optimal, uniformly random): see `RETURNS`, which tests/envs/test_gridworld.py checks.
+With the default options an optimal policy returns 1 in each of the three tasks; a uniformly random one returns -0.27
+("tabular", whose trap is nearer than its goal), 0 ("random_goals") and 0 ("delayed_chain").
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
-
-# task -> (return of an optimal policy, return of a uniformly random policy), from the default options.
-RETURNS: dict[str, tuple[float, float]] = {}
 
 Backup = Callable[[np.ndarray], np.ndarray]
 """Combines action values along the last axis: a maximum, or a mean for the random policy."""

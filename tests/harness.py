@@ -1,0 +1,132 @@
+"""What the tests of agents and programs share: learners' axes on one device, and trajectories from NumPy rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import ops, topology
+from podracer.anakin import program
+from podracer.types import Agent, Environment, TimeStep, Trajectory
+
+
+def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
+    for axis in reversed(ops.DATA_AXES):
+        function = jax.vmap(function, axis_name=axis)
+    return function
+
+
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under the learner's axes with one shard on one device; arguments and results as without."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        results = over_axes(function)(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], args))
+        return jax.tree.map(lambda x: x[0, 0], results)
+
+    return wrapped
+
+
+def over_shards(function: Callable[..., Any], state: Any, *sharded: Any) -> Any:
+    """`function(state, *sharded)` with one `state` and arguments [S, ...] on one device; every shard must agree."""
+    one = jax.vmap(
+        jax.vmap(function, in_axes=(None,) + (0,) * len(sharded), axis_name="shard"),
+        in_axes=(None,) + (0,) * len(sharded),
+        axis_name="data",
+    )
+    results = one(state, *jax.tree.map(lambda x: x[None], sharded))
+    return jax.tree.map(lambda x: x[0], results)
+
+
+def hyper(agent: Agent, **overrides: float) -> dict[str, jax.Array]:
+    """An agent's tunable numbers as arrays, some of them replaced."""
+    return {name: jnp.float32(value) for name, value in (agent.hyper | overrides).items()}
+
+
+def ends(seed: int, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random `first`, `last` [T+1, B] and `discount` [T+1, B] with terminations, truncations and breaks."""
+    rng = np.random.default_rng(seed)
+    first, last = np.zeros((T + 1, B), bool), np.zeros((T + 1, B), bool)
+    discount = np.ones((T + 1, B), np.float32)
+    for lane in range(B):
+        for row in range(T + 1):
+            after_last = row > 0 and last[row - 1, lane]
+            first[row, lane] = after_last or rng.random() < 0.1
+            last[row, lane] = not first[row, lane] and rng.random() < 0.3
+            discount[row, lane] = float(not (last[row, lane] and rng.random() < 0.5))
+    return first, last, discount
+
+
+def timesteps(seed: int, T: int, B: int, size: int = 3) -> TimeStep:
+    """Random rows [T+1, B] with observations float32 [size]; rewards are 0 on first rows."""
+    rng = np.random.default_rng(seed)
+    first, last, discount = ends(seed, T, B)
+    observation = rng.normal(size=(T + 1, B, size)).astype(np.float32)
+    reward = np.where(first, 0.0, rng.normal(size=(T + 1, B))).astype(np.float32)
+    return TimeStep(*(jnp.asarray(x) for x in (observation, reward, discount, first, last)))
+
+
+def record(agent: Agent, params: Any, state: Any, rows: TimeStep, key: jax.Array) -> tuple[Trajectory, Any]:
+    """What `agent.act` makes of given rows [T+1, B], and the agent's memory after row T - 1."""
+    T, B = rows.reward.shape[0] - 1, rows.reward.shape[1]
+
+    def step(memory: Any, now: tuple[TimeStep, jax.Array]) -> tuple[Any, Any]:
+        action, extras, memory = agent.act(params, memory, *now, False)
+        return memory, (action, extras)
+
+    inputs = (jax.tree.map(lambda x: x[:-1], rows), jax.random.split(key, T))
+    memory, (actions, extras) = jax.lax.scan(step, state, inputs)
+    version = jnp.broadcast_to(params.version, (T, B))
+    return Trajectory(rows, actions, extras, state, version, jnp.arange(B, dtype=jnp.int32)), memory
+
+
+def make_program(
+    agent: Agent,
+    environment: Environment,
+    *,
+    num_envs: int,
+    total_steps: int = 10_000,
+    population: int = 1,
+    num_shards: int = 1,
+    reset_pool: int = 0,
+) -> program.Program:
+    """The program of a run on the first device."""
+    layout = topology.make(
+        num_envs=num_envs,
+        envs_per_device=1,
+        num_shards=num_shards,
+        population=population,
+        devices=jax.local_devices()[:1],
+    )
+    settings = program.Settings(agent.config.rollout_length, total_steps, reset_pool)
+    return program.make(agent, environment, layout, settings)
+
+
+def initial(
+    prog: program.Program, agent: Agent, seeds: list[int], overrides: Mapping[str, list[float]] | None = None
+) -> program.RunState:
+    """A run's first state: one member per seed."""
+    numbers = {name: np.full(len(seeds), value, np.float32) for name, value in agent.hyper.items()}
+    numbers |= {name: np.asarray(values, np.float32) for name, values in (overrides or {}).items()}
+    return prog.init(jnp.asarray(seeds, jnp.int32), {name: jnp.asarray(value) for name, value in numbers.items()})
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Trees equal bit by bit."""
+    jax.tree.map(np.testing.assert_array_equal, numbers_of(left), numbers_of(right))
+
+
+def numbers_of(tree: Any) -> Any:
+    """A tree as NumPy, random keys as their data (and so a copy that outlives donation)."""
+
+    def plain(x: Any) -> np.ndarray:
+        x = jnp.asarray(x)
+        return np.array(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+    return jax.tree.map(plain, tree)

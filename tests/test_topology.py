@@ -1,0 +1,73 @@
+"""How lanes and shards are laid out over devices, and what is said where they do not divide."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from podracer import topology
+
+
+def devices(number: int) -> list[jax.Device]:
+    """Stand-ins: laying out needs objects only, and running on several devices is tested elsewhere."""
+    return [jax.devices()[0]] * number
+
+
+@pytest.mark.parametrize(
+    ("number", "population", "num_shards", "num_envs", "expected"),
+    [
+        # mesh, shards, environments, environments of a shard
+        (1, 1, None, None, ((1, 1), 1, 10, 10)),
+        (1, 1, 4, None, ((1, 1), 4, 40, 10)),
+        (1, 1, 4, 8, ((1, 1), 4, 8, 2)),
+        (4, 1, None, None, ((1, 4), 4, 40, 10)),
+        (4, 1, 8, None, ((1, 4), 8, 80, 10)),
+        (8, 1, 8, 16, ((1, 8), 8, 16, 2)),
+        (1, 3, None, None, ((1, 1), 1, 10, 10)),
+        (8, 2, None, None, ((2, 4), 4, 40, 10)),
+        (8, 8, None, None, ((8, 1), 1, 10, 10)),
+        (8, 12, None, None, ((4, 2), 2, 20, 10)),
+        (8, 3, None, None, ((1, 8), 8, 80, 10)),
+    ],
+)
+def test_layout(number: int, population: int, num_shards: int | None, num_envs: int | None, expected: tuple) -> None:
+    made = topology.make(
+        num_envs=num_envs,
+        envs_per_device=10,
+        num_shards=num_shards,
+        population=population,
+        devices=devices(number),
+    )
+    assert (made.mesh.devices.shape, made.num_shards, made.num_envs, made.envs_per_shard) == expected
+    assert made.mesh.axis_names == ("population", "data")
+    assert made.population == population
+    assert made.num_devices == number
+    assert str(made.num_envs) in made.describe()
+    assert (f"{population} members" in made.describe()) == (population > 1)
+
+
+def test_equal_shards_are_equal_runs() -> None:
+    """Whatever the devices, S shards have the same lanes by default: that is what makes runs equal."""
+    for number in (1, 2, 4, 8):
+        made = topology.make(num_envs=None, envs_per_device=16, num_shards=8, devices=devices(number))
+        assert (made.num_shards, made.num_envs) == (8, 128)
+
+
+def test_all_local_devices_by_default() -> None:
+    made = topology.make(num_envs=None, envs_per_device=3)
+    assert np.ravel(made.mesh.devices).tolist() == jax.local_devices()
+    assert made.num_envs == 3 * len(jax.local_devices())
+
+
+def test_shards_must_divide_over_devices() -> None:
+    with pytest.raises(ValueError, match=r"num_shards=6 is not divisible by the 4 devices .*use a multiple of 4"):
+        topology.make(num_envs=None, envs_per_device=1, num_shards=6, devices=devices(4))
+    with pytest.raises(ValueError, match=r"num_shards=2 is not divisible by the 4 devices"):
+        topology.make(num_envs=None, envs_per_device=1, num_shards=2, population=2, devices=devices(8))
+
+
+@pytest.mark.parametrize(("num_envs", "advice"), [(9, "use 8 or 12"), (3, "use 4")])
+def test_lanes_must_divide_over_shards(num_envs: int, advice: str) -> None:
+    with pytest.raises(ValueError, match=rf"num_envs={num_envs} is not divisible by the 4 shards; {advice}\."):
+        topology.make(num_envs=num_envs, envs_per_device=1, num_shards=4, devices=devices(2))
