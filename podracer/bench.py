@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -110,7 +111,8 @@ def main(arguments: AnakinArguments) -> int:
             "podracer": __version__,
             "jax": jax.__version__,
             "machine": describe_machine(),
-            "commit": _commit(),
+            "commit": commit(),
+            "versions": versions(),
             "command": "podracer bench anakin",
             "settings": configs.to_json(arguments) | {"json": None},
             "results": results,
@@ -277,7 +279,14 @@ def _cpu_model() -> str | None:
     return lines[0].split(":", 1)[1].strip() if lines else None
 
 
-def _commit() -> str | None:
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on."""
+    names = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {name: importlib.metadata.version(name) for name in names} | {"python": platform.python_version()}
+
+
+def commit() -> str | None:
+    """The checkout's commit, with `-dirty` where it has changes; None outside one."""
     root = pathlib.Path(__file__).parent.parent
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,7 +7,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 import envs_jax
@@ -119,7 +118,7 @@ def resolve(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
-    devices: list[jax.Device] | None = None,
+    devices: list[Any] | None = None,
 ) -> Experiment:
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []

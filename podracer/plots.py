@@ -32,7 +32,8 @@ def learning_curve(
     axes = figure.subplots()
     drawn = False
     for label, history in histories.items():
-        for name, style in ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--")):
+        lines = ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--"))
+        for name, style in lines:
             curves = _curves(history, name)
             if not curves:
                 continue
@@ -54,7 +55,7 @@ def learning_curve(
     return path
 
 
-def _curves(history: History, metric: str | None) -> list[np.ndarray]:
+def _curves(history: History, metric: str) -> list[np.ndarray]:
     """One [n, 2] array of (steps, value) per member."""
     members: dict[int, list[tuple[float, float]]] = {}
     for row in history:

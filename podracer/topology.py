@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -59,7 +60,7 @@ def make(
     envs_per_device: int,
     num_shards: int | None = None,
     population: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Topology:
     """Lays a run out over devices.
 

@@ -14,6 +14,7 @@ at the start of the rollout. Shuffling and minibatches belong to a shard, so tha
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -211,7 +212,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
     if config.normalize_observations and any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(example)):
         raise ValueError(f"normalize_observations=True needs float32 observations, which {spec.name} does not have.")
 
-    def init(key: jax.Array, hyper: dict[str, jax.Array]) -> LearnerState:
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
         normalizers = Normalizers(
             jax.tree.map(lambda x: initial_moments(x.shape), example) if config.normalize_observations else (),

@@ -14,6 +14,7 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -61,7 +62,7 @@ class VTraceConfig:
       lstm_size: units of the LSTM core (paper: 0 or 256).
     """
 
-    envs_per_device: int = configs.field(64, low=1)
+    envs_per_device: int = configs.field(32, low=1)
     rollout_length: int = configs.field(20, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(2e-3, low=0.0, tunable=True)
@@ -205,7 +206,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
 
-    def init(key: jax.Array, hyper: dict[str, jax.Array]) -> LearnerState:
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
         return LearnerState(params, transformation.init(params), dict(hyper), jnp.int32(0))
 

@@ -150,7 +150,7 @@ class _Reader:
         steps = counter_values(report.env_steps)
         transitions = int((steps - self._steps).sum())
         self._steps, self._updates = steps, self._updates + updates
-        metrics = {name: value / updates for name, value in report.metrics.items()}
+        metrics = {name: np.asarray(value) / updates for name, value in report.metrics.items()}
         if not np.any(report.finite):
             broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
             raise TrainingDivergedError(
@@ -158,9 +158,10 @@ class _Reader:
                 "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
             )
         with np.errstate(invalid="ignore", divide="ignore"):
-            metrics["episode/return"] = report.episodes.return_sum / report.episodes.count
-            metrics["episode/length"] = report.episodes.length_sum / report.episodes.count
-        metrics["episode/count"] = report.episodes.count
+            count = np.asarray(report.episodes.count)
+            metrics["episode/return"] = np.asarray(report.episodes.return_sum) / count
+            metrics["episode/length"] = np.asarray(report.episodes.length_sum) / count
+        metrics["episode/count"] = np.asarray(report.episodes.count)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
         return self.env_steps, max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

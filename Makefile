@@ -1,0 +1,44 @@
+# Every target sets itself up: a virtual environment in .venv, plain pip, nothing else on the machine.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+
+.PHONY: demo test test-slow learn lint bench clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/.core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "podracer needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
+	rm -rf runs/demo
+	$(BIN)/podracer train ppo catch --total-steps 200000 --run-dir runs/demo --gif runs/demo/policy.gif
+	@echo "see runs/demo/curve.png and runs/demo/policy.gif"
+
+test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
+	$(BIN)/pytest -n auto --dist loadfile -m 'not slow'
+
+test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
+	$(BIN)/pytest -m slow
+
+learn: $(VENV)/.core  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
+	$(BIN)/python benchmarks/learn.py
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check podracer envs_jax examples benchmarks/learn.py
+	$(BIN)/pyright
+
+bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/anakin.json
+	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
+
+clean:
+	rm -rf $(VENV) .cache runs build *.egg-info

@@ -1,0 +1,118 @@
+"""Learning curves: every agent on every environment, three seeds each, against the return it must reach.
+
+    make learn                             # all of them
+    python benchmarks/learn.py cartpole    # only rows whose name contains a word
+
+Each row is the command line that a user would type, run once a seed, and then evaluated on 1,000 fresh episodes.
+Results go to `benchmarks/results/learning/<row>.json` and `.png`, with versions, seeds, commit and command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import podracer
+from podracer import bench, metrics, plots
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
+SEEDS = (0, 1, 2)
+EPISODES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One learning claim.
+
+    Attributes:
+      name: of the result's files.
+      arguments: what follows `podracer train`.
+      bound: every seed's mean evaluation return must reach it (or stay below, with `at_most`).
+      at_most: whether the bound is from above.
+    """
+
+    name: str
+    arguments: str
+    bound: float
+    at_most: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a mean return satisfies the claim."""
+        return value <= self.bound if self.at_most else value >= self.bound
+
+
+# The optima of the gridworlds are 1.0 by exact value iteration (tests/envs/value_iteration.py).
+ROWS = (
+    Row("catch-ppo", "ppo catch --total-steps 500000", 0.95),
+    Row("catch-vtrace", "vtrace catch --total-steps 500000", 0.95),
+    Row("cartpole-ppo", "ppo cartpole", 475),
+    Row("cartpole-vtrace", "vtrace cartpole --total-steps 1000000", 475),
+    Row("pendulum-ppo", "ppo pendulum --total-steps 1000000 --agent.discount 0.95 --agent.normalize-rewards", -300),
+    Row("memory_chain-ppo-lstm", "ppo memory_chain --env.length 10 --agent.lstm-size 64", 0.9),
+    Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.lstm-size 64", 0.9),
+    Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
+    Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
+    Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),
+    Row("gridworld-tabular-vtrace", "vtrace gridworld --env.task tabular", 0.95),
+    Row("gridworld-random_goals-ppo", "ppo gridworld --env.task random_goals", 0.95),
+    Row("gridworld-random_goals-vtrace", "vtrace gridworld --env.task random_goals", 0.95),
+    Row("gridworld-delayed_chain-ppo", "ppo gridworld --env.task delayed_chain", 0.95),
+    Row("gridworld-delayed_chain-vtrace", "vtrace gridworld --env.task delayed_chain", 0.95),
+    Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
+    Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
+    Row("pixel_catch-ppo", "ppo pixel_catch --total-steps 300000", 0.9),
+)
+
+
+def run(row: Row) -> bool:
+    """Trains and evaluates a row's seeds, writes its result, and says whether the claim holds."""
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="podracer-learn-"))
+    seeds, histories = [], {}
+    for seed in SEEDS:
+        directory = scratch / str(seed)
+        command = ["train", *row.arguments.split(), "--seed", str(seed), "--run-dir", str(directory), "--quiet"]
+        subprocess.run([sys.executable, "-m", "podracer", *command], check=True)
+        result = podracer.load(directory)
+        evaluation = result.evaluate(EPISODES, seed=1000 + seed)
+        seeds.append({"seed": seed, "mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval})
+        seeds[-1] |= {k: result.summary[k] for k in ("env_steps", "train_seconds", "steps_per_second")}
+        histories[f"seed {seed}"] = metrics.read(directory / "metrics.jsonl")
+        print(f"{row.name} seed {seed}: {evaluation}", flush=True)
+    holds = all(row.holds(s["mean"]) for s in seeds)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    title = f"podracer train {row.arguments}"
+    plots.learning_curve(histories, RESULTS / f"{row.name}.png", title=title)
+    report = {
+        "command": title,
+        "claim": f"mean return {'<=' if row.at_most else '>='} {row.bound}",
+        "holds": holds,
+        "episodes": EPISODES,
+        "seeds": seeds,
+        "podracer": podracer.__version__,
+        "commit": bench.commit(),
+        "machine": bench.describe_machine(),
+        "versions": bench.versions(),
+    }
+    (RESULTS / f"{row.name}.json").write_text(json.dumps(report, indent=2) + "\n")
+    shutil.rmtree(scratch)
+    return holds
+
+
+def main(words: list[str]) -> int:
+    """Runs the rows that contain one of the words, or all."""
+    chosen = [row for row in ROWS if not words or any(word in row.name for word in words)]
+    missed = [row.name for row in chosen if not run(row)]
+    print(
+        f"{len(chosen) - len(missed)} of {len(chosen)} claims hold"
+        + (f"; missed: {', '.join(missed)}" if missed else "")
+    )
+    return 1 if missed or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

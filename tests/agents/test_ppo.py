@@ -1,0 +1,442 @@
+"""PPO: its loss against the oracle, the first epoch, advantages, minibatches, running moments, masks and clipping."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from podracer import agents, distributions, nets, spaces
+from podracer.agents import PPOConfig
+from podracer.agents.ppo import Moments, Samples, initial_moments, loss, merge_moments, normalize, shuffle
+from podracer.types import EnvSpec, TimeStep, Trajectory
+
+T, B, A = 6, 8, 4
+KEY = jax.random.key(0)
+SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(A))
+NUMBERS = {"clip_epsilon": 0.2, "value_cost": 0.7, "entropy_cost": 0.05}
+
+
+def samples_of(seed: int = 0, shape: tuple[int, int] = (T, B)) -> tuple[np.ndarray, np.ndarray, Samples]:
+    """The learner's logits and values [T, B], and samples of another policy, a third of them masked."""
+    rng = np.random.default_rng(seed)
+    actions = rng.integers(0, A, shape, np.int32)
+    logits = rng.normal(size=(*shape, A))
+    old = oracles.categorical_log_prob(logits + 0.5 * rng.normal(size=(*shape, A)), actions)
+    numbers = {name: rng.normal(size=shape) for name in ("value", "advantage", "target")}
+    mask = rng.random(shape) > 0.33
+    samples = Samples(
+        inputs=nets.Inputs((), jnp.zeros(shape), jnp.zeros(shape, bool), ()),
+        core=(),
+        sample=jnp.asarray(actions),
+        log_prob=jnp.asarray(old, jnp.float32),
+        mask=jnp.asarray(mask, jnp.float32),
+        **{name: jnp.asarray(x, jnp.float32) for name, x in numbers.items()},
+    )
+    return logits, rng.normal(size=shape), samples
+
+
+def oracle(logits: np.ndarray, values: np.ndarray, samples: Samples, config: PPOConfig) -> dict[str, Any]:
+    """Equations 7 and 9, float64."""
+    batch = Samples(*(np.asarray(x, np.float64) if hasattr(x, "shape") else x for x in samples))
+    mask = batch.mask.astype(bool)
+    advantage = batch.advantage
+    if config.normalize_advantages:
+        advantage = (advantage - advantage[mask].mean()) / advantage[mask].std()
+    log_prob = oracles.categorical_log_prob(logits, np.asarray(samples.sample))
+    policy = oracles.ppo_clip_loss(log_prob, batch.log_prob, advantage, NUMBERS["clip_epsilon"], mask)
+    errors = (values - batch.target) ** 2
+    if config.value_clip_epsilon is not None:
+        clipped = np.clip(values, batch.value - config.value_clip_epsilon, batch.value + config.value_clip_epsilon)
+        errors = np.maximum(errors, (clipped - batch.target) ** 2)
+    value = 0.5 * errors[mask].mean()
+    entropy = oracles.categorical_entropy(logits)[mask].mean()
+    ratio = np.exp(log_prob - batch.log_prob)[mask]
+    return {
+        "loss/policy": policy,
+        "loss/value": value,
+        "policy/entropy": entropy,
+        "loss/total": policy + NUMBERS["value_cost"] * value - NUMBERS["entropy_cost"] * entropy,
+        "policy/kl": (ratio - 1 - np.log(ratio)).mean(),
+        "policy/clip_fraction": (np.abs(ratio - 1) > NUMBERS["clip_epsilon"]).mean(),
+        "value/mean": values[mask].mean(),
+    }
+
+
+def loss_of(config: PPOConfig) -> Any:
+    numbers = {name: jnp.float32(x) for name, x in NUMBERS.items()}
+    return lambda outputs, values, batch: loss(outputs, values, batch, distributions.categorical(A), numbers, config)
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_loss_is_the_oracle(normalized: bool, value_clip: float | None) -> None:
+    config = PPOConfig(normalize_advantages=normalized, value_clip_epsilon=value_clip)
+    logits, values, samples = samples_of()
+    outputs, predicted = (jnp.asarray(x, jnp.float32) for x in (logits, values))
+    gradient = jax.jit(harness.alone(jax.value_and_grad(loss_of(config), (0, 1), has_aux=True)))
+    (total, metrics), (by_logits, by_values) = gradient(outputs, predicted, samples)
+    expected = oracle(logits, values, samples, config)
+    assert set(metrics) == set(expected)
+    np.testing.assert_allclose(total, expected["loss/total"], rtol=1e-4)
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
+    assert 0.2 < expected["policy/clip_fraction"] < 0.8
+
+    # Gradients: finite differences of the oracle at a few elements, and none through masked samples.
+    masked = ~np.asarray(samples.mask, bool)
+    assert not np.asarray(by_logits)[masked].any()
+    assert not np.asarray(by_values)[masked].any()
+    for t, b in itertools.product(range(T), (0, 3, 5)):
+        for array, gradient, index in ((logits, by_logits, (t, b, 1)), (values, by_values, (t, b))):
+            moved = []
+            for width in (-1e-5, 1e-5):
+                other = array.copy()
+                other[index] += width
+                pair = (other, values) if array is logits else (logits, other)
+                moved.append(oracle(*pair, samples, config)["loss/total"])
+            np.testing.assert_allclose(gradient[index], (moved[1] - moved[0]) / 2e-5, rtol=1e-3, atol=1e-5)
+
+
+def test_means_are_over_all_shards() -> None:
+    """The sum over shards is the loss of the whole batch, advantages normalised over all of it."""
+    config = PPOConfig()
+    logits, values, samples = samples_of(1)
+
+    def split(x: Any) -> jax.Array:
+        x = jnp.moveaxis(jnp.asarray(x), 1, 0)
+        return jnp.moveaxis(x.reshape(2, 2, B // 4, *x.shape[1:]), 2, 3)
+
+    outputs, predicted = (split(jnp.asarray(x, jnp.float32)) for x in (logits, values))
+    parts = jax.tree.map(split, samples)
+    totals, metrics = jax.jit(harness.over_axes(loss_of(config)))(outputs, predicted, parts)
+    expected = oracle(logits, values, samples, config)
+    np.testing.assert_allclose(np.sum(totals), expected["loss/total"], rtol=1e-4)
+    for name, value in expected.items():
+        np.testing.assert_allclose(np.sum(metrics[name]), value, rtol=1e-4, err_msg=name)
+
+
+# The whole agent.
+
+
+def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
+    """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress, key)`."""
+    agent = agents.ppo(SPEC._replace(action_space=action_space), config)
+    learner = agent.init(KEY, harness.hyper(agent))
+    lanes = jnp.arange(B, dtype=jnp.int32)
+
+    @jax.jit
+    def record(learner: Any, rows: TimeStep, state: Any) -> Any:
+        return harness.record(agent, agent.actor_params(learner, jnp.float32(0)), state, rows, KEY)
+
+    def start(learner: Any, rows: TimeStep, state: Any = None) -> Any:
+        return record(learner, rows, agent.start(lanes, B) if state is None else state)
+
+    @jax.jit
+    def learn(learner: Any, trajectory: Trajectory, progress: float = 0.0, key: jax.Array = KEY) -> Any:
+        return harness.alone(agent.learn)(learner, trajectory, jnp.asarray(progress, jnp.float32), key)
+
+    return agent, learner, start, learn
+
+
+def small(**fields: Any) -> PPOConfig:
+    return PPOConfig(**({"hidden_sizes": (8,), "rollout_length": T, "num_epochs": 2, "num_minibatches": 4} | fields))
+
+
+ONCE = {"num_epochs": 1, "num_minibatches": 1}
+
+
+@pytest.mark.parametrize(
+    ("action_space", "fields"),
+    [
+        (SPEC.action_space, {}),
+        (SPEC.action_space, {"lstm_size": 5}),
+        (spaces.Box(-2.0, 1.0, (2,)), {"lstm_size": 5, "separate": False, "normalize_observations": True}),
+    ],
+    ids=["discrete", "recurrent", "continuous recurrent normalised"],
+)
+def test_the_first_epoch_is_on_policy(action_space: spaces.Space, fields: dict[str, Any]) -> None:
+    """One epoch of one minibatch: ratios are 1, nothing is clipped, and the policy loss of unit advantages is 0."""
+    agent, learner, record, learn = made(small(**ONCE, **fields), action_space)
+    trajectory, _ = record(learner, harness.timesteps(1, T, B))
+    after, metrics = learn(learner, trajectory)
+    assert abs(float(metrics["policy/kl"])) < 1e-6
+    assert float(metrics["policy/clip_fraction"]) == 0.0
+    np.testing.assert_allclose(metrics["loss/policy"], 0.0, atol=1e-5)
+    assert int(after.num_updates) == 1
+    assert int(agent.actor_params(after, jnp.float32(0)).version) == 1
+    extras = trajectory.extras | {"log_prob": trajectory.extras["log_prob"] + 0.5}
+    _, metrics = learn(learner, trajectory._replace(extras=extras))
+    assert float(metrics["policy/clip_fraction"]) == pytest.approx(1.0)
+
+
+def spoiled(trajectory: Trajectory, **fields: Any) -> Trajectory:
+    """Garbage in the masked transitions: actions, log-probabilities and what else `act` recorded."""
+    masked = trajectory.timesteps.first[1:]
+    extras = jax.tree.map(lambda x: jnp.where(masked, x + 5.0, x), trajectory.extras)
+    actions = jnp.where(masked, (trajectory.actions + 1) % A, trajectory.actions)
+    return trajectory._replace(actions=actions, extras=trajectory.extras | extras, **fields)
+
+
+@pytest.mark.parametrize("lstm_size", [0, 5])
+def test_masked_rows_change_nothing(lstm_size: int) -> None:
+    """In any epoch; reward and discount of a first row neither (a recurrent network reads its reward)."""
+    _, learner, record, learn = made(small(lstm_size=lstm_size))
+    rows = harness.timesteps(2, T, B)
+    trajectory, _ = record(learner, rows)
+    assert 3 < int(rows.first[1:].sum()) < T * B - 3
+    reward = jnp.where(rows.first, 0.0 if lstm_size else 100.0, rows.reward)
+    garbage = rows._replace(reward=reward, discount=jnp.where(rows.first, 0.0, rows.discount))
+    harness.assert_same(learn(learner, trajectory), learn(learner, spoiled(trajectory, timesteps=garbage)))
+
+
+def test_masked_rows_change_no_moments() -> None:
+    _, learner, record, learn = made(small(normalize_rewards=True, normalize_observations=True))
+    rows = harness.timesteps(3, T, B)
+    trajectory, _ = record(learner, rows)
+    masked = rows.first[1:]
+    extras = trajectory.extras | {"log_prob": jnp.where(masked, 5.0, trajectory.extras["log_prob"])}
+    first = rows.first[:-1]  # the running return of a first row has seen no reward
+    extras["discounted_return"] = jnp.where(first, 77.0, extras["discounted_return"])
+    harness.assert_same(learn(learner, trajectory), learn(learner, trajectory._replace(extras=extras)))
+
+
+def test_advantages_and_targets_go_by_the_oracle() -> None:
+    """One step of one minibatch, gamma and lambda from the state: the value loss is that to GAE's targets."""
+    gamma, lambda_ = 0.8, 0.6
+    config = small(**ONCE, normalize_advantages=False, discount=gamma, gae_lambda=lambda_, separate=False)
+    network = nets.make(SPEC, hidden_sizes=(8,), activation="tanh")
+    agent = agents.ppo(SPEC, config, network)
+    learner = agent.init(KEY, harness.hyper(agent))
+    rows = harness.timesteps(4, T, B)
+    trajectory, _ = harness.record(agent, agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B), B), rows, KEY)
+    _, metrics = jax.jit(harness.alone(agent.learn))(learner, trajectory, jnp.float32(0), KEY)
+
+    inputs = nets.Inputs(rows.observation, rows.reward, rows.first, ())
+    values = np.asarray(network.apply(learner.params, inputs, ())[1], np.float64)
+    reward, discount, first = (np.asarray(x) for x in (rows.reward, rows.discount, rows.first))
+    last = np.asarray(rows.last)[1:]
+    assert (last & (discount[1:] == 1)).any()  # truncations
+    assert (last & (discount[1:] == 0)).any()
+    advantages = oracles.gae(values, reward[1:], gamma * discount[1:], first, lambda_)
+    mask = ~first[1:]
+    np.testing.assert_allclose(metrics["loss/value"], 0.5 * (advantages[mask] ** 2).mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss/policy"], -advantages[mask].mean(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(metrics["value/mean"], values[:-1][mask].mean(), rtol=1e-4)
+
+
+def test_learning_rate_decays_to_nothing() -> None:
+    _, learner, record, learn = made(small(**ONCE))
+    trajectory, _ = record(learner, harness.timesteps(5, T, B))
+    for progress, rate in ((0.0, 1e-3), (0.25, 0.75e-3), (1.0, 0.0)):
+        after, metrics = learn(learner, trajectory, progress)
+        np.testing.assert_allclose(metrics["grad/learning_rate"], rate, rtol=1e-6)
+        moved = any(np.any(a != b) for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(learner.params)))
+        assert moved == (rate > 0)
+
+
+def test_numbers_come_from_the_learner_state() -> None:
+    """Not from the config: a population varies them."""
+    agent, learner, record, learn = made(small())
+    trajectory, _ = record(learner, harness.timesteps(6, T, B))
+    extras = trajectory.extras | {"log_prob": trajectory.extras["log_prob"] + 0.15}
+    trajectory = trajectory._replace(extras=extras)
+    before, _ = learn(learner, trajectory)
+    for name, value in agent.hyper.items():
+        changed = learner._replace(hyper=learner.hyper | {name: jnp.float32(0.5 * value)})
+        after, _ = learn(changed, trajectory)
+        assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(before.params))), name
+
+
+# Minibatches.
+
+
+def labelled(shape: tuple[int, int]) -> Samples:
+    """Every field holds the index of its unit (and the core too), so that tearing one apart shows."""
+    t, n = np.indices(shape)
+    x = jnp.asarray(100 * t + n, jnp.float32)
+    inputs = nets.Inputs({"a": x[..., None], "b": x}, x, x > 0, ())
+    return Samples(inputs, (jnp.arange(shape[1], dtype=jnp.int32),), *[x] * 6)
+
+
+@pytest.mark.parametrize("shape", [(1, 24), (3, 8)])
+def test_shuffling_is_a_permutation(shape: tuple[int, int]) -> None:
+    mixed = jax.jit(shuffle, static_argnums=2)(KEY, labelled(shape), 4)
+    n = shape[1]
+    order = np.asarray(mixed.core[0]).reshape(-1)
+    np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    assert not np.array_equal(order, np.arange(n))
+    expected = 100 * np.arange(shape[0])[None, :, None] + order.reshape(4, 1, n // 4)
+    for leaf in jax.tree.leaves(mixed._replace(core=())):
+        leaf = np.asarray(leaf)
+        if leaf.dtype != bool:
+            np.testing.assert_array_equal(leaf.reshape(expected.shape), expected)
+    assert mixed.core[0].shape == (4, n // 4)
+    assert mixed.inputs.observation["a"].shape == (4, shape[0], n // 4, 1)
+
+
+def test_every_order_is_equally_likely() -> None:
+    keys = jax.random.split(KEY, 12_000)
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: shuffle(key, labelled((1, 4)), 1).core[0][0]))(keys))
+    _, counts = np.unique(orders @ np.array([64, 16, 4, 1]), return_counts=True)
+    assert len(counts) == 24
+    assert ((counts - 500.0) ** 2 / 500.0).sum() < 57.1  # 23 degrees of freedom, exceeded with probability 1e-4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 1000, 2**16, 2**16 + 2])
+def test_orders_of_all_sizes(n: int) -> None:
+    samples = Samples(nets.Inputs((), (), (), ()), (jnp.arange(n, dtype=jnp.int32),), *[jnp.zeros((1, n))] * 6)  # type: ignore[arg-type]
+    orders = [np.asarray(shuffle(jax.random.key(i), samples, 1).core[0][0]) for i in range(2)]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    assert n <= 3 or not np.array_equal(*orders)
+
+
+def test_minibatches_must_divide() -> None:
+    with pytest.raises(ValueError, match="num_minibatches=5 does not divide the 24 units of a shard; change num_envs"):
+        shuffle(KEY, labelled((1, 24)), 5)
+    _, learner, record, learn = made(small(num_minibatches=7))
+    trajectory, _ = record(learner, harness.timesteps(7, T, B))
+    with pytest.raises(ValueError, match=f"num_minibatches=7 does not divide the {T * B} units"):
+        learn(learner, trajectory)
+    _, learner, record, learn = made(small(num_minibatches=3, lstm_size=2))
+    trajectory, _ = record(learner, harness.timesteps(7, T, B))
+    with pytest.raises(ValueError, match=f"num_minibatches=3 does not divide the {B} units .*recurrent networks"):
+        learn(learner, trajectory)
+
+
+def test_epochs_and_keys_shuffle_differently() -> None:
+    """Another key, other minibatches; with one minibatch the order does not matter."""
+    _, learner, record, learn = made(small())
+    trajectory, _ = record(learner, harness.timesteps(8, T, B))
+    one, again, other = (learn(learner, trajectory, 0.0, jax.random.key(i))[0].params for i in (1, 1, 2))
+    harness.assert_same(one, again)
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other)))
+    _, learner, _, learn = made(small(**ONCE))
+    one, other = (learn(learner, trajectory, 0.0, jax.random.key(i))[0].params for i in (1, 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, other)
+
+
+# Running moments.
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_merged_moments_are_numpys(num_shards: int) -> None:
+    """Over several merges of weighted samples far from 0, whatever the shards."""
+    rng = np.random.default_rng(9)
+    batches = [(100.0 + 3.0 * rng.normal(size=(T, B, 2)) + i, rng.random((T, B)) > 0.4) for i in range(4)]
+    split = lambda x: jnp.stack(jnp.split(jnp.asarray(x, jnp.float32), num_shards, axis=1))  # noqa: E731
+    merge = jax.jit(lambda m, x, w: harness.over_shards(merge_moments, m, x, w))
+    moments = initial_moments((2,))
+    for x, weight in batches:
+        merged = merge(moments, split(x), split(weight))
+        jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, leaf[:1].repeat(num_shards, 0)), merged)
+        moments = jax.tree.map(lambda leaf: leaf[0], merged)
+    kept = np.concatenate([x[weight] for x, weight in batches])
+    np.testing.assert_allclose(moments.mean, kept.mean(0), rtol=1e-5)
+    # Zero mean and unit variance, with a weight of 1e-4, were there before.
+    prior = 1e-4 / len(kept) * (1 + 100.0**2)
+    np.testing.assert_allclose(moments.variance, kept.var(0), rtol=1e-3, atol=1.5 * prior)
+    np.testing.assert_allclose(moments.count, len(kept), rtol=1e-6)
+
+
+def test_moments_without_samples_stay() -> None:
+    moments = Moments(jnp.asarray([3.0]), jnp.asarray([2.0]), jnp.float32(10.0))
+    x, nothing = jnp.full((T, B, 1), 99.0), jnp.zeros((T, B))
+    merged = harness.alone(merge_moments)(moments, x, nothing)
+    harness.assert_same(merged, moments)
+
+
+def test_moments_follow_after_ten_million_samples() -> None:
+    """The count is capped, or float32 would stop adding at 2**24."""
+    moments = Moments(jnp.zeros(1), jnp.ones(1), jnp.float32(1e7))
+    merged = harness.alone(merge_moments)(moments, jnp.ones((1000, 100, 1)), jnp.ones((1000, 100)))
+    assert float(merged.count) == 1e7
+    np.testing.assert_allclose(merged.mean, 1e5 / (1e7 + 1e5), rtol=1e-3)
+
+
+def test_normalize() -> None:
+    moments = Moments(jnp.asarray([1.0, -2.0]), jnp.asarray([4.0, 0.25]), jnp.float32(5.0))
+    x = jnp.asarray([[[3.0, -2.5]], [[-999.0, 999.0]]])
+    np.testing.assert_allclose(normalize(x, moments), [[[1.0, -1.0]], [[-10.0, 10.0]]], rtol=1e-5)
+
+
+def test_observations_are_normalised_by_what_was_seen() -> None:
+    """Moments over rows 0..T-1 of every trajectory; acting and learning use those from before the batch."""
+    agent, learner, record, learn = made(small(normalize_observations=True, **ONCE))
+    seen, state = [], None
+    for i in range(3):
+        rows = harness.timesteps(10 + i, T, B)
+        rows = rows._replace(observation=5.0 + 2.0 * rows.observation)
+        trajectory, state = record(learner, rows, state)
+        learner, metrics = learn(learner, trajectory)
+        # On policy only if acting and learning normalise alike.
+        assert abs(float(metrics["policy/kl"])) < 1e-6
+        seen.append(np.asarray(rows.observation)[:-1].reshape(-1, 3))
+    kept = np.concatenate(seen)
+    moments = learner.aux.observation
+    np.testing.assert_allclose(moments.mean, kept.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.variance, kept.var(0), rtol=1e-3)
+    np.testing.assert_allclose(moments.count, 3 * T * B, rtol=1e-5)
+    published = agent.actor_params(learner, jnp.float32(0))
+    harness.assert_same(published.aux[0], moments)
+
+
+def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
+    """The running discounted return restarts with every episode and goes on over rollouts."""
+    gamma = 0.8
+    config = small(normalize_rewards=True, normalize_advantages=False, discount=gamma, **ONCE)
+    _, learner, record, learn = made(config)
+    running, returns, state = np.zeros(B), [], None
+    for i in range(3):
+        rows = harness.timesteps(20 + i, T, B)
+        rows = rows._replace(reward=3.0 * rows.reward)
+        trajectory, state = record(learner, rows, state)
+        reward, first = np.asarray(rows.reward), np.asarray(rows.first)
+        for t in range(T):
+            running = np.where(first[t], 0.0, gamma * running) + reward[t]
+            returns += running[~first[t]].tolist()
+        before = learner
+        learner, metrics = learn(learner, trajectory)
+    np.testing.assert_allclose(learner.aux.returns.mean, np.mean(returns), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(learner.aux.returns.variance, np.var(returns), rtol=1e-3)
+
+    # The loss is that of rewards divided by the deviation, this batch included, without the normalisation.
+    plain, _, _, learn_plain = made(small(normalize_advantages=False, discount=gamma, **ONCE))
+    scaled = rows._replace(reward=rows.reward / jnp.float32(np.std(returns)))
+    without = trajectory._replace(
+        timesteps=scaled,
+        actor_state=trajectory.actor_state._replace(discounted_return=()),
+        extras={name: x for name, x in trajectory.extras.items() if name != "discounted_return"},
+    )
+    _, expected = learn_plain(before._replace(aux=plain.init(KEY, before.hyper).aux), without)
+    np.testing.assert_allclose(metrics["loss/value"], expected["loss/value"], rtol=1e-3)
+    np.testing.assert_allclose(metrics["loss/policy"], expected["loss/policy"], rtol=1e-3, atol=1e-5)
+
+
+def test_bytes_cannot_be_normalised() -> None:
+    spec = SPEC._replace(observation_space=spaces.Box(0, 255, (4, 4), np.uint8))
+    with pytest.raises(ValueError, match="normalize_observations=True needs float32 observations, which test"):
+        agents.ppo(spec, small(normalize_observations=True))
+
+
+def test_dicts_can_be_normalised() -> None:
+    """One pair of moments a name."""
+    space = spaces.Dict({"a": spaces.Box(-9.0, 9.0, (2,)), "b": spaces.Box(-9.0, 9.0, ())})
+    agent = agents.ppo(SPEC._replace(observation_space=space), small(normalize_observations=True, **ONCE))
+    learner = agent.init(KEY, harness.hyper(agent))
+    rows = harness.timesteps(30, T, B)
+    rows = rows._replace(observation={"a": 2.0 + rows.observation[..., :2], "b": rows.observation[..., 2] - 3.0})
+    params, state = agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    trajectory, _ = harness.record(agent, params, state, rows, KEY)
+    learner, _ = jax.jit(harness.alone(agent.learn))(learner, trajectory, jnp.float32(0), KEY)
+    for name, moments in learner.aux.observation.items():
+        x = np.asarray(rows.observation[name])[:-1]
+        np.testing.assert_allclose(moments.mean, x.mean((0, 1)), rtol=1e-3)
+        np.testing.assert_allclose(moments.variance, x.var((0, 1)), rtol=1e-2)
