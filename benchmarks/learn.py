@@ -107,10 +107,9 @@ def main(words: list[str]) -> int:
     """Runs the rows that contain one of the words, or all."""
     chosen = [row for row in ROWS if not words or any(word in row.name for word in words)]
     missed = [row.name for row in chosen if not run(row)]
-    print(
-        f"{len(chosen) - len(missed)} of {len(chosen)} claims hold"
-        + (f"; missed: {', '.join(missed)}" if missed else "")
-    )
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} claims hold")
+    if missed:
+        print(f"missed: {', '.join(missed)}")
     return 1 if missed or not chosen else 0
 
 
