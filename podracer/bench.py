@@ -32,8 +32,26 @@ YARDSTICKS = {"ppo": "plain_ppo.py", "vtrace": "plain_vtrace.py"}
 """Minimal single-file loops under `benchmarks/` of a source checkout: `make(num_envs, num_steps, updates_per_call)`."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "ppo": {"rollout_length": 32, "num_epochs": 4, "num_minibatches": 4, "hidden_sizes": (64, 64), "separate": True},
-    "vtrace": {"rollout_length": 20, "hidden_sizes": (64, 64)},
+    "ppo": {
+        "rollout_length": 32,
+        "num_epochs": 4,
+        "num_minibatches": 4,
+        "hidden_sizes": (64, 64),
+        "learning_rate": 2.5e-4,
+        "learning_rate_decay": False,
+        "value_clip_epsilon": 0.2,
+        "normalize_rewards": False,
+    },
+    "vtrace": {
+        "rollout_length": 20,
+        "hidden_sizes": (64, 64),
+        "optimizer": "rmsprop",
+        "optimizer_eps": 0.01,
+        "learning_rate": 6e-4,
+        "learning_rate_decay": False,
+        "max_grad_norm": 40.0,
+        "loss_reduction": "sum",
+    },
 }
 """Agent settings that the yardsticks have too."""
 
@@ -203,7 +221,7 @@ class _Training:
 
 
 def _environment_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
-    """The same rollouts with uniformly random actions, without a policy and without keeping the trajectory."""
+    """The same rollouts with uniformly random actions instead of a policy."""
     space = environment.spec.action_space
 
     def act(params: Any, memory: Any, timestep: Any, key: jax.Array, evaluation: bool) -> Any:
@@ -212,10 +230,7 @@ def _environment_only(agent: Agent, environment: Environment, layout: topology.T
             return jnp.floor(jax.random.uniform(key, (B,)) * space.num_values).astype(jnp.int32), {}, memory
         return jax.vmap(space.sample)(jax.random.split(key, B)), {}, memory  # type: ignore[union-attr]
 
-    def learn(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
-        return learner, {"sum": ops.global_sum(jnp.sum(trajectory.timesteps.reward))}
-
-    idle = agent._replace(act=act, learn=learn, start=lambda lanes, num_lanes: ())
+    idle = agent._replace(act=act, learn=_learn_nothing, start=lambda lanes, num_lanes: ())
     return _trainer(idle, environment, layout, T)
 
 

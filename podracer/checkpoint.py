@@ -12,6 +12,7 @@ import gc
 import logging
 import pathlib
 import sys
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -163,7 +164,10 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
         except Exception as error:
             lines = str(error).partition(". See full TensorStore details")[0].strip().splitlines()
             problem = (lines[0] if lines else type(error).__name__)[:200]
-        gc.collect()  # tasks that failed complain when they are collected: here they do so unheard
+        # The other arrays' tasks complain when they end, or are collected, after the first has failed: let them do so
+        # here, unheard.
+        time.sleep(0.2)
+        gc.collect()
         return None, problem
 
 

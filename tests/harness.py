@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from podracer import ops, topology
 from podracer.anakin import program
-from podracer.types import Agent, Environment, TimeStep, Trajectory
+from podracer.types import Agent, Environment, EnvSpec, TimeStep, Trajectory, Transition
 
 
 def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,3 +131,28 @@ def numbers_of(tree: Any) -> Any:
         return np.array(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
     return jax.tree.map(plain, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class AfterTheEnd:
+    """A counting environment: stepping a state that is over spoils everything that a step returns."""
+
+    inner: Any
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.inner.spec
+
+    def reset(self, key: jax.Array) -> Any:
+        return self.inner.reset(key)
+
+    def observe(self, state: Any) -> Any:
+        return self.inner.observe(state)
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
+        over = state.step >= state.tag // 2 % 32
+        new, (reward, discount, last) = self.inner.step(state, action, key)
+        new = jax.tree.map(lambda x: jnp.where(over, -7, x), new)
+        return new, Transition(
+            jnp.where(over, jnp.nan, reward), jnp.where(over, jnp.float32(0.25), discount), last ^ over
+        )

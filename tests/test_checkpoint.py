@@ -134,7 +134,7 @@ def test_if_none_can_be_read_all_stay(written, tmp_path):
 
 
 def test_no_checkpoint_yet(tmp_path):
-    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match="no checkpoint in .* yet"):
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"no checkpoint in .* yet"):
         checkpoints.restore(state(0))
 
 

@@ -28,7 +28,7 @@ RUN = {
     "checkpoint_every": 500,
     "progress": False,
 }
-ROWS_PER_UPDATE = 8 * 10
+STEPS_PER_UPDATE = 72  # of 8 x 10 rows: an episode of catch is 9 transitions and a masked one
 SUMMARY_KEYS = {
     *("agent", "env", "arch", "seed", "complete", "env_steps", "updates", "compile_seconds", "train_seconds"),
     *("steps_per_second", "eval_return_mean", "eval_return_std", "eval_return_interval", "eval_episodes"),
@@ -101,9 +101,8 @@ def test_summary(finished):
     assert set(summary) >= SUMMARY_KEYS
     assert (summary["agent"], summary["env"], summary["arch"]) == ("vtrace", "catch", "anakin")
     assert summary["complete"] is True
-    # An episode of catch is 9 transitions and a masked one: 9 of 10 rows count. Stops at the first update past 2000.
-    assert summary["updates"] == math.ceil(2000 / (0.9 * ROWS_PER_UPDATE))
-    assert summary["env_steps"] == summary["updates"] * 0.9 * ROWS_PER_UPDATE
+    assert summary["updates"] == math.ceil(2000 / STEPS_PER_UPDATE), "it stops at the first update past total_steps"
+    assert summary["env_steps"] == summary["updates"] * STEPS_PER_UPDATE
     assert summary["eval_episodes"] == 16
     assert summary["train_seconds"] > 0
     assert summary["steps_per_second"] == pytest.approx(summary["env_steps"] / summary["train_seconds"])
@@ -135,8 +134,8 @@ def test_metrics(finished):
     updates = [row["updates"] for row in training]
     assert updates == sorted(set(updates))
     assert updates[-1] == result.summary["updates"]
-    assert all(row["env_steps"] == row["updates"] * 0.9 * ROWS_PER_UPDATE for row in rows)
-    assert sum(row["episode/count"] for row in training) == result.summary["updates"] * ROWS_PER_UPDATE / 10
+    assert all(row["env_steps"] == row["updates"] * STEPS_PER_UPDATE for row in rows)
+    assert sum(row["episode/count"] for row in training) == result.summary["updates"] * 8
     assert {row["episode/length"] for row in training if row["episode/count"]} == {9}
 
 
@@ -175,31 +174,22 @@ def test_curve(finished, tmp_path):
     assert finished[0].plot(tmp_path / "a" / "b.svg").read_text().startswith("<?xml")
 
 
-def test_nothing_is_written_without_a_run_dir(tmp_path):
+def test_nothing_is_written_without_a_run_dir(finished, tmp_path):
     result = train(None)
+    assert_same(result.learner, finished[0].learner)
     assert list(tmp_path.iterdir()) == []
     assert result.run_dir is None
     assert result.summary["complete"]
     assert result.plot() == pathlib.Path("curve.png")
 
 
-def test_it_talks_on_stderr_only(tmp_path, capsys):
-    train(tmp_path / "run", progress=True)
+def test_another_seed_talks_on_stderr_only(finished, tmp_path, capsys):
+    result = train(tmp_path / "run", seed=1, progress=True)
     out, err = capsys.readouterr()
+    assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (result, finished[0])))
     assert out == ""
     assert err.splitlines()[0] == "8 environments in 1 shard(s) on 1 cpu device(s)"
     assert "2,016 steps   evaluation return" in err
-    train(tmp_path / "again", progress=False)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_runs_repeat_bit_for_bit(finished):
-    assert_same(train(None).learner, finished[0].learner)
-
-
-def test_seeds_differ(finished):
-    other = train(None, seed=1)
-    assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (other, finished[0])))
 
 
 # Results
@@ -304,7 +294,7 @@ def test_nonsense_asked_of_a_result(finished, tmp_path):
 
 def test_a_run_without_a_checkpoint_cannot_be_loaded(copied):
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(podracer.CheckpointError, match="no checkpoint in .* yet"):
+    with pytest.raises(podracer.CheckpointError, match=r"no checkpoint in .* yet"):
         podracer.load(copied)
     assert not (copied / "checkpoints").exists(), "reading writes nothing"
 
@@ -578,7 +568,7 @@ def test_options_for_an_object():
 
 def test_a_run_directory_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="cannot write to run directory .*file"):
+    with pytest.raises(ValueError, match=r"cannot write to run directory .*file"):
         train(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -590,7 +580,7 @@ def test_it_is_not_overwritten(copied):
     before = sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*"))
     with pytest.raises(ValueError, match="already holds this run; use --resume"):
         train(copied)
-    with pytest.raises(ValueError, match="holds a run of another configuration: run.seed: 0 -> 1"):
+    with pytest.raises(ValueError, match=r"holds a run of another configuration: run.seed: 0 -> 1"):
         train(copied, seed=1)
     with pytest.raises(ValueError, match=r"agent_config\.rollout_length: 10 -> 20.*run\.num_envs: 8 -> 16"):
         podracer.train(
@@ -605,13 +595,11 @@ def test_resume_needs_a_directory():
 
 
 def test_resume_of_a_finished_run_changes_nothing(finished, copied):
-    for _ in range(2):
-        result = train(copied, resume=True)
-        assert_same(result.learner, finished[0].learner)
-        assert rows_of(copied) == finished[0].history
-        timing = ("compile_seconds",)
-        summary = json.loads((copied / "summary.json").read_text())
-        assert {**summary, **dict.fromkeys(timing, 0)} == {**finished[0].summary, **dict.fromkeys(timing, 0)}
+    result = train(copied, resume=True)
+    assert_same(result.learner, finished[0].learner)
+    assert rows_of(copied) == finished[0].history
+    summary = json.loads((copied / "summary.json").read_text())
+    assert summary | {"compile_seconds": 0} == finished[0].summary | {"compile_seconds": 0}
     assert steps_of(copied) == [1008, 1512, 2016]
 
 
@@ -706,8 +694,6 @@ def test_all_checkpoints_damaged(copied):
     for _ in range(2):  # the second time too: it must not begin afresh over the ruins
         with pytest.raises(podracer.CheckpointError, match=r"can be read: checkpoint 2016 .* checkpoint 1512 "):
             train(copied, resume=True)
-        with pytest.raises(podracer.CheckpointError):
-            podracer.load(copied)
         assert steps_of(copied) == [1008, 1512, 2016]
     assert (copied / "metrics.jsonl").read_text() == metrics
 
@@ -723,7 +709,7 @@ def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Checkpoints, "save", save_until_full)
-        with pytest.raises(podracer.CheckpointError, match="could not write checkpoint 1008 .*Earlier .* intact"):
+        with pytest.raises(podracer.CheckpointError, match=r"could not write checkpoint 1008 .*Earlier .* intact"):
             train(tmp_path / "run")
     assert steps_of(tmp_path / "run") == [504]
     assert podracer.load(tmp_path / "run").history[-1]["env_steps"] == 504

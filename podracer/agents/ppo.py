@@ -5,7 +5,8 @@ and an entropy bonus (equation 9), with GAE advantages (Schulman et al. 2016) co
 
 Choices beyond the paper, all fields of the config (Engstrom et al. 2020; Andrychowicz et al. 2021): advantages
 normalised per minibatch over all devices, separate networks for policy and value, linear decay of the learning rate,
-optional clipping of the value loss, optional running normalisation of observations and rewards.
+rewards normalised by the running scale of the return, optional clipping of the value loss, optional running
+normalisation of observations.
 
 Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
 at the start of the rollout. Shuffling and minibatches belong to a shard, so that equal shards give equal results.
@@ -71,7 +72,7 @@ class PPOConfig:
     max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     normalize_observations: bool = False
-    normalize_rewards: bool = False
+    normalize_rewards: bool = True
     torso: nets.Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "tanh"

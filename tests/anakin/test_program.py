@@ -1,0 +1,403 @@
+"""Anakin's program with the counting environment: rollouts obey the contract, runs do not depend on how they are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, ops
+from podracer.agents import PPOConfig, VTraceConfig
+from podracer.anakin import program
+from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
+
+T, B = 5, 8
+COUNTING = counting.CountingEnvironment()
+FAR = ops.Counter.of(10**9)
+NAMES = ("vtrace", "ppo")
+
+
+def agent_of(name: str, lstm_size: int = 0, **fields: Any) -> Agent:
+    common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
+    if name == "vtrace":
+        return agents.vtrace(COUNTING.spec, VTraceConfig(**(common | fields)))
+    config = {"num_epochs": 2, "num_minibatches": 2, "normalize_observations": True, "normalize_rewards": True}
+    return agents.ppo(COUNTING.spec, PPOConfig(**(common | config | fields)))
+
+
+def observed(agent: Agent) -> Agent:
+    """The same agent; `learn` also reports what it saw, recognised by the counting environment's tags."""
+
+    def learn(learner: LearnerState, trajectory: Trajectory, *rest: Any) -> tuple[LearnerState, Metrics]:
+        new, metrics = agent.learn(learner, trajectory, *rest)
+        rows = trajectory.timesteps
+        tag, step, previous = jnp.moveaxis(rows.observation, -1, 0)
+        length = (tag.astype(jnp.int32) // 2 % 32).astype(jnp.float32)
+        closes = (step == length).astype(jnp.float32)[1:]
+        follows = (step[1:] == step[:-1] + 1.0) & (previous[1:] == trajectory.actions.astype(jnp.float32))
+        opens = (step[1:] == 0.0) & (step[:-1] == length[:-1])
+        print_of = lambda row: jnp.sum((tag[row] % 1009.0) * (1.0 + step[row]) * (1.0 + trajectory.lane.astype(jnp.float32)))  # noqa: E731
+        seen = {
+            "transitions": jnp.sum((step[1:] > 0).astype(jnp.float32)),
+            "count": jnp.sum(closes),
+            "length": jnp.sum(closes * length[1:]),
+            "return": jnp.sum(closes * length[1:] * (length[1:] + 1.0) / 2.0),
+            "wrong": jnp.sum((~(follows | opens)).astype(jnp.float32)),
+            "row 0": print_of(0),
+            "row T": print_of(T),
+            "version": jnp.sum(trajectory.policy_version.astype(jnp.float32)) / (T * B),
+        }
+        return new, metrics | ops.global_sum(seen)
+
+    return agent._replace(learn=learn)
+
+
+@dataclasses.dataclass
+class Run:
+    """A program of one member (and its first state by seed)."""
+
+    agent: Agent
+    program: program.Program
+
+    def start(self, seed: int = 0, **overrides: list[float]) -> program.RunState:
+        return harness.initial(self.program, self.agent, [seed], overrides)
+
+    def advance(self, state: program.RunState, updates: int, until: ops.Counter = FAR) -> tuple[Any, program.Report]:
+        return self.program.step(state, until, jnp.int32(updates))
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Run]:
+    made = {name: observed(agent_of(name)) for name in NAMES}
+    return {name: Run(agent, harness.make_program(agent, COUNTING, num_envs=B)) for name, agent in made.items()}
+
+
+@pytest.fixture(params=NAMES)
+def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
+    return runs[request.param]
+
+
+def integer(counter: ops.Counter) -> int:
+    return int(counter.high[0]) * ops.COUNTER_BASE + int(counter.low[0])
+
+
+# Rollouts.
+
+
+def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool: int = 0) -> Any:
+    """Contiguous trajectories of one shard by the initial parameters, with the episode sums of each."""
+    prog = harness.make_program(agent, environment, num_envs=B)
+    state = harness.initial(prog, agent, [0])
+    learner = jax.tree.map(lambda x: x[0], state.learner)
+    actors = jax.tree.map(lambda x: x[0, 0], state.actors)
+    settings = program.Settings(T, 1000, reset_pool)
+
+    @jax.jit
+    def roll(actors: program.Actors, key: jax.Array) -> Any:
+        return program.rollout(agent, environment, settings, learner, actors, jnp.float32(0), key)
+
+    results = []
+    for i in range(number):
+        before = actors
+        actors, trajectory, episodes = roll(actors, jax.random.key(100 + i))
+        results.append((before, trajectory, episodes, actors))
+    return learner, results
+
+
+@pytest.fixture(scope="module", params=[(name, size) for name in NAMES for size in (0, 4)], ids=str)
+def rolled(request: pytest.FixtureRequest) -> Any:
+    name, lstm_size = request.param
+    agent = agent_of(name, lstm_size)
+    return agent, *rollouts(agent, 6)
+
+
+def test_rollouts_obey_the_contract(rolled: Any) -> None:
+    _, _, results = rolled
+    trajectories = [harness.numbers_of(trajectory) for _, trajectory, _, _ in results]
+    for trajectory in trajectories:
+        counting.check_trajectory(trajectory)
+        assert trajectory.policy_version.max() == 0
+        np.testing.assert_array_equal(trajectory.lane, np.arange(B))
+    for previous, following in zip(trajectories, trajectories[1:], strict=False):
+        counting.check_contiguous(previous, following)
+    tags = np.concatenate([t.timesteps.observation[t.timesteps.first, 0] for t in trajectories[1:]])
+    assert len(set(tags.tolist())) > 0.9 * len(tags) > 20  # episodes are new ones, over rollouts too
+
+
+def test_episode_sums_are_those_of_the_trajectory(rolled: Any) -> None:
+    _, _, results = rolled
+    for _, trajectory, episodes, _ in results:
+        np.testing.assert_allclose(episodes, counting.episode_stats(trajectory), rtol=1e-6)
+    assert sum(float(episodes.count) for _, _, episodes, _ in results) > 20
+
+
+def test_the_stored_memory_is_from_before_row_0(rolled: Any) -> None:
+    """It is what the actors held before, and acting again from it gives what was recorded."""
+    agent, learner, results = rolled
+    params = agent.actor_params(learner, jnp.float32(0))
+
+    @jax.jit
+    def again(trajectory: Trajectory) -> Any:
+        def step(memory: Any, now: Any) -> Any:
+            # Another key and so another action: the recorded one must be put in its place.
+            row, action, extras = now
+            _, _, memory = agent.act(params, memory, row, jax.random.key(0), False)
+            return memory, (action, extras)
+
+        del step
+        recorded, memory = harness.record(agent, params, trajectory.actor_state, trajectory.timesteps, jax.random.key(0))
+        return recorded.extras, memory
+
+    for before, trajectory, _, after in results:
+        harness.assert_same(trajectory.actor_state, before.agent)
+        row = np.asarray(trajectory.timesteps.observation[0])
+        state = getattr(trajectory.actor_state, "network", trajectory.actor_state)
+        if jax.tree.leaves(state):
+            going_on = row[:, 1] > 0
+            np.testing.assert_array_equal(np.asarray(state.previous_action)[going_on], row[going_on, 2])
+            np.testing.assert_array_equal(
+                getattr(after.agent, "network", after.agent).previous_action, trajectory.actions[-1]
+            )
+    del again
+
+
+def test_log_probabilities_are_those_of_the_recorded_actions(rolled: Any) -> None:
+    """Unrolled from the stored memory over the stored rows, the network gives back what `act` recorded."""
+    agent, learner, results = rolled
+    for _, trajectory, _, _ in results[1:3]:
+        one = jax.tree.map(lambda x: x[None, None], (learner, trajectory))
+        _, metrics = harness.over_axes(agent.learn)(*one, jnp.ones((1, 1)), jax.random.split(jax.random.key(0), (1, 1)))
+        if agent.name == "vtrace":
+            np.testing.assert_allclose(metrics["policy/importance_ratio"], 1.0, atol=1e-5)
+        else:  # at progress 1 nothing moves, so all minibatches are on policy
+            np.testing.assert_allclose(metrics["policy/kl"], 0.0, atol=1e-6)
+            np.testing.assert_allclose(metrics["policy/clip_fraction"], 0.0, atol=1e-6)
+
+
+def test_steps_after_the_end_change_nothing() -> None:
+    agent = agent_of("vtrace")
+    _, plain = rollouts(agent, 2)
+    _, spoiled = rollouts(agent, 2, harness.AfterTheEnd(COUNTING))
+    harness.assert_same(plain, spoiled)
+
+
+def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the states that open episodes are made before a rollout or in it, the rollout is the same."""
+    agent = agent_of("vtrace")
+    _, ahead = rollouts(agent, 2)
+    monkeypatch.setattr(program, "SMALL_STATE_BYTES", 0)
+    _, late = rollouts(agent, 2)
+    harness.assert_same(ahead, late)
+
+
+def test_reset_pool() -> None:
+    """New episodes start from few states, other ones in every rollout; the contract holds all the same."""
+    _, results = rollouts(agent_of("vtrace"), 4, reset_pool=3)
+    pools = []
+    for _, trajectory, _, _ in results:
+        counting.check_trajectory(harness.numbers_of(trajectory))
+        rows = trajectory.timesteps
+        pools.append(set(np.asarray(rows.observation)[1:, :, 0][np.asarray(rows.first)[1:]].tolist()))
+        assert 1 <= len(pools[-1]) <= 3
+    assert max(len(pool) for pool in pools) > 1
+    assert len(set.union(*pools)) == sum(len(pool) for pool in pools)
+
+
+# Runs.
+
+
+def test_updates_follow_each_other(run: Run) -> None:
+    """Calls of one update: each begins at the row where the last one ended, with newer parameters; sums are right."""
+    state, last, done = run.start(), None, 0
+    for i in range(8):
+        state, report = run.advance(state, 1)
+        seen = {name: float(value[0]) for name, value in report.metrics.items()}
+        assert int(report.updates[0]) == 1
+        assert bool(report.finite[0])
+        assert seen["wrong"] == 0
+        assert seen["version"] == i == int(state.learner.num_updates[0]) - 1
+        assert last is None or seen["row 0"] == last
+        last = seen["row T"]
+        done += int(seen["transitions"])
+        assert integer(report.env_steps) == integer(state.env_steps) == done
+        sums = [float(x[0]) for x in report.episodes]
+        np.testing.assert_allclose(sums, [seen["return"], seen["length"], seen["count"]], rtol=1e-6)
+    assert 0.5 * 8 * T * B < done < 8 * T * B  # resets are no transitions
+
+
+def test_runs_are_repeatable_and_do_not_depend_on_calls(run: Run) -> None:
+    """Bit by bit: the same seed; and one call of 12 updates, 12 of one, or three of 1, 4 and 7."""
+    results = []
+    for calls in ([12], [12], [1] * 12, [1, 4, 7]):
+        state, reports = run.start(), []
+        for updates in calls:
+            state, report = run.advance(state, updates)
+            assert int(report.updates[0]) == updates
+            reports.append(report)
+        episodes = [sum(float(r.episodes[i][0]) for r in reports) for i in range(3)]
+        results.append((harness.numbers_of(state), episodes))
+    for other in results[1:]:
+        harness.assert_same(results[0], other)
+    other = harness.numbers_of(run.advance(run.start(seed=1), 12)[0])
+    first = jax.tree.leaves(results[0][0].learner.params)
+    assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params), strict=True))
+
+
+def test_until_stops_at_the_first_update_beyond(run: Run) -> None:
+    state, steps = run.start(), [0]
+    for _ in range(6):
+        state, report = run.advance(state, 1)
+        steps.append(integer(report.env_steps))
+    for target, updates in ((steps[3] - 1, 3), (steps[3], 3), (steps[3] + 1, 4), (1, 1), (0, 0)):
+        state, report = run.advance(run.start(), 100, ops.Counter.of(target))
+        assert (integer(report.env_steps), int(report.updates[0])) == (steps[updates], updates)
+        # Once there, another call does nothing.
+        before = harness.numbers_of(state)
+        state, report = run.advance(state, 100, ops.Counter.of(target))
+        assert int(report.updates[0]) == 0
+        assert integer(report.env_steps) == steps[updates]
+        assert all(float(x[0]) == 0.0 for x in (*report.metrics.values(), *report.episodes))
+        assert bool(report.finite[0])
+        harness.assert_same(harness.numbers_of(state), before)
+    # And further on it goes as if it had never stopped.
+    state, _ = run.advance(run.start(), 100, ops.Counter.of(steps[2]))
+    state, report = run.advance(state, 100, ops.Counter.of(steps[6]))
+    assert integer(report.env_steps) == steps[6]
+    harness.assert_same(harness.numbers_of(state), harness.numbers_of(run.advance(run.start(), 6)[0]))
+
+
+def test_env_steps_outgrow_int32(runs: dict[str, Run]) -> None:
+    """And progress with them: beyond the total the learning rate is 0."""
+    run = runs["vtrace"]
+    begun = 2**31 - 3
+    state = run.start()._replace(env_steps=jax.tree.map(lambda x: x[None], ops.Counter.of(begun)))
+    state, report = run.advance(state, 3, ops.Counter.of(2**40))
+    assert integer(report.env_steps) == begun + int(report.metrics["transitions"][0]) > 2**31
+    assert float(report.metrics["grad/learning_rate"][0]) == 0.0
+
+
+def test_progress_drives_the_schedule(runs: dict[str, Run]) -> None:
+    """The learning rate of update k is that of the transitions before it: 0 done at the first."""
+    run = runs["vtrace"]
+    state, done = run.start(), 0
+    for _ in range(3):
+        state, report = run.advance(state, 1)
+        rate = run.agent.hyper["learning_rate"] * (1 - done / 10_000)
+        np.testing.assert_allclose(report.metrics["grad/learning_rate"][0], rate, rtol=1e-5)
+        done = integer(report.env_steps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> None:
+    """Three members with different seeds and learning rates, 10 updates: each is the run of its seed and rate."""
+    run, rates = runs[name], [3e-3, 1e-3, 1e-4]
+    prog = harness.make_program(run.agent, COUNTING, num_envs=B, population=3)
+    state = harness.initial(prog, run.agent, [5, 6, 7], {"learning_rate": rates})
+    state, report = prog.step(state, FAR, jnp.int32(10))
+    assert report.updates.tolist() == [10, 10, 10]
+    for i, rate in enumerate(rates):
+        single, alone = run.advance(run.start(seed=5 + i, learning_rate=[rate]), 10)
+        member = jax.tree.map(lambda x, i=i: x[i : i + 1], (state, report))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+            harness.numbers_of((member[0].learner.params, member[0].learner.hyper, member[0].env_steps)),
+            harness.numbers_of((single.learner.params, single.learner.hyper, single.env_steps)),
+        )
+        harness.assert_same(member[0].actors.lanes.env, single.actors.lanes.env)
+        harness.assert_same(member[0].actors.key, single.actors.key)
+        np.testing.assert_allclose(member[1].metrics["loss/total"], alone.metrics["loss/total"], rtol=1e-3, atol=1e-4)
+        harness.assert_same(member[1].episodes, alone.episodes)
+
+
+def test_shards_hold_their_own_lanes(runs: dict[str, Run]) -> None:
+    """Two shards of four: lanes are numbered over both, with a key each, and sums are over both."""
+    run = runs["vtrace"]
+    prog = harness.make_program(run.agent, COUNTING, num_envs=B, num_shards=2)
+    state = harness.initial(prog, run.agent, [0])
+    np.testing.assert_array_equal(state.actors.lane, np.arange(B).reshape(1, 2, B // 2))
+    tags = np.asarray(state.actors.lanes.env.tag)
+    assert len(set(tags.ravel().tolist())) > B // 2
+    state, report = prog.step(state, FAR, jnp.int32(4))
+    keys = np.asarray(jax.random.key_data(state.actors.key))[0]
+    assert np.any(keys[0] != keys[1])
+    seen = {name: float(value[0]) for name, value in report.metrics.items()}
+    assert seen["wrong"] == 0
+    assert integer(report.env_steps) == seen["transitions"]
+    sums = [float(x[0]) for x in report.episodes]
+    np.testing.assert_allclose(sums, [seen["return"], seen["length"], seen["count"]], rtol=1e-6)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.learner.params))
+
+
+def test_like_is_what_init_makes(run: Run) -> None:
+    state, like = run.start(), run.program.like()
+    assert jax.tree.structure(state) == jax.tree.structure(like)
+    for made, expected in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
+        assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
+        assert made.sharding.is_equivalent_to(expected.sharding, made.ndim)
+
+
+# What goes wrong.
+
+
+@dataclasses.dataclass(frozen=True)
+class Breaks:
+    """Counts; the reward of one transition in the third rollout or so is not a number."""
+
+    reward: float = np.nan
+    spec: EnvSpec = COUNTING.spec
+
+    def reset(self, key: jax.Array) -> Any:
+        return jnp.int32(0)
+
+    def step(self, state: Any, action: Any, key: jax.Array) -> tuple[Any, Transition]:
+        state = state + 1
+        reward = jnp.where(state == 2 * T + 3, jnp.float32(self.reward), jnp.float32(1))
+        return state, Transition(reward, jnp.float32(1), jnp.asarray(False))
+
+    def observe(self, state: Any) -> jax.Array:
+        return jnp.stack([state, state, state]).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rewards_that_are_not_finite_are_reported(name: str) -> None:
+    """In the update that they enter, after which the call stops."""
+    fields = {"normalize_observations": False, "normalize_rewards": False} if name == "ppo" else {}
+    agent = agent_of(name, **fields)
+    environment = Breaks()
+    run = Run(agent, harness.make_program(agent, environment, num_envs=2))
+    state, report = run.advance(run.start(), 2)
+    assert bool(report.finite[0])
+    state, report = run.advance(state, 10)
+    assert not bool(report.finite[0])
+    assert int(report.updates[0]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_key_is_used_twice(name: str) -> None:
+    """Under JAX's own checker; a recurrent PPO draws keys in every place that there is."""
+    agent = agent_of(name, lstm_size=3)
+    with jax.debug_key_reuse(True):
+        run = Run(agent, harness.make_program(agent, COUNTING, num_envs=2, reset_pool=2))
+        _, report = run.advance(run.start(), 1)
+        assert int(report.updates[0]) == 1
+
+
+def test_the_key_checker_finds_reuse() -> None:
+    """Or the test above says nothing: the same program with an agent that draws twice from its key."""
+    agent = agent_of("vtrace")
+
+    def act(params: Any, state: Any, timestep: Any, key: jax.Array, evaluation: bool) -> Any:
+        action, extras, state = agent.act(params, state, timestep, key, evaluation)
+        return action, extras | {"noise": jax.random.normal(key, action.shape)}, state
+
+    reusing = agent._replace(act=act)
+    with jax.debug_key_reuse(True):
+        run = Run(reusing, harness.make_program(reusing, COUNTING, num_envs=2))
+        with pytest.raises(jax.errors.KeyReuseError):
+            run.advance(run.start(), 1)
