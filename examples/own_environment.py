@@ -43,5 +43,5 @@ def apply(params, observation):
 
 check_environment(Echo())
 network = nets.feed_forward(init, apply)
-result = podracer.train("vtrace", Echo(), network=network, total_steps=50_000, config=dict(learning_rate=0.02))
+result = podracer.train("vtrace", Echo(), network=network, total_steps=50_000, config={"learning_rate": 0.02})
 print(result.evaluate())
