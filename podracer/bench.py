@@ -65,18 +65,23 @@ class AnakinArguments:
     Attributes:
       agents: which agents, each on the environment of its yardstick.
       num_envs: environment lanes to measure with.
+      devices: how many devices to measure with; all local ones if None.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
     """
 
     agents: tuple[str, ...] = ("ppo", "vtrace")
-    num_envs: tuple[int, ...] = (1024,)
+    num_envs: tuple[int, ...] = configs.field((1024,), low=1)
+    devices: tuple[int, ...] | None = configs.field(None, low=1)
     repeats: int = configs.field(7, low=1)
     seconds: float = configs.field(1.0, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
 
     def __post_init__(self):
+        configs.check(self)
+        if self.devices and max(self.devices) > len(jax.local_devices()):
+            raise ValueError(f"devices={self.devices}: this machine has {len(jax.local_devices())}.")
         for agent in self.agents:
             if agent not in YARDSTICKS:
                 raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, YARDSTICKS)}")
@@ -88,39 +93,15 @@ Measured = Callable[[int], int]
 
 def main(arguments: AnakinArguments) -> int:
     """Measures, prints a table, writes JSON."""
-    from rich.console import Console
-    from rich.table import Table
-
     results = []
     for name in arguments.agents:
-        for num_envs in arguments.num_envs:
-            print(f"measuring {name} with {num_envs} environments ...", file=sys.stderr, flush=True)
-            results.append(measure(name, num_envs, arguments.repeats, arguments.seconds))
-    table = Table(title=f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
-    for column in (
-        "agent",
-        "env",
-        "envs",
-        "environment",
-        "acting",
-        "training",
-        "plain loop",
-        "ratio",
-        "compile",
-        "memory",
-    ):
-        table.add_column(column, justify="right")
-    for r in results:
-        table.add_row(
-            r["agent"],
-            r["env"],
-            str(r["num_envs"]),
-            *(f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "acting", "training", "yardstick")),
-            f"{r['ratio']:.2f}" if r["ratio"] else "-",
-            f"{r['compile_seconds']:.1f} s",
-            f"{r['memory_bytes'] / 2**20:,.0f} MiB" if r["memory_bytes"] else "-",
-        )
-    Console().print(table)
+        for devices in arguments.devices or (len(jax.local_devices()),):
+            for num_envs in arguments.num_envs:
+                what = f"{name} with {num_envs} environments on {devices} device(s)"
+                print(f"measuring {what} ...", file=sys.stderr, flush=True)
+                results.append(measure(name, num_envs, devices, arguments.repeats, arguments.seconds))
+    print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    print(_table(results))
     print("rows/s (a row is one step of one lane, resets included), medians; ratio is training over the plain loop.")
     for r in results:
         print(f"{r['agent']}: {r['transitions_share']:.1%} of its rows are real transitions, the rest resets.")
@@ -141,11 +122,24 @@ def main(arguments: AnakinArguments) -> int:
     return 0
 
 
-def measure(name: str, num_envs: int, repeats: int, seconds: float) -> dict[str, Any]:
+def _table(results: list[dict[str, Any]]) -> str:
+    header = ["agent", "env", "envs", "devices", "environment", "acting", "training", "plain loop", "ratio"]
+    lines = [[*header, "compile s", "memory MiB"]]
+    for r in results:
+        rates = [f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "acting", "training", "yardstick")]
+        ratio = f"{r['ratio']:.2f}" if r["ratio"] else "-"
+        memory = f"{r['memory_bytes'] / 2**20:,.0f}" if r["memory_bytes"] else "-"
+        lines.append([r["agent"], r["env"], str(r["num_envs"]), str(r["devices"]), *rates, ratio])
+        lines[-1] += [f"{r['compile_seconds']:.1f}", memory]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
+
+
+def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float) -> dict[str, Any]:
     """Rates of one agent on its yardstick's environment, everything measured in turns."""
     environment = envs_jax.make(YARDSTICK_ENVS[name])
     agent = make_agent(name, environment, PRESETS[name])
-    layout = topology.make(num_envs=num_envs, envs_per_device=num_envs)
+    layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
     T = agent.config.rollout_length
     training = _trainer(agent, environment, layout, T)
     measured: dict[str, Measured] = {

@@ -35,17 +35,23 @@ class Checkpoints:
     Args:
       directory: the run directory; checkpoints live in its `checkpoints/`.
       keep: how many of the newest to keep.
+      read_only: changes nothing in the directory, in which another process may be writing.
     """
 
-    def __init__(self, directory: str | pathlib.Path, keep: int = 3):
+    def __init__(self, directory: str | pathlib.Path, keep: int = 3, *, read_only: bool = False):
         import orbax.checkpoint as ocp
 
         self.directory = pathlib.Path(directory).absolute() / "checkpoints"
-        self._ocp = ocp
-        # Synchronous: a checkpoint counts only once it is on disk, and a run writes few of them.
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+        self._ocp, self._read_only = ocp, read_only
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            enable_async_checkpointing=False,  # a checkpoint counts only once it is on disk, and a run writes few
+            cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
+            read_only=read_only,
+        )
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                self.directory.mkdir(parents=True, exist_ok=True)
             with _quiet():
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
@@ -75,12 +81,11 @@ class Checkpoints:
                 "Earlier checkpoints are intact; make room and continue with --resume."
             )
 
-    def restore(self, like: ArrayTree, *, set_aside: bool = True) -> tuple[int, ArrayTree, list[str]]:
-        """The newest checkpoint that is whole.
+    def restore(self, like: ArrayTree) -> tuple[int, ArrayTree, list[str]]:
+        """The newest checkpoint that is whole; newer ones move out of the way of those that will be written.
 
         Args:
           like: a state of the same structure, concrete or abstract, with shapes, dtypes and shardings.
-          set_aside: whether to move newer, damaged checkpoints out of the way of those that will be written.
 
         Returns:
           The step, the state, and one line for every newer checkpoint that is damaged.
@@ -94,7 +99,7 @@ class Checkpoints:
             if problem:
                 damaged[step] = f"checkpoint {step} is damaged ({problem})"
                 continue
-            moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if set_aside}
+            moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if not self._read_only}
             return step, state, [f"{why}{moved.get(bad, '')}; used {step}." for bad, why in damaged.items()]
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")

@@ -113,9 +113,9 @@ def load(
     )
     if not (directory / "checkpoints").is_dir():
         raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
-    checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints)
+    checkpoints = checkpoint.Checkpoints(directory, read_only=True)
     try:
-        _, state, problems = checkpoints.restore(experiment.program.like(), set_aside=False)
+        _, state, problems = checkpoints.restore(experiment.program.like())
     finally:
         checkpoints.close()
     for problem in problems:

@@ -258,7 +258,7 @@ def rollout(
     resets, fresh_states = _resets(environment, settings, reset_key, B)
 
     def row_buffer(x: jax.Array) -> jax.Array:
-        return jnp.zeros((T + 1, *x.shape), x.dtype).at[0].set(x)
+        return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
 
     def step(carry: Any, now: Any) -> tuple[Any, Any]:
         lanes, memory, rows, episodes = carry
