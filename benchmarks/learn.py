@@ -52,20 +52,24 @@ ROWS = (
     Row("catch-vtrace", "vtrace catch --total-steps 500000", 0.95),
     Row("cartpole-ppo", "ppo cartpole", 475),
     Row("cartpole-vtrace", "vtrace cartpole --total-steps 1000000", 475),
-    Row("pendulum-ppo", "ppo pendulum --total-steps 1000000 --agent.discount 0.95 --agent.normalize-rewards", -300),
-    Row("memory_chain-ppo-lstm", "ppo memory_chain --env.length 10 --agent.lstm-size 64", 0.9),
+    Row("pendulum-ppo", "ppo pendulum --total-steps 1000000 --agent.discount 0.95", -300),
+    Row("memory_chain-ppo-lstm", "ppo memory_chain --env.length 10 --agent.lstm-size 64 --total-steps 200000", 0.9),
     Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.lstm-size 64", 0.9),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
     Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
     Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),
     Row("gridworld-tabular-vtrace", "vtrace gridworld --env.task tabular", 0.95),
-    Row("gridworld-random_goals-ppo", "ppo gridworld --env.task random_goals", 0.95),
-    Row("gridworld-random_goals-vtrace", "vtrace gridworld --env.task random_goals", 0.95),
+    Row(
+        "gridworld-random_goals-vtrace",
+        "vtrace gridworld --env.task random_goals --total-steps 2000000 "
+        "--agent.hidden-sizes 128 128 --agent.learning-rate 3e-3",
+        0.95,
+    ),
     Row("gridworld-delayed_chain-ppo", "ppo gridworld --env.task delayed_chain", 0.95),
     Row("gridworld-delayed_chain-vtrace", "vtrace gridworld --env.task delayed_chain", 0.95),
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
-    Row("pixel_catch-ppo", "ppo pixel_catch --total-steps 300000", 0.9),
+    Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 200000", 0.9),
 )
 
 

@@ -26,8 +26,8 @@ def equal(a, b):
 
 
 @contextlib.contextmanager
-def opened(directory, keep=3):
-    checkpoints = Checkpoints(directory, keep)
+def opened(directory, keep=3, read_only=False):
+    checkpoints = Checkpoints(directory, keep, read_only=read_only)
     try:
         yield checkpoints
     finally:
@@ -117,11 +117,22 @@ def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capf
 def test_reading_moves_nothing(written, tmp_path):
     shutil.copytree(written, tmp_path / "run")
     truncate(max(files(tmp_path / "run", 2), key=lambda path: path.stat().st_size))
-    with opened(tmp_path / "run") as checkpoints:
-        step, _, problems = checkpoints.restore(state(0), set_aside=False)
+    unfinished = tmp_path / "run" / "checkpoints" / "3.orbax-checkpoint-tmp"  # a run that is writing just now
+    unfinished.mkdir()
+    with opened(tmp_path / "run", read_only=True) as checkpoints:
+        step, _, problems = checkpoints.restore(state(0))
         assert (step, len(problems)) == (1, 1)
         assert checkpoints.steps() == [1, 2]
     assert not (tmp_path / "run" / "damaged").exists()
+    assert unfinished.exists()
+
+
+def test_what_a_killed_process_had_begun_is_cleared(written, tmp_path):
+    shutil.copytree(written, tmp_path / "run")
+    shutil.copytree(written / "checkpoints" / "2", tmp_path / "run" / "checkpoints" / "3.orbax-checkpoint-tmp")
+    with opened(tmp_path / "run") as checkpoints:
+        assert checkpoints.restore(state(0))[0] == 2
+        assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["1", "2"]
 
 
 def test_if_none_can_be_read_all_stay(written, tmp_path):

@@ -34,7 +34,11 @@ def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1) -
     def act(actor: ActorParams, state: nets.ActorState, row: TimeStep, key: jax.Array, _: bool) -> Any:
         outputs, values, core = nets.step(network, actor.params, state, row)
         action = jax.vmap(spec.action_space.sample)(jax.random.split(key, B))
-        return action, {"outputs": outputs, "values": values}, nets.ActorState(core, action if network.recurrent else ())
+        return (
+            action,
+            {"outputs": outputs, "values": values},
+            nets.ActorState(core, action if network.recurrent else ()),
+        )
 
     rows = harness.timesteps(seed, T, B)
     agent: Any = Agent("test", None, *[None] * 3, act, None, {})  # type: ignore[arg-type]
@@ -163,7 +167,9 @@ def test_inputs_are_aligned() -> None:
     np.testing.assert_array_equal(inputs.previous_action[1:], trajectory.actions)
     np.testing.assert_array_equal(inputs.previous_action[0], trajectory.actor_state.previous_action)
     np.testing.assert_array_equal(after.previous_action, trajectory.actions[-1])
-    harness.assert_same((inputs.observation, inputs.reward, inputs.first), (*trajectory.timesteps[:2], trajectory.timesteps.first))
+    harness.assert_same(
+        (inputs.observation, inputs.reward, inputs.first), (*trajectory.timesteps[:2], trajectory.timesteps.first)
+    )
     feed_forward = nets.make(spec, hidden_sizes=(4,))
     assert nets.inputs(feed_forward, trajectory).previous_action == ()
 
@@ -236,7 +242,9 @@ def test_images_are_scaled_and_rows_kept_apart() -> None:
     params = jax.jit(network.init)(KEY)
     frames = np.random.default_rng(5).integers(0, 256, (3, 2, 36, 36, 1), np.uint8)
     zeros, actions = jnp.zeros((3, 2)), jnp.zeros((3, 2), jnp.int32)
-    apply = jax.jit(lambda frames: network.apply(params, nets.Inputs(frames, zeros, zeros < 1, actions), network.start(2)))
+    apply = jax.jit(
+        lambda frames: network.apply(params, nets.Inputs(frames, zeros, zeros < 1, actions), network.start(2))
+    )
     values = np.asarray(apply(jnp.asarray(frames))[1])
     for t, b in ((0, 1), (2, 0)):
         # Every row is a first row: its value depends on its own frame only.
@@ -257,7 +265,9 @@ def test_convolutions_need_images() -> None:
         nets.make(spec_of(spaces.Dict({"a": VECTOR})), torso="nature")
 
 
-@pytest.mark.parametrize("space", [VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (84, 20), np.uint8)])
+@pytest.mark.parametrize(
+    "space", [VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (84, 20), np.uint8)]
+)
 def test_auto_is_an_mlp_for_all_but_large_images(space: spaces.Box) -> None:
     params = jax.eval_shape(nets.make(spec_of(space), hidden_sizes=(8,)).init, KEY)["params"]
     size = int(np.prod(space.shape))
@@ -395,7 +405,9 @@ def test_own_network_of_a_dict() -> None:
         lambda key: (), lambda params, o: (jnp.concatenate([o["a"], o["b"]], -1), o["a"][:, 0] + o["b"][:, 0])
     )
     observation = {"a": jnp.arange(12.0).reshape(3, 2, 2), "b": jnp.ones((3, 2, 1))}
-    outputs, values, state = network.apply((), nets.Inputs(observation, jnp.zeros((3, 2)), jnp.zeros((3, 2), bool), ()), ())
+    outputs, values, state = network.apply(
+        (), nets.Inputs(observation, jnp.zeros((3, 2)), jnp.zeros((3, 2), bool), ()), ()
+    )
     np.testing.assert_array_equal(values, 1.0 + np.arange(12.0).reshape(3, 2, 2)[..., 0])
     assert (outputs.shape, state) == ((3, 2, 3), ())
 

@@ -56,7 +56,9 @@ def updates(
 def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
     made = optimizer.make(name, eps=0.01, decay=0.9)  # type: ignore[arg-type]
     moves, norms = updates(made, RATES, max_norm)
-    clipped = gradients() if max_norm == np.inf else [oracles.clip_by_global_norm([g], max_norm)[0] for g in gradients()]
+    clipped = (
+        gradients() if max_norm == np.inf else [oracles.clip_by_global_norm([g], max_norm)[0] for g in gradients()]
+    )
     expected = {
         "rmsprop": lambda: oracles.rmsprop_tf1(clipped, RATES, decay=0.9, epsilon=0.01),
         "adam": lambda: oracles.adam(clipped, RATES, epsilon=0.01),

@@ -459,6 +459,19 @@ def test_objects_of_ones_own(tmp_path):
     assert_same(podracer.load(run_dir, environment=env, network=network).learner, result.learner)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adam", "rmsprop"),
+        pytest.param("sgd", marks=pytest.mark.xfail(strict=True, reason="optimizer.make: optax.chain() of nothing")),
+    ],
+)
+def test_every_optimizer_makes_an_agent(name):
+    agent = experiment.make_agent("vtrace", Cliff(), {"optimizer": name})
+    hyper = {name: jax.ShapeDtypeStruct((), np.float32) for name in agent.hyper}
+    jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)), hyper)
+
+
 def test_an_agent_of_ones_own(tmp_path):
     env = envs_jax.make("catch")
     config = podracer.agents.VTraceConfig(**AGENT)

@@ -146,7 +146,8 @@ def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> A
 
 
 def small(**fields: Any) -> PPOConfig:
-    return PPOConfig(**({"hidden_sizes": (8,), "rollout_length": T, "num_epochs": 2, "num_minibatches": 4} | fields))
+    common = {"hidden_sizes": (8,), "rollout_length": T, "num_epochs": 2, "num_minibatches": 4}
+    return PPOConfig(**(common | {"normalize_rewards": False} | fields))
 
 
 ONCE = {"num_epochs": 1, "num_minibatches": 1}
@@ -215,7 +216,9 @@ def test_advantages_and_targets_go_by_the_oracle() -> None:
     agent = agents.ppo(SPEC, config, network)
     learner = agent.init(KEY, harness.hyper(agent))
     rows = harness.timesteps(4, T, B)
-    trajectory, _ = harness.record(agent, agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B), B), rows, KEY)
+    trajectory, _ = harness.record(
+        agent, agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B), B), rows, KEY
+    )
     _, metrics = jax.jit(harness.alone(agent.learn))(learner, trajectory, jnp.float32(0), KEY)
 
     inputs = nets.Inputs(rows.observation, rows.reward, rows.first, ())

@@ -78,7 +78,9 @@ def test_the_fresh_state_opens_the_next_episode_only() -> None:
 class Nested:
     """Observations in a dict, rewards of -2, and states with every kind of leaf."""
 
-    spec = EnvSpec("nested", spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(0.0, 9.0, (2,))}), spaces.Discrete(2))
+    spec = EnvSpec(
+        "nested", spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(0.0, 9.0, (2,))}), spaces.Discrete(2)
+    )
 
     def reset(self, key: jax.Array) -> dict[str, jax.Array]:
         return {"time": jnp.int32(0), "grid": jnp.zeros((2, 3), bool), "random": jax.random.uniform(key)}

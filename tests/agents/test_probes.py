@@ -1,0 +1,106 @@
+"""Both agents on every probe environment: the values and the policy that they learn are the analytic ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import probes
+import pytest
+
+from podracer import agents, nets, ops
+from podracer.agents import PPOConfig, VTraceConfig
+from podracer.types import Agent, LearnerState, TimeStep
+
+GAMMA = 0.8
+LANES, SEEDS = 16, 2
+STEPS = 40_000
+
+COMMON: dict[str, Any] = {"discount": GAMMA, "entropy_cost": 0.0, "max_grad_norm": 10.0}
+VTRACE = COMMON | {"rollout_length": 8, "learning_rate": 1e-2}
+PPO = COMMON | {
+    "rollout_length": 16,
+    "learning_rate": 1e-2,
+    "num_epochs": 2,
+    "num_minibatches": 2,
+    "gae_lambda": 0.9,
+    "normalize_rewards": False,
+}
+
+
+def made(name: str, probe: probes.Probe, lstm_size: int) -> tuple[Agent, nets.Network]:
+    """An agent with a network that we can ask for values."""
+    network = nets.make(probe.spec, hidden_sizes=(16,), activation="tanh", separate=True, lstm_size=lstm_size)
+    if name == "vtrace":
+        return agents.vtrace(probe.spec, VTraceConfig(**VTRACE), network), network
+    return agents.ppo(probe.spec, PPOConfig(**PPO), network), network
+
+
+def trained(name: str, probe: probes.Probe, lstm_size: int = 0) -> tuple[Agent, nets.Network, LearnerState]:
+    """Members with different seeds, trained side by side; learner states [SEEDS]."""
+    agent, network = made(name, probe, lstm_size)
+    prog = harness.make_program(agent, probe, num_envs=LANES, total_steps=STEPS, population=SEEDS)
+    state = harness.initial(prog, agent, list(range(SEEDS)))
+    state, report = prog.step(state, ops.Counter.of(STEPS), jnp.int32(10_000))
+    assert np.all(report.finite)
+    return agent, network, state.learner
+
+
+def check_values(probe: probes.Probe, network: nets.Network, params: Any, tolerance: float) -> None:
+    """The value of every observation, each as the first row of an episode."""
+    table = probe.values(GAMMA)
+    observation = jnp.asarray(np.stack([observation for observation, _ in table]))[None]
+    N = len(table)
+    rows = nets.Inputs(observation, jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
+    outputs, values, _ = network.apply(params, rows, network.start(N))
+    expected = np.array([value for _, value in table])
+    if isinstance(probe, probes.ContinuousAction):  # the policy's variance costs as much, and has become small
+        expected -= np.exp(2.0 * np.asarray(outputs)[0, :, 1])
+        assert expected.min() > -0.2
+    np.testing.assert_allclose(values[0], expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("probe", probes.ALL, ids=lambda probe: type(probe).__name__)
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Probe) -> None:
+    agent, network, learner = trained(name, probe)
+    for seed in range(SEEDS):
+        member = jax.tree.map(lambda x, i=seed: x[i], learner)
+        # TruncatedReward: 5, and 2.95 at most if a time limit were a death.
+        check_values(probe, network, member.params, 0.25 if isinstance(probe, probes.TruncatedReward) else 0.1)
+        if probe.optimal_actions is not None:
+            check_policy(probe, agent, member)
+
+
+def check_policy(probe: probes.Probe, agent: Agent, learner: LearnerState) -> None:
+    """The most likely action is the best one, and where actions are discrete the others have become rare."""
+    actions = probe.optimal_actions or ()
+    observation, best = (np.stack(x) for x in zip(*actions, strict=True))
+    B = len(best)
+    row = TimeStep(jnp.asarray(observation), jnp.zeros(B), jnp.ones(B), jnp.ones(B, bool), jnp.zeros(B, bool))
+    params = agent.actor_params(learner, jnp.float32(1))
+    state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    chosen, extras, _ = agent.act(params, state, row, jax.random.key(0), True)
+    np.testing.assert_allclose(chosen, best, atol=0.1)
+    if best.dtype == np.int32:
+        assert float(jnp.min(extras["log_prob"])) > np.log(0.9)
+
+
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
+    """Row by row through an episode: the values are gamma and 1 with the memory that acting has there."""
+    _, network, learner = trained(name, probes.DelayedReward(), lstm_size=8)
+    for seed in range(SEEDS):
+        params = jax.tree.map(lambda x, i=seed: x[i], learner.params)
+        for action in (0, 1):
+            rows = nets.Inputs(
+                observation=jnp.asarray([0.0, 1.0]).reshape(2, 1, 1),
+                reward=jnp.zeros((2, 1)),
+                first=jnp.asarray([[True], [False]]),
+                previous_action=jnp.full((2, 1), action, jnp.int32),
+            )
+            values = network.apply(params, rows, network.start(1))[1][:, 0]
+            np.testing.assert_allclose(values, [GAMMA, 1.0], atol=0.1)

@@ -1,0 +1,126 @@
+"""A run that was stopped, however rudely, and resumed ends as if nothing had happened: bit by bit."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from podracer import cli
+
+pytestmark = pytest.mark.slow
+
+TOTAL_STEPS = 12_000
+CASES = {
+    # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
+    "vtrace": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --agent.optimizer rmsprop "
+    "--agent.momentum 0.9",
+    "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
+}
+SETTINGS = (
+    f"--total-steps {TOTAL_STEPS} --num-envs 8 --num-shards 2 --eval-every {TOTAL_STEPS} --eval-episodes 8 "
+    "--agent.rollout-length 10 --agent.hidden-sizes 8"
+)
+
+
+def command(agent, run_dir, *more):
+    return [*CASES[agent].split(), *SETTINGS.split(), "--run-dir", str(run_dir), *more]
+
+
+def stored(run_dir):
+    """Every array of the newest checkpoint by name, read with Orbax alone."""
+    import orbax.checkpoint as ocp
+
+    newest = max((path for path in (run_dir / "checkpoints").iterdir()), key=lambda path: int(path.name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ocp.StandardCheckpointer().restore(newest / "state")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def undisturbed(request, tmp_path_factory):
+    """The agent's name, and the run directory of a run that nothing happened to."""
+    run_dir = tmp_path_factory.mktemp(request.param) / "run"
+    assert cli.run(command(request.param, run_dir, "--quiet")) == 0
+    return request.param, run_dir
+
+
+def disturb(agent, run_dir, number):
+    """Trains in a process of its own and sends it a signal after its third checkpoint; returns (code, stderr)."""
+    # 40 checkpoints, so that there is time to hit it.
+    arguments = command(agent, run_dir, "--checkpoint-every", str(TOTAL_STEPS // 40), "--keep-checkpoints", "50")
+    process = subprocess.Popen([sys.executable, "-m", "podracer", *arguments], stderr=subprocess.PIPE, text=True)
+    checkpoints = run_dir / "checkpoints"
+    deadline = time.monotonic() + 300
+
+    def names():
+        return [path.name for path in checkpoints.iterdir()] if checkpoints.exists() else []
+
+    def wait_until(condition):
+        while process.poll() is None and time.monotonic() < deadline and not condition():
+            time.sleep(0.001)
+
+    try:
+        wait_until(lambda: sum(name.isdigit() for name in names()) >= 3)
+        if number == signal.SIGKILL:  # in the middle of the next one, which has another name until it is whole
+            wait_until(lambda: any(not name.isdigit() for name in names()))
+        process.send_signal(number)
+        _, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
+    agent, reference = undisturbed
+    run_dir = tmp_path / "run"
+    code, error = disturb(agent, run_dir, number)
+    if number == signal.SIGKILL:
+        assert code == -signal.SIGKILL, error
+        assert not (run_dir / "summary.json").exists()
+    else:
+        assert code == 0, error
+        assert "stopped by a signal at " in error
+        assert "--resume" in error
+        summary = json.loads((run_dir / "summary.json").read_text())
+        assert summary["complete"] is False
+        assert 0 < summary["env_steps"] < TOTAL_STEPS
+        assert (run_dir / "checkpoints" / str(summary["env_steps"])).is_dir(), "what was done is not lost"
+
+    newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+    kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
+    assert cli.run(command(agent, run_dir, "--resume", "--quiet")) == 0
+    assert rows_of(run_dir)[: len(kept)] == kept, "it did not go on, but began again"
+    assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
+    before, after = stored(reference), stored(run_dir)
+    assert set(before) == set(after)
+    for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", "actors.lanes"):
+        assert any(name.startswith(part) for name in before), part
+    assert any(name.startswith("actors.key") for name in before)
+    assert any(name.startswith("env_steps") for name in before)
+    for name in before:
+        np.testing.assert_array_equal(np.asarray(before[name]), np.asarray(after[name]), err_msg=name)
+    same_rows(reference, run_dir)
+
+
+def rows_of(run_dir):
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # a process that is killed cuts its last line
+
+
+def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
+    """No update is missing from the metrics or counted twice, though calls were cut differently."""
+
+    def episodes(directory):
+        rows = rows_of(directory)
+        updates = [row["updates"] for row in rows if "loss/total" in row]
+        assert updates == sorted(set(updates))
+        return updates[-1], sum(row.get("episode/count", 0) for row in rows)
+
+    assert episodes(run_dir) == episodes(reference)

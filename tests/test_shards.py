@@ -1,0 +1,173 @@
+"""Equal shards, equal result: on any number of devices, in a population or alone.
+
+Simulated devices need a process of their own, with NPROC set (more threads than cores, or collectives deadlock).
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import podracer
+from podracer import optimizer
+from podracer.session import Session
+
+pytestmark = pytest.mark.slow
+
+UPDATES = 10
+CLIP = 0.01
+LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
+AGENTS = ("ppo", "vtrace")
+
+
+def train(agent, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=False, hyper=None, **run):
+    """Ten updates on catch, whose episodes keep rounding errors small, with small steps and clipping on."""
+    config = {"rollout_length": 10, "hidden_sizes": (16,), "max_grad_norm": CLIP}
+    config |= {"num_minibatches": 2, "num_epochs": 2} if agent == "ppo" else {"optimizer": optimizer_name}
+    steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
+    plain = mock.patch.object(optimizer, "make", return_value=optax.identity())
+    with contextlib.ExitStack() as stack:
+        if optimizer_name == "sgd":  # PPO has Adam only, which hides the size of a gradient
+            stack.enter_context(plain)
+        stack.enter_context(mock.patch.object(Session, "_evaluate", return_value=None))  # nothing to compile for it
+        result = podracer.train(
+            agent,
+            "catch",
+            config=config,
+            hyper={"learning_rate": LEARNING_RATES[optimizer_name]} | (hyper or {}),
+            total_steps=steps,
+            num_envs=num_envs,
+            checkpoint_every=steps // 2,
+            run_dir=run_dir,
+            resume=resume,
+            progress=False,
+            **run,
+        )
+    assert result.summary["updates"] == UPDATES
+    norms = [row["grad/norm"] for row in result.history if "grad/norm" in row]
+    assert min(norms) > CLIP, "clipping is not active"
+    return result
+
+
+def flat(result, member=0):
+    """Parameters, optimiser and counters of a member by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(result.learner._replace(hyper=()))
+    return {jax.tree_util.keystr(path): np.asarray(x[member]) for path, x in leaves}
+
+
+def assert_close(a, b, member=None):
+    assert set(a) == set(b)
+    for name in a:
+        x = a[name] if member is None else a[name][member]
+        np.testing.assert_allclose(x, b[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def moved(a):
+    """How far the biases are from 0, where all runs begin."""
+    return max(float(np.abs(x).max()) for name, x in a.items() if name.startswith(".params") and "bias" in name)
+
+
+# In the other process
+
+
+def on_eight_devices(directory):
+    for agent in AGENTS:
+        for name in LEARNING_RATES:
+            run_dir = directory / f"{agent}-{name}"
+            result = train(agent, name, num_shards=8, run_dir=run_dir)
+            assert result.summary["devices"] == 8
+            np.savez(directory / f"{agent}-{name}.npz", **flat(result))
+        result = train(agent, population=4, seed=5, hyper={"learning_rate": rates(4)})
+        mesh = jax.tree.leaves(result.learner.params)[0].sharding.mesh
+        assert dict(mesh.shape) == {"population": 4, "data": 2}, "members fill devices first"
+        members = [flat(result, member) for member in range(4)]
+        np.savez(
+            directory / f"{agent}-population.npz", **{name: np.stack([m[name] for m in members]) for name in members[0]}
+        )
+
+
+def on_two_devices(directory):
+    result = train("ppo", run_dir=directory / "ppo-adam-on-2", resume=True)
+    assert result.summary["devices"] == 2
+    np.savez(directory / "ppo-adam-on-2.npz", **flat(result))
+
+
+def elsewhere(function, devices, directory):
+    """Runs a function of this file in a process with simulated devices."""
+    code = (
+        f"import jax, pathlib; jax.config.update('jax_num_cpu_devices', {devices}); import test_shards; "
+        f"test_shards.{function.__name__}(pathlib.Path({str(directory)!r}))"
+    )
+    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def rates(n):
+    return np.geomspace(1e-4, 1e-2, n).astype(np.float32)
+
+
+# Tests
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """What eight devices made."""
+    directory = tmp_path_factory.mktemp("eight")
+    elsewhere(on_eight_devices, 8, directory)
+    return directory
+
+
+@pytest.mark.parametrize("name", LEARNING_RATES)
+@pytest.mark.parametrize("agent", AGENTS)
+def test_eight_devices_are_as_one(agent, name, eight):
+    one = flat(train(agent, name, num_shards=8))
+    assert moved(one) > 0.01, "so little was learnt that anything would agree"
+    assert_close(dict(np.load(eight / f"{agent}-{name}.npz")), one)
+
+
+@pytest.mark.parametrize(("agent", "devices"), [("ppo", 1), ("vtrace", 1), ("ppo", 2)])
+def test_a_checkpoint_of_eight_devices_resumes_on_fewer(agent, devices, eight):
+    run_dir = eight / f"{agent}-adam-on-{devices}"
+    shutil.copytree(eight / f"{agent}-adam", run_dir)
+    first, last = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
+    assert first * 2 == last
+    shutil.rmtree(run_dir / "checkpoints" / str(last))
+    if devices == 1:
+        resumed = flat(train(agent, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows
+    else:
+        elsewhere(on_two_devices, devices, eight)
+        resumed = dict(np.load(f"{run_dir}.npz"))
+    assert_close(resumed, dict(np.load(eight / f"{agent}-adam.npz")))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_members_over_devices_are_the_single_runs(agent, eight):
+    members = dict(np.load(eight / f"{agent}-population.npz"))
+    for member, rate in enumerate(rates(4)):
+        single = flat(train(agent, num_shards=2, seed=5 + member, hyper={"learning_rate": rate}))
+        assert_close(members, single, member)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_population_of_64_is_64_single_runs(agent):
+    result = train(agent, num_envs=8, population=64, seed=3, hyper={"learning_rate": rates(64)})
+    for member in (0, 1, 31, 63):
+        single = train(agent, num_envs=8, seed=3 + member, hyper={"learning_rate": rates(64)[member]})
+        assert_close(flat(result, member), flat(single))
+    weights = np.asarray(result.learner.params["params"]["policy"]["kernel"])
+    assert len({w.tobytes() for w in weights}) == 64, "members that are alike"
+
+
+def test_the_comparison_can_fail():
+    """Other lanes give other results: the tests above compare something that may differ."""
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_close(flat(train("vtrace", num_shards=8, seed=1)), flat(train("vtrace", num_shards=8)))
