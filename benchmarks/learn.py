@@ -69,7 +69,7 @@ ROWS = (
     Row("gridworld-delayed_chain-vtrace", "vtrace gridworld --env.task delayed_chain", 0.95),
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
-    Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 200000", 0.9),
+    Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
 )
 
 
