@@ -30,7 +30,7 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
     if momentum:
         parts.append(optax.trace(decay=momentum))
-    return optax.chain(*parts)
+    return optax.chain(*parts) if parts else optax.identity()
 
 
 def step(

@@ -72,7 +72,7 @@ class Result:
           ValueError: for a recurrent agent, which needs the whole episode (see `agent.act`), or an observation that
             the environment could not show.
         """
-        if jax.tree.leaves(jax.eval_shape(self.agent.start, jnp.zeros(1, jnp.int32), 1)):
+        if self.agent.recurrent:
             raise ValueError("this agent remembers earlier rows; drive it with agent.start and agent.act instead.")
         self._check_member(member)
         space = self.environment.spec.observation_space

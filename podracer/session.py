@@ -95,6 +95,7 @@ class Session:
             for note in self._notes:
                 self._display.say(note)
             self._display.say(experiment.layout.describe())
+            self._display.say("compiling ...")
             compiled = runner.compile_step(experiment.program, self._state)
             updates = -(-run.total_steps // (run.num_envs * experiment.agent.config.rollout_length))  # type: ignore[operator]
             self._state, complete = runner.run(

@@ -161,6 +161,7 @@ class Agent(NamedTuple):
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
       learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`.
       hyper: `dict[str, float]`; the default value of every tunable number.
+      recurrent: whether an action depends on earlier rows of the episode.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Agent(NamedTuple):
     act: Callable[..., tuple[ArrayTree, ArrayTree, ArrayTree]]
     learn: Callable[[LearnerState, Trajectory, jax.Array, jax.Array], tuple[LearnerState, Metrics]]
     hyper: dict[str, float]
+    recurrent: bool = False
 
 
 class EpisodeStats(NamedTuple):

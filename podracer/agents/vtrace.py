@@ -259,4 +259,5 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         act=act,
         learn=learn,
         hyper=configs.tunables(config),
+        recurrent=network.recurrent,
     )
