@@ -139,9 +139,9 @@ def _is_key(x: Any) -> bool:
 
 
 def _named(tree: ArrayTree) -> list[tuple[str, Any]]:
-    """Leaves with their paths, such as `learner.params.params.value.bias`."""
+    """Leaves with their paths, such as `learner.params.params.value.bias`; Orbax refuses empty ones, so not those."""
     pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in pairs]
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in pairs if leaf.size]
 
 
 def _flatten(tree: ArrayTree) -> dict[str, jax.Array]:
@@ -150,10 +150,14 @@ def _flatten(tree: ArrayTree) -> dict[str, jax.Array]:
 
 
 def _unflatten(like: ArrayTree, leaves: dict[str, jax.Array]) -> ArrayTree:
-    values = []
-    for name, x in _named(like):
-        value = leaves[name]
-        values.append(jax.device_put(jax.random.wrap_key_data(value), x.sharding) if _is_key(x) else value)
+    named, values = iter(_named(like)), []
+    for x in jax.tree.leaves(like):
+        if not x.size:
+            values.append(jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding))
+        elif _is_key(x):
+            values.append(jax.device_put(jax.random.wrap_key_data(leaves[next(named)[0]]), x.sharding))
+        else:
+            values.append(leaves[next(named)[0]])
     return jax.tree.unflatten(jax.tree.structure(like), values)
 
 

@@ -15,9 +15,10 @@ from podracer.checkpoint import CheckpointError, Checkpoints
 
 
 def state(n):
-    """Something of each kind: an array above and one below Orbax's inline limit, a random key, a counter."""
+    """Something of each kind: an array above and one below Orbax's inline limit, an empty one, a random key, a counter."""
     big = jnp.asarray(np.random.default_rng(n).normal(size=(50, 60)), jnp.float32)
-    return {"big": big, "small": jnp.full((3,), n, jnp.float32), "key": jax.random.key(n), "n": jnp.int32(n)}
+    small, empty = jnp.full((3,), n, jnp.float32), jnp.zeros((2, 0))
+    return {"big": big, "small": small, "empty": empty, "key": jax.random.key(n), "n": jnp.int32(n)}
 
 
 def equal(a, b):

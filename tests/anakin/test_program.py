@@ -202,7 +202,7 @@ def test_reset_pool() -> None:
 
 def test_updates_follow_each_other(run: Run) -> None:
     """Calls of one update: each begins at the row where the last one ended, with newer parameters; sums are right."""
-    state, last, done = run.start(), None, 0
+    state, last, done, keys, tags = run.start(), None, 0, set(), []
     for i in range(8):
         state, report = run.advance(state, 1)
         seen = {name: float(value[0]) for name, value in report.metrics.items()}
@@ -216,7 +216,11 @@ def test_updates_follow_each_other(run: Run) -> None:
         assert integer(report.env_steps) == integer(state.env_steps) == done
         sums = [float(x[0]) for x in report.episodes]
         np.testing.assert_allclose(sums, [seen["return"], seen["length"], seen["count"]], rtol=1e-6)
+        keys.add(jax.random.key_data(state.actors.key).tobytes())
+        tags += set(np.ravel(state.actors.lanes.env.tag).tolist())
     assert 0.5 * 8 * T * B < done < 8 * T * B  # resets are no transitions
+    assert len(keys) == 8
+    assert len(set(tags)) > 0.7 * len(tags)  # episodes are new ones: few lanes are still in the one that they were in
 
 
 def test_runs_are_repeatable_and_do_not_depend_on_calls(run: Run) -> None:
