@@ -58,7 +58,7 @@ def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1) -
 def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int) -> None:
     spec = spec_of(action=ACTIONS[action])
     network = nets.make(spec, hidden_sizes=(16,), lstm_size=lstm_size)
-    params = scaled(network.init(KEY))
+    params = scaled(jax.jit(network.init)(KEY))
     assert network.recurrent == bool(lstm_size)
     trajectory, acted, _ = recorded(network, params, spec)
     outputs, values = jax.jit(lambda p, t: nets.unroll(network, p, t))(params, trajectory)
@@ -80,7 +80,7 @@ def scaled(params: Any) -> Any:
 def recurrent() -> tuple[nets.Network, Any, Any]:
     """A network with an LSTM, its parameters, and its compiled unroll of [T+1, B] rows."""
     network = nets.make(spec_of(), hidden_sizes=(16,), lstm_size=8)
-    params = scaled(network.init(KEY))
+    params = scaled(jax.jit(network.init)(KEY))
     return network, params, jax.jit(lambda inputs, state: network.apply(params, inputs, state))
 
 
@@ -113,7 +113,7 @@ def test_an_unroll_across_a_reset_is_two_unrolls(recurrent: Any, row: int) -> No
     whole = unroll(plain, state)
     # The second episode alone: rows from `row` on, from the start, with no previous action.
     begun = inputs._replace(first=inputs.first.at[row].set(True))
-    alone = network.apply(recurrent[1], jax.tree.map(lambda x: x[row:], begun), network.start(B))
+    alone = unroll(jax.tree.map(lambda x: x[row:], begun), network.start(B))
     for result, before, later in zip((outputs, values), whole, alone):
         np.testing.assert_allclose(result[:row], before[:row], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(result[:, 2:], before[:, 2:], rtol=1e-5, atol=1e-6)
@@ -126,13 +126,13 @@ def test_an_unroll_across_a_reset_is_two_unrolls(recurrent: Any, row: int) -> No
 
 def test_the_state_goes_on(recurrent: Any) -> None:
     """Two unrolls, the second from where the first one ended, are one; the state before row 0 is used."""
-    network, params, unroll = recurrent
+    _, _, unroll = recurrent
     first = np.zeros((T + 1, B), bool)
     first[3, 1] = True
     inputs, state = random_inputs(first), random_state()
     outputs, values, after = unroll(inputs, state)
-    half = network.apply(params, jax.tree.map(lambda x: x[:5], inputs), state)
-    rest = network.apply(params, jax.tree.map(lambda x: x[5:], inputs), half[2])
+    half = unroll(jax.tree.map(lambda x: x[:5], inputs), state)
+    rest = unroll(jax.tree.map(lambda x: x[5:], inputs), half[2])
     np.testing.assert_allclose(np.concatenate([half[0], rest[0]]), outputs, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.concatenate([half[1], rest[1]]), values, rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), rest[2], after)
@@ -162,7 +162,7 @@ def test_inputs_are_aligned() -> None:
     """The previous action of row t is the action of row t-1; of row 0, what the memory holds."""
     spec = spec_of()
     network = nets.make(spec, hidden_sizes=(4,), lstm_size=3)
-    trajectory, _, after = recorded(network, network.init(KEY), spec)
+    trajectory, _, after = recorded(network, jax.jit(network.init)(KEY), spec)
     inputs = nets.inputs(network, trajectory)
     np.testing.assert_array_equal(inputs.previous_action[1:], trajectory.actions)
     np.testing.assert_array_equal(inputs.previous_action[0], trajectory.actor_state.previous_action)
@@ -182,7 +182,7 @@ def test_separate_torsos() -> None:
     inputs = random_inputs(np.zeros((2, 3), bool))
     for separate in (False, True):
         network = nets.make(spec, hidden_sizes=(8,), separate=separate)
-        params = network.init(KEY)
+        params = jax.jit(network.init)(KEY)
         gradient = jax.grad(lambda p, n=network: jnp.sum(n.apply(p, inputs, ())[1]))(params)["params"]
         assert ("value_torso" in gradient) == separate
         used = any(np.any(leaf) for leaf in jax.tree.leaves(gradient["torso"]))
@@ -193,18 +193,18 @@ def test_gaussian_scale_is_free() -> None:
     """The log standard deviation is one parameter for all observations, and starts at 0."""
     spec = spec_of(action=ACTIONS["box"])
     network = nets.make(spec, hidden_sizes=(8,))
-    params = network.init(KEY)
+    params = jax.jit(network.init)(KEY)
     assert params["params"]["log_std"].shape == (2,)
     params["params"]["log_std"] = jnp.asarray([0.5, -1.0])
     outputs = network.apply(params, random_inputs(np.zeros((2, 3), bool)), ())[0]
     assert outputs.shape == (2, 3, 4)
     np.testing.assert_array_equal(outputs[..., 2:], np.broadcast_to([0.5, -1.0], (2, 3, 2)))
-    np.testing.assert_array_equal(network.init(KEY)["params"]["log_std"], [0.0, 0.0])
+    np.testing.assert_array_equal(jax.jit(network.init)(KEY)["params"]["log_std"], [0.0, 0.0])
 
 
 def test_initial_policy_is_nearly_uniform() -> None:
     network = nets.make(spec_of(), hidden_sizes=(64, 64))
-    outputs = network.apply(network.init(KEY), random_inputs(np.zeros((5, 4), bool)), ())[0]
+    outputs = network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((5, 4), bool)), ())[0]
     assert np.abs(outputs).max() < 0.2
     assert np.ptp(outputs) > 0.0
 
@@ -373,7 +373,7 @@ def test_encode_every_space() -> None:
     np.testing.assert_allclose(encoded, [expected], rtol=1e-6)
 
     network = nets.make(spec_of(space), hidden_sizes=(4,))
-    assert network.init(KEY)["params"]["torso"]["Dense_0"]["kernel"].shape == (15, 4)
+    assert jax.jit(network.init)(KEY)["params"]["torso"]["Dense_0"]["kernel"].shape == (15, 4)
 
 
 # The user's own network.
@@ -389,7 +389,7 @@ def user_network(values_too_wide: bool = False) -> nets.Network:
 
 def test_own_network() -> None:
     network = user_network()
-    params = network.init(KEY)
+    params = jax.jit(network.init)(KEY)
     assert not network.recurrent
     trajectory, acted, _ = recorded(network, params, spec_of())
     outputs, values = nets.unroll(network, params, trajectory)
@@ -416,4 +416,4 @@ def test_own_network_of_the_wrong_shape() -> None:
     network = user_network(values_too_wide=True)
     message = r"outputs \(6, 4\) and values \(6, 1\) for 6 observations; it must return \[6, P\] and \[6\]"
     with pytest.raises(ValueError, match=message):
-        network.apply(network.init(KEY), random_inputs(np.zeros((2, 3), bool)), ())
+        network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((2, 3), bool)), ())

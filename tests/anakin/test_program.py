@@ -293,6 +293,8 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
     state = harness.initial(prog, run.agent, [5, 6, 7], {"learning_rate": rates})
     state, report = prog.step(state, FAR, jnp.int32(10))
     assert report.updates.tolist() == [10, 10, 10]
+    used = np.asarray(report.metrics["grad/learning_rate"]) / 10  # decayed by the few transitions until then
+    np.testing.assert_allclose(used, rates, rtol=0.05)
     for i, rate in enumerate(rates):
         single, alone = run.advance(run.start(seed=5 + i, learning_rate=[rate]), 10)
         member = jax.tree.map(lambda x, i=i: x[i : i + 1], (state, report))
