@@ -163,7 +163,7 @@ def from_json(cls: type, values: Mapping[str, Any]) -> Any:
 def _coerce(value: Any, expected: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
-    if expected is float and value in ("inf", "-inf"):
+    if value in ("inf", "-inf") and (expected is float or float in typing.get_args(expected)):
         return float(value)
     return value
 

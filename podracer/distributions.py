@@ -58,11 +58,12 @@ def categorical(num_values: int) -> Distribution:
     """One choice among `num_values`; outputs are logits [..., num_values], samples int32 [...]."""
 
     def sample(logits: jax.Array, key: jax.Array) -> jax.Array:
-        # The inverse CDF takes one random number a row instead of one an action and no logarithms. Scaling by the
-        # total keeps an action of probability 0 from being drawn when rounding leaves the total below 1.
-        cdf = jnp.cumsum(jax.nn.softmax(logits), axis=-1)
-        threshold = jax.random.uniform(key, logits.shape[:-1])[..., None] * cdf[..., -1:]
-        return jnp.sum((threshold >= cdf[..., :-1]).astype(jnp.int32), axis=-1)
+        # The inverse CDF takes one random number a row instead of one an action and no logarithms. Rounding leaves the
+        # total off 1, and XLA's sum of many terms rises by an ulp where a term is 0: neither may draw such an action.
+        probs = jax.nn.softmax(logits)
+        cdf = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+        threshold = jax.random.uniform(key, logits.shape[:-1])[..., None] * jnp.max(cdf, axis=-1, keepdims=True)
+        return jnp.argmax(cdf > threshold, axis=-1).astype(jnp.int32)
 
     def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
         # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.

@@ -110,7 +110,7 @@ def vtrace(
       rho_bar_pg: clips the importance ratio of the policy gradient.
     """
     v_tm1, v_t = values[:-1], values[1:]
-    ratios = ratios * step.mask
+    ratios = jnp.where(step.mask > 0, ratios, 0.0)  # not a product: a ratio may have overflowed
     deltas = jnp.minimum(rho_bar, ratios) * (step.reward + step.discount * v_t - v_tm1)
     traces = step.discount * lambda_ * jnp.minimum(c_bar, ratios)
     errors = discounted_sum(deltas, traces)

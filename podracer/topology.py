@@ -67,7 +67,8 @@ def make(
     Population members fill devices first; what is left over of them shares the data of each member.
 
     Args:
-      num_envs: global lanes of each member; `envs_per_device` times its devices if None.
+      num_envs: global lanes of each member; `envs_per_device` times its devices (or shards, where
+        those are more) if None.
       envs_per_device: the agent's default.
       num_shards: S; one per device of a member if None.
       population: number of members.

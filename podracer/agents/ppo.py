@@ -160,7 +160,7 @@ def loss(
         count = ops.global_sum(jnp.sum(batch.mask))
     weights = batch.mask / jnp.maximum(count, 1.0)
 
-    log_ratio = distribution.log_prob(outputs, batch.sample) - batch.log_prob
+    log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)

@@ -298,7 +298,7 @@ def _resets(
         index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
         return index, lambda i: jax.tree.map(lambda x: x[i], pool)
     keys = jax.random.split(key, shape)
-    state = jax.eval_shape(environment.reset, keys[0, 0])
+    state = jax.eval_shape(environment.reset, key)
     if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= SMALL_STATE_BYTES:
         # Small states are made ahead, in one large operation instead of T small ones.
         return jax.vmap(jax.vmap(environment.reset))(keys), lambda state: state
