@@ -299,8 +299,9 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         if config.learning_rate_decay:
             learning_rate = learning_rate * (1.0 - progress)
 
-        def minibatch(carry: tuple[ArrayTree, ArrayTree], batch: Samples) -> tuple[Any, Metrics]:
+        def minibatch(carry: tuple[ArrayTree, ArrayTree], units: jax.Array) -> tuple[Any, Metrics]:
             params, opt_state = carry
+            batch = take(samples, units)
 
             def loss_fn(params: ArrayTree) -> tuple[jax.Array, Metrics]:
                 outputs, values, _ = network.apply(params, batch.inputs, batch.core)
@@ -317,12 +318,8 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
             )
             return (params, opt_state), metrics | {"grad/norm": norm}
 
-        def epoch(carry: Any, key: jax.Array) -> tuple[Any, Metrics]:
-            return lax.scan(minibatch, carry, shuffle(key, samples, config.num_minibatches))
-
-        (params, opt_state), metrics = lax.scan(
-            epoch, (learner.params, learner.opt_state), jax.random.split(key, config.num_epochs)
-        )
+        order = minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
+        (params, opt_state), metrics = lax.scan(minibatch, (learner.params, learner.opt_state), order)
         metrics = jax.tree.map(jnp.mean, metrics)
         norm = metrics.pop("grad/norm")
         metrics = ops.global_sum(metrics) | {"grad/norm": norm, "grad/learning_rate": learning_rate}
@@ -346,27 +343,27 @@ def initial_moments(shape: tuple[int, ...]) -> Moments:
     return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
 
 
-def shuffle(key: jax.Array, samples: Samples, num_minibatches: int) -> Samples:
-    """Shuffles units (the axis of size n) into minibatches: fields [T, n, ...] -> [M, T, n / M, ...].
+def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -> jax.Array:
+    """Which units each gradient step takes: int32 [num_epochs * num_minibatches, n / num_minibatches].
+
+    Every epoch is a random order of all n units.
 
     Raises:
       ValueError: where n is not divisible by `num_minibatches`.
     """
-    n = samples.mask.shape[1]
     if n % num_minibatches:
         raise ValueError(
             f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
             "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
         )
-    order = permutation(key, n)
+    order = jax.vmap(lambda k: permutation(k, n))(jax.random.split(key, num_epochs))
+    return order.reshape(num_epochs * num_minibatches, n // num_minibatches)
 
-    def split(x: jax.Array, axis: int) -> jax.Array:
-        x = jnp.take(x, order, axis=axis)
-        x = x.reshape(*x.shape[:axis], num_minibatches, n // num_minibatches, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0)
 
-    core = jax.tree.map(lambda x: split(x, 0), samples.core)
-    fields = jax.tree.map(lambda x: split(x, 1), samples._replace(core=()))
+def take(samples: Samples, units: jax.Array) -> Samples:
+    """Some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
+    core = jax.tree.map(lambda x: x[units], samples.core)
+    fields = jax.tree.map(lambda x: x[:, units], samples._replace(core=()))
     return fields._replace(core=core)
 
 

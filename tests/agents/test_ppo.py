@@ -14,7 +14,17 @@ import pytest
 
 from podracer import agents, distributions, nets, spaces
 from podracer.agents import PPOConfig
-from podracer.agents.ppo import Moments, Samples, initial_moments, loss, merge_moments, normalize, shuffle
+from podracer.agents.ppo import (
+    Moments,
+    Samples,
+    initial_moments,
+    loss,
+    merge_moments,
+    minibatches,
+    normalize,
+    permutation,
+    take,
+)
 from podracer.types import EnvSpec, TimeStep, Trajectory
 
 T, B, A = 6, 8, 4
@@ -268,25 +278,31 @@ def labelled(shape: tuple[int, int]) -> Samples:
     return Samples(inputs, (jnp.arange(shape[1], dtype=jnp.int32),), *[x] * 6)
 
 
+@pytest.mark.parametrize("n", [8, 24])
+def test_every_epoch_takes_every_unit_once(n: int) -> None:
+    steps = np.asarray(minibatches(KEY, n, 3, 4))
+    assert steps.shape == (12, n // 4)
+    epochs = steps.reshape(3, n)
+    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(n), (3, 1)))
+    assert len(np.unique(epochs, axis=0)) == 3, "every epoch has an order of its own"
+
+
 @pytest.mark.parametrize("shape", [(1, 24), (3, 8)])
-def test_shuffling_is_a_permutation(shape: tuple[int, int]) -> None:
-    mixed = jax.jit(shuffle, static_argnums=2)(KEY, labelled(shape), 4)
-    n = shape[1]
-    order = np.asarray(mixed.core[0]).reshape(-1)
-    np.testing.assert_array_equal(np.sort(order), np.arange(n))
-    assert not np.array_equal(order, np.arange(n))
-    expected = 100 * np.arange(shape[0])[None, :, None] + order.reshape(4, 1, n // 4)
-    for leaf in jax.tree.leaves(mixed._replace(core=())):
+def test_taking_units_tears_none_apart(shape: tuple[int, int]) -> None:
+    units = np.array([5, 0, 7])
+    taken = jax.jit(take)(labelled(shape), jnp.asarray(units))
+    np.testing.assert_array_equal(taken.core[0], units)
+    expected = 100 * np.arange(shape[0])[:, None] + units
+    for leaf in jax.tree.leaves(taken._replace(core=())):
         leaf = np.asarray(leaf)
         if leaf.dtype != bool:
             np.testing.assert_array_equal(leaf.reshape(expected.shape), expected)
-    assert mixed.core[0].shape == (4, n // 4)
-    assert mixed.inputs.observation["a"].shape == (4, shape[0], n // 4, 1)
+    assert taken.inputs.observation["a"].shape == (shape[0], 3, 1)
 
 
 def test_every_order_is_equally_likely() -> None:
     keys = jax.random.split(KEY, 12_000)
-    orders = np.asarray(jax.jit(jax.vmap(lambda key: shuffle(key, labelled((1, 4)), 1).core[0][0]))(keys))
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: permutation(key, 4)))(keys))
     _, counts = np.unique(orders @ np.array([64, 16, 4, 1]), return_counts=True)
     assert len(counts) == 24
     assert ((counts - 500.0) ** 2 / 500.0).sum() < 57.1  # 23 degrees of freedom, exceeded with probability 1e-4
@@ -294,8 +310,7 @@ def test_every_order_is_equally_likely() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 1000, 2**16, 2**16 + 2])
 def test_orders_of_all_sizes(n: int) -> None:
-    samples = Samples(nets.Inputs((), (), (), ()), (jnp.arange(n, dtype=jnp.int32),), *[jnp.zeros((1, n))] * 6)  # type: ignore[arg-type]
-    orders = [np.asarray(shuffle(jax.random.key(i), samples, 1).core[0][0]) for i in range(2)]
+    orders = [np.asarray(permutation(jax.random.key(i), n)) for i in range(2)]
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(n))
     assert n <= 3 or not np.array_equal(*orders)
@@ -303,7 +318,7 @@ def test_orders_of_all_sizes(n: int) -> None:
 
 def test_minibatches_must_divide() -> None:
     with pytest.raises(ValueError, match="num_minibatches=5 does not divide the 24 units of a shard; change num_envs"):
-        shuffle(KEY, labelled((1, 24)), 5)
+        minibatches(KEY, 24, 1, 5)
     _, learner, record, learn = made(small(num_minibatches=7))
     trajectory, _ = record(learner, harness.timesteps(7, T, B))
     with pytest.raises(ValueError, match=f"num_minibatches=7 does not divide the {T * B} units"):
