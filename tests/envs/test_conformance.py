@@ -1,6 +1,5 @@
 """Every environment conforms; environments with one fault each are refused with a sentence about that fault."""
 
-import time
 from typing import NamedTuple
 
 import jax
@@ -27,13 +26,13 @@ def test_every_environment_conforms(name, options):
     check_environment(environment, episodes=3)
 
 
-def test_validation_is_cheap():
+def test_validation_only_traces():
+    """It runs before every training: nothing in it may compile or execute."""
     environment = envs_jax.make("gridworld")
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
     validate_protocol(environment)
-    start = time.perf_counter()
-    for _ in range(5):
-        validate_protocol(environment)
-    assert (time.perf_counter() - start) / 5 < 0.1
+    assert not [event for event in compiled if "backend_compile" in event]
 
 
 class State(NamedTuple):
