@@ -203,7 +203,7 @@ class _Training:
         self._updates = 0
 
     def __call__(self, n: int) -> int:
-        self._state, report = self.compiled.call(self._state, ops.Counter.of(2**50), jnp.int32(n))
+        self._state, report = self.compiled.call(self._state, program.Limits.of(2**50, 2**50, n))
         jax.block_until_ready(report)
         self._updates += n
         return n * self._rows
@@ -234,7 +234,7 @@ def _acting_only(agent: Agent, environment: Environment, layout: topology.Topolo
 
 
 def _trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> _Training:
-    anakin = program.make(agent, environment, layout, program.Settings(T, 2**50))
+    anakin = program.make(agent, environment, layout, program.Settings(T))
     hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
     state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
     compiled = runner.compile_step(anakin, state)

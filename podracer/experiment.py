@@ -154,7 +154,7 @@ def resolve(
         eval_every=run.eval_every or max(1, run.total_steps // 10),
         checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
-    settings = anakin.Settings(agent.config.rollout_length, run.total_steps, run.reset_pool)
+    settings = anakin.Settings(agent.config.rollout_length, run.reset_pool)
     description = {
         "podracer": __version__,
         "agent": agent.name,

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from podracer import checkpoint, metrics, ops, rundir
+from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
+from podracer.anakin.program import Limits
 from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
@@ -67,7 +67,7 @@ def train(
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-    jax.eval_shape(experiment.program.step, experiment.program.like(), ops.Counter.of(0), jnp.int32(0))
+    jax.eval_shape(experiment.program.step, experiment.program.like(), Limits.of(0, 1, 0))
     if directory is not None:
         rundir.prepare(directory, experiment.description, resume)
     _use_compilation_cache()

@@ -92,7 +92,6 @@ def make_program(
     environment: Environment,
     *,
     num_envs: int,
-    total_steps: int = 10_000,
     population: int = 1,
     num_shards: int = 1,
     reset_pool: int = 0,
@@ -105,7 +104,7 @@ def make_program(
         population=population,
         devices=jax.local_devices()[:1],
     )
-    settings = program.Settings(agent.config.rollout_length, total_steps, reset_pool)
+    settings = program.Settings(agent.config.rollout_length, reset_pool)
     return program.make(agent, environment, layout, settings)
 
 

@@ -42,7 +42,7 @@ def updates(
         return optimizer.step(transformation, grads, state, params, learning_rate=rate, max_grad_norm=clip)
 
     params, moves, norms = tree(np.zeros(5)), [], []
-    state = transformation.init(params)
+    state = optimizer.init(transformation, params)
     for gradient, rate in zip(gradients(), rates, strict=True):
         zeros = jax.tree.map(jnp.zeros_like, params)
         moved, state, norm = step(tree(gradient), state, zeros, jnp.float32(rate), jnp.float32(max_norm))
@@ -95,7 +95,7 @@ def test_the_learning_rate_is_differentiable() -> None:
     def total(rate: jax.Array) -> jax.Array:
         clip = jnp.float32(1.0)
         new, _, _ = optimizer.step(
-            made, tree(gradients()[0]), made.init(params), params, learning_rate=rate, max_grad_norm=clip
+            made, tree(gradients()[0]), optimizer.init(made, params), params, learning_rate=rate, max_grad_norm=clip
         )
         return new["a"][0]
 

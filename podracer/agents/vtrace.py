@@ -208,7 +208,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
-        return LearnerState(params, transformation.init(params), dict(hyper), jnp.int32(0))
+        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0))
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         return ActorParams(learner.params, learner.num_updates)

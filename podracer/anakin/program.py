@@ -7,8 +7,8 @@
             scan over T steps: act, then step every lane
             learn: gradients reduced over shards and devices
 
-The state is donated. One call does at most `max_updates` updates and stops at `until` environment steps, both of
-which are arguments: how a run is cut into calls changes neither its result nor its compilation.
+The state is donated. How far a call goes, and what schedules run over, are arguments (`Limits`): how a run is cut
+into calls does not change its result, and its length does not change its compilation.
 """
 
 from __future__ import annotations
@@ -48,6 +48,22 @@ class RunState(NamedTuple):
     env_steps: ops.Counter
 
 
+class Limits(NamedTuple):
+    """How far one call goes: `until` environment steps or `max_updates` (int32) updates, whichever is first.
+
+    `total_steps` is what schedules run over. Scalars, the same on every device.
+    """
+
+    until: ops.Counter
+    total_steps: ops.Counter
+    max_updates: jax.Array
+
+    @classmethod
+    def of(cls, until: int, total_steps: int, max_updates: int) -> Limits:
+        """The limits as arrays."""
+        return cls(ops.Counter.of(until), ops.Counter.of(total_steps), jnp.int32(max_updates))
+
+
 class Report(NamedTuple):
     """What one call did, per member [P].
 
@@ -72,7 +88,7 @@ class Program(NamedTuple):
     Attributes:
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
       like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
-      step: `(RunState, until, max_updates) -> (RunState, Report)`; donates the state.
+      step: `(RunState, Limits) -> (RunState, Report)`; donates the state.
     """
 
     init: Callable[..., RunState]
@@ -81,10 +97,9 @@ class Program(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Static settings of the program: T, the steps that schedules run over, and the reset pool per shard (0: none)."""
+    """Static settings of the program: T, and the reset pool per shard (0: none)."""
 
     rollout_length: int
-    total_steps: int
     reset_pool: int = 0
 
 
@@ -112,18 +127,20 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
             return jax.tree.map(lambda x: x[None], member)
         return jax.vmap(init_member)(seeds, hyper)
 
-    def step(state: RunState, until: ops.Counter, max_updates: jax.Array) -> tuple[RunState, Report]:
-        return _run(agent, environment, settings, state, until, max_updates)
+    def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
+        return _run(agent, environment, settings, state, limits)
 
     mapped = jax.shard_map(
         step,
         mesh=topology.mesh,
-        in_specs=(state_specs, PartitionSpec(), PartitionSpec()),
+        in_specs=(state_specs, PartitionSpec()),
         out_specs=(state_specs, PartitionSpec(POPULATION_AXIS)),
         # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    init_jit = jax.jit(init)
+    # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    init_jit = jax.jit(init, compiler_options=quick)
 
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
@@ -175,13 +192,12 @@ def _run(
     environment: Environment,
     settings: Settings,
     state: RunState,
-    until: ops.Counter,
-    max_updates: jax.Array,
+    limits: Limits,
 ) -> tuple[RunState, Report]:
     """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
 
     def update_member(member: RunState) -> tuple[RunState, Metrics, EpisodeStats, jax.Array]:
-        progress = jnp.minimum(member.env_steps.to_float() / float(settings.total_steps), 1.0)
+        progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
         update = lambda actors: _update_shard(agent, environment, settings, member.learner, actors, progress)  # noqa: E731
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
         actors, (learner, metrics, episodes, transitions) = jax.vmap(update, axis_name="shard", out_axes=(0, None))(
@@ -208,10 +224,10 @@ def _run(
         return state, report, wanted(report)
 
     def wanted(report: Report) -> jax.Array:
-        behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], until)) & report.finite
+        behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until)) & report.finite
         # Replicated: every device must take the same decision, for the loop holds collectives.
         anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), (POPULATION_AXIS, DATA_AXIS)) > 0
-        return anyone & (jnp.max(report.updates) < max_updates)
+        return anyone & (jnp.max(report.updates) < limits.max_updates)
 
     _, metrics, episodes = jax.eval_shape(update, state)
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
@@ -231,8 +247,10 @@ def _update_shard(
     actors: Actors,
     progress: jax.Array,
 ) -> tuple[Actors, tuple[LearnerState, Metrics, EpisodeStats, jax.Array]]:
-    key, rollout_key, learn_key = jax.random.split(actors.key, 3)
-    actors, trajectory, episodes = rollout(agent, environment, settings, learner, actors, progress, rollout_key)
+    # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
+    keys = jax.random.split(actors.key, 4 + settings.rollout_length)
+    key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
+    actors, trajectory, episodes = rollout(agent, environment, settings, learner, actors, progress, rollout_keys)
     learner, metrics = agent.learn(learner, trajectory, progress, learn_key)
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
     return actors._replace(key=key), (learner, metrics, *ops.global_sum((episodes, transitions)))
@@ -245,16 +263,16 @@ def rollout(
     learner: LearnerState,
     actors: Actors,
     progress: jax.Array,
-    key: jax.Array,
+    keys: jax.Array,
 ) -> tuple[Actors, Trajectory, EpisodeStats]:
-    """T steps of every lane of one shard.
+    """T steps of every lane of one shard, with 2 + T random keys, consumed.
 
     Returns:
       The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
     """
     T, B = settings.rollout_length, actors.lane.shape[0]
     params = agent.actor_params(learner, progress)
-    act_key, env_key, reset_key = jax.random.split(key, 3)
+    env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
     resets, fresh_states = _resets(environment, settings, reset_key, B)
 
     def row_buffer(x: jax.Array) -> jax.Array:
@@ -275,8 +293,7 @@ def rollout(
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,
         (actors.lanes, actors.agent, rows, nothing),
-        # All keys of a rollout at once: on CPU every draw is a loop of its own, whatever its size.
-        (jnp.arange(T, dtype=jnp.int32), jax.random.split(act_key, T), jax.random.split(env_key, (T, B)), resets),
+        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), resets),
     )
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)

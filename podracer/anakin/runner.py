@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer import ops
-from podracer.anakin.program import Program, Report, RunState
+from podracer.anakin.program import Limits, Program, Report, RunState
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""
@@ -52,7 +51,7 @@ class Compiled:
     """A program's step, compiled ahead of time.
 
     Attributes:
-      call: `(state, until, max_updates) -> (state, report)`.
+      call: `(state, Limits) -> (state, report)`.
       seconds: how long tracing and compiling took.
       memory: peak bytes of temporary buffers, or None where the backend does not say.
     """
@@ -65,7 +64,7 @@ class Compiled:
 def compile_step(program: Program, state: RunState) -> Compiled:
     """Traces and compiles a program's step for a state."""
     start = time.perf_counter()
-    compiled = program.step.lower(state, ops.Counter.of(0), jnp.int32(0)).compile()
+    compiled = program.step.lower(state, Limits.of(0, 1, 0)).compile()
     seconds = time.perf_counter() - start
     analysis = compiled.memory_analysis()
     memory = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None
@@ -106,9 +105,8 @@ def run(
     per_call, pending = 1, None
     while env_steps < total_steps:
         target = next_milestone(env_steps)
-        counter = ops.Counter.of(target)
         while env_steps < target and not should_stop():
-            state, report = step(state, counter, jnp.int32(per_call))
+            state, report = step(state, Limits.of(target, total_steps, per_call))
             if pending is not None:
                 env_steps, per_call = reader.read(pending, per_call, max_updates_per_call)
             pending = report

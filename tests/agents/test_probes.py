@@ -11,8 +11,9 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets, ops
+from podracer import agents, nets
 from podracer.agents import PPOConfig, VTraceConfig
+from podracer.anakin import program
 from podracer.types import Agent, LearnerState, TimeStep
 
 GAMMA = 0.8
@@ -42,9 +43,9 @@ def made(name: str, probe: probes.Probe, lstm_size: int) -> tuple[Agent, nets.Ne
 def trained(name: str, probe: probes.Probe, lstm_size: int = 0) -> tuple[Agent, nets.Network, LearnerState]:
     """Members with different seeds, trained side by side; learner states [SEEDS]."""
     agent, network = made(name, probe, lstm_size)
-    prog = harness.make_program(agent, probe, num_envs=LANES, total_steps=STEPS, population=SEEDS)
+    prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
     state = harness.initial(prog, agent, list(range(SEEDS)))
-    state, report = prog.step(state, ops.Counter.of(STEPS), jnp.int32(10_000))
+    state, report = prog.step(state, program.Limits.of(STEPS, STEPS, 10_000))
     assert np.all(report.finite)
     return agent, network, state.learner
 

@@ -20,7 +20,8 @@ from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Tr
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
-FAR = ops.Counter.of(10**9)
+FAR = 10**9
+TOTAL_STEPS = 10_000
 NAMES = ("vtrace", "ppo")
 
 
@@ -70,8 +71,8 @@ class Run:
     def start(self, seed: int = 0, **overrides: list[float]) -> program.RunState:
         return harness.initial(self.program, self.agent, [seed], overrides)
 
-    def advance(self, state: program.RunState, updates: int, until: ops.Counter = FAR) -> tuple[Any, program.Report]:
-        return self.program.step(state, until, jnp.int32(updates))
+    def advance(self, state: program.RunState, updates: int, until: int = FAR) -> tuple[Any, program.Report]:
+        return self.program.step(state, program.Limits.of(until, TOTAL_STEPS, updates))
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +99,12 @@ def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool:
     state = harness.initial(prog, agent, [0])
     learner = jax.tree.map(lambda x: x[0], state.learner)
     actors = jax.tree.map(lambda x: x[0, 0], state.actors)
-    settings = program.Settings(T, 1000, reset_pool)
+    settings = program.Settings(T, reset_pool)
 
     @jax.jit
     def roll(actors: program.Actors, key: jax.Array) -> Any:
-        return program.rollout(agent, environment, settings, learner, actors, jnp.float32(0), key)
+        keys = jax.random.split(key, 2 + T)
+        return program.rollout(agent, environment, settings, learner, actors, jnp.float32(0), keys)
 
     results = []
     for i in range(number):
@@ -247,19 +249,19 @@ def test_until_stops_at_the_first_update_beyond(run: Run) -> None:
         state, report = run.advance(state, 1)
         steps.append(integer(report.env_steps))
     for target, updates in ((steps[3] - 1, 3), (steps[3], 3), (steps[3] + 1, 4), (1, 1), (0, 0)):
-        state, report = run.advance(run.start(), 100, ops.Counter.of(target))
+        state, report = run.advance(run.start(), 100, target)
         assert (integer(report.env_steps), int(report.updates[0])) == (steps[updates], updates)
         # Once there, another call does nothing.
         before = harness.numbers_of(state)
-        state, report = run.advance(state, 100, ops.Counter.of(target))
+        state, report = run.advance(state, 100, target)
         assert int(report.updates[0]) == 0
         assert integer(report.env_steps) == steps[updates]
         assert all(float(x[0]) == 0.0 for x in (*report.metrics.values(), *report.episodes))
         assert bool(report.finite[0])
         harness.assert_same(harness.numbers_of(state), before)
     # And further on it goes as if it had never stopped.
-    state, _ = run.advance(run.start(), 100, ops.Counter.of(steps[2]))
-    state, report = run.advance(state, 100, ops.Counter.of(steps[6]))
+    state, _ = run.advance(run.start(), 100, steps[2])
+    state, report = run.advance(state, 100, steps[6])
     assert integer(report.env_steps) == steps[6]
     harness.assert_same(harness.numbers_of(state), harness.numbers_of(run.advance(run.start(), 6)[0]))
 
@@ -269,7 +271,7 @@ def test_env_steps_outgrow_int32(runs: dict[str, Run]) -> None:
     run = runs["vtrace"]
     begun = 2**31 - 3
     state = run.start()._replace(env_steps=jax.tree.map(lambda x: x[None], ops.Counter.of(begun)))
-    state, report = run.advance(state, 3, ops.Counter.of(2**40))
+    state, report = run.advance(state, 3, 2**40)
     assert integer(report.env_steps) == begun + int(report.metrics["transitions"][0]) > 2**31
     assert float(report.metrics["grad/learning_rate"][0]) == 0.0
 
@@ -280,7 +282,7 @@ def test_progress_drives_the_schedule(runs: dict[str, Run]) -> None:
     state, done = run.start(), 0
     for _ in range(3):
         state, report = run.advance(state, 1)
-        rate = run.agent.hyper["learning_rate"] * (1 - done / 10_000)
+        rate = run.agent.hyper["learning_rate"] * (1 - done / TOTAL_STEPS)
         np.testing.assert_allclose(report.metrics["grad/learning_rate"][0], rate, rtol=1e-5)
         done = integer(report.env_steps)
 
@@ -291,7 +293,7 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
     run, rates = runs[name], [3e-3, 1e-3, 1e-4]
     prog = harness.make_program(run.agent, COUNTING, num_envs=B, population=3)
     state = harness.initial(prog, run.agent, [5, 6, 7], {"learning_rate": rates})
-    state, report = prog.step(state, FAR, jnp.int32(10))
+    state, report = prog.step(state, program.Limits.of(FAR, TOTAL_STEPS, 10))
     assert report.updates.tolist() == [10, 10, 10]
     used = np.asarray(report.metrics["grad/learning_rate"]) / 10  # decayed by the few transitions until then
     np.testing.assert_allclose(used, rates, rtol=0.05)
@@ -317,7 +319,7 @@ def test_shards_hold_their_own_lanes(runs: dict[str, Run]) -> None:
     np.testing.assert_array_equal(state.actors.lane, np.arange(B).reshape(1, 2, B // 2))
     tags = np.asarray(state.actors.lanes.env.tag)
     assert len(set(tags.ravel().tolist())) > B // 2
-    state, report = prog.step(state, FAR, jnp.int32(4))
+    state, report = prog.step(state, program.Limits.of(FAR, TOTAL_STEPS, 4))
     keys = np.asarray(jax.random.key_data(state.actors.key))[0]
     assert np.any(keys[0] != keys[1])
     seen = {name: float(value[0]) for name, value in report.metrics.items()}
@@ -377,7 +379,7 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
     prog = harness.make_program(agent, COUNTING, num_envs=2, reset_pool=reset_pool)
     learner, actors, _ = harness.initial(prog, agent, [0])
     learner, actors = jax.tree.map(lambda x: x[0], learner), jax.tree.map(lambda x: x[0, 0], actors)
-    settings = program.Settings(T, 1000, reset_pool)
+    settings = program.Settings(T, reset_pool)
 
     @jax.jit
     def update(learner: LearnerState, actors: program.Actors) -> Any:
