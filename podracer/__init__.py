@@ -6,15 +6,17 @@ print(result.evaluate(episodes=100))
 """
 
 from podracer import agents, distributions, nets, ops, spaces, types
-from podracer.anakin.runner import TrainingDivergedError
 from podracer.checkpoint import CheckpointError
+from podracer.driver import TrainingDivergedError
 from podracer.evaluate import Evaluation
 from podracer.experiment import RunConfig
 from podracer.result import Result
+from podracer.sebulba.actor import ActorError
 from podracer.training import load, train
 from podracer.version import __version__
 
 __all__ = [
+    "ActorError",
     "CheckpointError",
     "Evaluation",
     "Result",

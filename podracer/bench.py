@@ -295,8 +295,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `-dirty` where it has changes; None outside one."""
+    """The checkout's commit, with `-dirty` where anything but results has changed; None outside one."""
     root = pathlib.Path(__file__).parent.parent
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    name = git("rev-parse", "--short=12", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results")
+    return (f"{name}-dirty" if changed else name) or None

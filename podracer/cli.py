@@ -20,7 +20,7 @@ import tyro
 
 import envs_jax
 import podracer
-from podracer import bench, metrics, plots, rundir
+from podracer import bench, environments, metrics, plots, rundir
 from podracer import config as configs
 from podracer.experiment import AGENTS
 
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
         return _dispatch(argv)
     except (ValueError, TypeError) as error:
         return _complain(error, 2)
-    except (podracer.TrainingDivergedError, podracer.CheckpointError, OSError) as error:
+    except (podracer.TrainingDivergedError, podracer.ActorError, podracer.CheckpointError, OSError) as error:
         return _complain(error, 1)
     except jax.errors.JaxRuntimeError as error:  # out of memory on the device, above all
         return _complain(str(error).partition("\n")[0], 1)
@@ -113,13 +113,15 @@ def _train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
         if not argv or _asks_for_help(argv):
             print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options")
-            print(f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}")
+            print(
+                f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}; envpool:TASK, gymnasium:ID"
+            )
             return 0
         raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
     agent, environment, *rest = argv
     if agent not in AGENTS:
         raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
-    options = envs_jax.options(environment)
+    options = environments.options(environment)
     arguments: Any = _parse(_train_arguments(AGENTS[agent][0], options), rest, f"podracer train {agent} {environment}")
     directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
     result = podracer.train(

@@ -7,6 +7,7 @@ then raises one clear ValueError for a wrong type or range. Fields marked `tunab
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
@@ -126,6 +127,21 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
     return f"{hint}known: {', '.join(names)}."
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`name=value` taken apart; a value that is no Python literal is a string.
+
+    Raises:
+      ValueError: where there is no `=`.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"settings={text!r}: write name=value.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def to_json(config: Any) -> dict[str, Any]:

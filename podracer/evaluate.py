@@ -1,4 +1,8 @@
-"""Evaluation of a policy: whole episodes, every one counted, in one compiled program."""
+"""Evaluation of a policy: whole episodes, every one counted.
+
+Every lane plays exactly one episode: taking whatever ends first would favour short ones. Pure-JAX environments are
+evaluated in one compiled program, host environments step by step.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer.anakin import autoreset
-from podracer.types import ActorParams, Agent, ArrayTree, Environment
+from podracer.anakin import autoreset, program
+from podracer.sebulba.seeds import first_seed
+from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
 """Rows after which an episode is cut where the environment does not bound its episodes."""
@@ -61,13 +66,41 @@ class Evaluation:
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
 
 
+class Evaluator:
+    """Plays whole episodes with an agent's greedy policy.
+
+    Args:
+      agent: the agent.
+      environment: pure JAX, or host environments.
+      episodes: how many to play at once.
+    """
+
+    def __init__(self, agent: Agent, environment: Environment | HostEnvironments, episodes: int):
+        self._environment, self._episodes = environment, episodes
+        if isinstance(environment, HostEnvironments):
+            self._play = on_host(agent, environment, episodes)
+        else:
+            self._compiled = jax.jit(jax.vmap(make(agent, environment, episodes)))
+
+    def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
+        """Evaluates every member of a population.
+
+        Args:
+          params: leading dim [P].
+          seeds: int [P]; of the runs.
+        """
+        if isinstance(self._environment, HostEnvironments):
+            members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
+            return [self._play(member, int(seed)) for member, seed in zip(members, seeds)]
+        keys = jax.vmap(lambda seed: program.run_keys(seed)[2])(jnp.asarray(seeds))
+        returns, lengths, finished = self._compiled(params, keys)
+        return [summarize(*member) for member in zip(returns, lengths, finished)]
+
+
 def make(
     agent: Agent, environment: Environment, episodes: int, max_steps: int | None = None
 ) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    """A jitted `(actor_params, key) -> (returns, lengths, finished)`, each [episodes].
-
-    Every lane plays exactly one episode: taking whatever ends first would favour short ones.
-    """
+    """A jitted `(actor_params, key) -> (returns, lengths, finished)`, each [episodes], in a pure-JAX environment."""
     limit = max_steps or environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
 
     def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -94,6 +127,45 @@ def make(
     return jax.jit(evaluate)
 
 
+def on_host(
+    agent: Agent, environments: HostEnvironments, episodes: int, max_steps: int | None = None
+) -> Callable[[ActorParams, int], Evaluation]:
+    """`(actor_params, seed) -> Evaluation` in host environments."""
+    limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    act = _greedy(agent)
+
+    def play(params: ActorParams, seed: int) -> Evaluation:
+        environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
+        memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
+        key = program.run_keys(seed)[2]
+        returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
+        playing = np.ones(episodes, bool)
+        try:
+            lanes, step = environment.recv()
+            while playing.any() and lengths.max() < limit:
+                action, memory, key = act(params, memory, step.timestep, key)
+                environment.send(lanes, jax.tree.map(np.asarray, action))
+                lanes, step = environment.recv()
+                returns += np.where(playing, step.raw_reward, 0)
+                lengths += playing & ~step.timestep.first
+                playing &= ~step.game_over
+        finally:
+            environment.close()
+        return Evaluation(returns, lengths, int(playing.sum()))
+
+    return play
+
+
+def _greedy(agent: Agent) -> Callable[..., Any]:
+    @jax.jit
+    def act(params: ActorParams, memory: ArrayTree, timestep: Any, key: jax.Array) -> Any:
+        key, act_key = jax.random.split(key)
+        action, _, memory = agent.act(params, memory, jax.tree.map(jnp.asarray, timestep), act_key, True)
+        return action, memory, key
+
+    return act
+
+
 def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Evaluation:
     """Device results of one `make` call as an `Evaluation`."""
     returns, lengths, finished = jax.device_get((returns, lengths, finished))
@@ -101,13 +173,20 @@ def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Ev
 
 
 def frames(
-    agent: Agent, environment: Environment, params: ActorParams, key: jax.Array, max_frames: int = 1000
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    params: ActorParams,
+    seed: int,
+    max_frames: int = 1000,
 ) -> np.ndarray:
     """One greedy episode as rendered frames, uint8 [n, H, W, 3].
 
     Raises:
       ValueError: where the environment has no `render`.
     """
+    if isinstance(environment, HostEnvironments):
+        return _host_frames(agent, environment, params, seed, max_frames)
+    key = program.run_keys(seed)[2]
     render = getattr(environment, "render", None)
     if render is None:
         raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
@@ -129,4 +208,26 @@ def frames(
         images.append(np.asarray(image))
         if last:
             break
+    return np.stack(images)
+
+
+def _host_frames(
+    agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
+) -> np.ndarray:
+    make = getattr(environments, "render", None)
+    environment: Any = make(first_seed(seed, "evaluation")) if make else None
+    if environment is None:
+        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
+    act, key = _greedy(agent), program.run_keys(seed)[2]
+    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
+    try:
+        lanes, step = environment.recv()
+        images = [environment.frame()]
+        while len(images) < max_frames and not step.game_over[0]:
+            action, memory, key = act(params, memory, step.timestep, key)
+            environment.send(lanes, jax.tree.map(np.asarray, action))
+            lanes, step = environment.recv()
+            images.append(environment.frame())
+    finally:
+        environment.close()
     return np.stack(images)

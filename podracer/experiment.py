@@ -7,15 +7,18 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
-import envs_jax
 import envs_jax.testing
-from podracer import agents, topology
+from podracer import agents, environments, topology
 from podracer import config as configs
-from podracer.anakin import program as anakin
+from podracer.anakin.driver import Anakin
+from podracer.driver import Driver
 from podracer.nets import Network
-from podracer.types import Agent, Environment
+from podracer.sebulba.driver import Sebulba
+from podracer.sebulba.stepped import SteppedEnvironments
+from podracer.types import Agent, Environment, HostEnvironments
 from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
@@ -37,9 +40,15 @@ class RunConfig:
       population: members that train side by side in one program.
       reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
         is expensive; 0 resets exactly.
-      arch: "anakin"; "auto" chooses.
+      arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
+      mode: of Sebulba. "async" learns from rollouts as they come; "lockstep" keeps a fixed order, bit for bit.
+      actor_devices: of Sebulba; a quarter of the devices if None.
+      actor_threads: of Sebulba, per actor device.
+      updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
+      queue_capacity: of Sebulba; rollouts that may wait for the learner, one per actor thread if None.
+      env_timeout: of Sebulba; seconds that environments may take to answer.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
-      eval_episodes: episodes of each evaluation.
+      eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
       keep_checkpoints: how many of the newest are kept.
     """
@@ -50,9 +59,15 @@ class RunConfig:
     num_shards: int | None = configs.field(None, low=1)
     population: int = configs.field(1, low=1)
     reset_pool: int = configs.field(0, low=0)
-    arch: Literal["auto", "anakin"] = "auto"
+    arch: Literal["auto", "anakin", "sebulba"] = "auto"
+    mode: Literal["async", "lockstep"] = "async"
+    actor_devices: int | None = configs.field(None, low=1)
+    actor_threads: int = configs.field(1, low=1)
+    updates_per_batch: int = configs.field(1, low=1)
+    queue_capacity: int | None = configs.field(None, low=1)
+    env_timeout: float = configs.field(60.0, low=0.1)
     eval_every: int | None = configs.field(None, low=1)
-    eval_episodes: int = configs.field(128, low=1)
+    eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
     keep_checkpoints: int = configs.field(3, low=1)
 
@@ -60,7 +75,9 @@ class RunConfig:
         configs.check(self)
 
 
-def make_agent(agent: str, environment: Environment, config: Any = None, network: Network | None = None) -> Agent:
+def make_agent(
+    agent: str, environment: Environment | HostEnvironments, config: Any = None, network: Network | None = None
+) -> Agent:
     """An agent by name for an environment; `config` is its config dataclass or a mapping of fields.
 
     Raises:
@@ -78,7 +95,7 @@ def make_agent(agent: str, environment: Environment, config: Any = None, network
 
 def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The `env_options` of a description, which JSON has turned into lists and dicts."""
-    hints = typing.get_type_hints(envs_jax.options(name))
+    hints = typing.get_type_hints(environments.options(name))
     return {field: _revive(value, hints[field]) for field, value in stored.items()}
 
 
@@ -97,10 +114,9 @@ class Experiment:
     """A run's parts, resolved from names and defaults."""
 
     agent: Agent
-    environment: Environment
+    environment: Environment | HostEnvironments
     run: RunConfig
-    layout: topology.Topology
-    program: anakin.Program
+    driver: Driver
     hyper: dict[str, np.ndarray]
     description: dict[str, Any]
 
@@ -111,7 +127,7 @@ class Experiment:
 
 def resolve(
     agent: str | Agent,
-    environment: str | Environment,
+    environment: str | Environment | HostEnvironments,
     run: RunConfig,
     *,
     config: Any = None,
@@ -124,11 +140,15 @@ def resolve(
     own += ["network"] if network is not None else []
     env_name, options = "", {}
     if isinstance(environment, str):
-        env_name, environment = environment, envs_jax.make(environment, **(env_options or {}))
-        options = configs.to_json(envs_jax.options(env_name)(**(env_options or {})))
+        env_name, environment = environment, environments.make(environment, **(env_options or {}))
+        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
     elif env_options:
         raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
-    envs_jax.testing.validate_protocol(environment)
+    on_host = isinstance(environment, HostEnvironments)
+    if on_host and run.arch == "anakin":
+        raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
+    if not on_host:
+        envs_jax.testing.validate_protocol(environment)
     if isinstance(agent, str):
         agent = make_agent(agent, environment, config, network)
     elif not isinstance(agent, Agent):
@@ -139,22 +159,16 @@ def resolve(
     elif config is not None or network is not None:
         raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
     hypers = configs.population_hyper(agent.config, run.population, hyper)
-    layout = topology.make(
-        num_envs=run.num_envs,
-        envs_per_device=agent.config.envs_per_device,
-        num_shards=run.num_shards,
-        population=run.population,
-        devices=devices,
-    )
     run = dataclasses.replace(
         run,
-        num_envs=layout.num_envs,
-        num_shards=layout.num_shards,
-        arch="anakin",
+        arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
+        eval_episodes=run.eval_episodes or (32 if on_host else 128),
         eval_every=run.eval_every or max(1, run.total_steps // 10),
         checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
-    settings = anakin.Settings(agent.config.rollout_length, run.reset_pool)
+    make = _sebulba if run.arch == "sebulba" else _anakin
+    driver, num_envs, num_shards = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    run = dataclasses.replace(run, num_envs=num_envs, num_shards=num_shards)
     description = {
         "podracer": __version__,
         "agent": agent.name,
@@ -165,6 +179,54 @@ def resolve(
         "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
     }
-    return Experiment(
-        agent, environment, run, layout, anakin.make(agent, environment, layout, settings), hypers, description
+    return Experiment(agent, environment, run, driver, hypers, description)
+
+
+def _anakin(
+    agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
+) -> tuple[Driver, int, int]:
+    layout = topology.make(
+        num_envs=run.num_envs,
+        envs_per_device=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        population=run.population,
+        devices=devices,
     )
+    seeds = run.seed + np.arange(run.population, dtype=np.int32)
+    driver = Anakin(agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper)
+    return driver, layout.num_envs, layout.num_shards
+
+
+def _sebulba(
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    run: RunConfig,
+    hyper: dict[str, np.ndarray],
+    devices: list[Any] | None,
+) -> tuple[Driver, int, int]:
+    for name, plain in (("population", 1), ("reset_pool", 0)):
+        if getattr(run, name) != plain:
+            raise ValueError(f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments.")
+    if not isinstance(environment, HostEnvironments):
+        environment = SteppedEnvironments(environment)
+    layout = topology.make_host(
+        num_envs=run.num_envs,
+        envs_per_actor=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        actor_devices=run.actor_devices,
+        actor_threads=run.actor_threads,
+        updates_per_batch=run.updates_per_batch,
+        devices=devices or jax.local_devices(),
+    )
+    driver = Sebulba(
+        agent,
+        environment,
+        layout,
+        seed=run.seed,
+        hyper={name: float(value[0]) for name, value in hyper.items()},
+        lockstep=run.mode == "lockstep",
+        updates_per_batch=run.updates_per_batch,
+        queue_capacity=run.queue_capacity,
+        env_timeout=run.env_timeout,
+    )
+    return driver, layout.num_envs, layout.num_shards

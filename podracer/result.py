@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import evaluate, metrics, plots, spaces
-from podracer.anakin import program as anakin
 from podracer.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
@@ -40,7 +39,7 @@ class Result:
         self.history = history
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
-        self._evaluators: dict[int, Callable] = {}
+        self._evaluators: dict[int, evaluate.Evaluator] = {}
 
     @property
     def population(self) -> int:
@@ -61,9 +60,9 @@ class Result:
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
         if episodes not in self._evaluators:
-            self._evaluators[episodes] = evaluate.make(self.agent, self.environment, episodes)
-        key = anakin.run_keys(seed)[2]
-        return evaluate.summarize(*self._evaluators[episodes](self.actor_params(member), key))
+            self._evaluators[episodes] = evaluate.Evaluator(self.agent, self.environment, episodes)
+        params = jax.tree.map(lambda x: x[None], self.actor_params(member))
+        return self._evaluators[episodes](params, np.asarray([seed], np.int32))[0]
 
     def policy(self, observation: ArrayTree, *, member: int = 0) -> Any:
         """The greedy action for one observation.
@@ -100,8 +99,7 @@ class Result:
 
     def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:
         """Writes a GIF of one greedy episode."""
-        key = anakin.run_keys(seed)[2]
-        return plots.animation(evaluate.frames(self.agent, self.environment, self.actor_params(member), key), path)
+        return plots.animation(evaluate.frames(self.agent, self.environment, self.actor_params(member), seed), path)
 
 
 def _fit(space: spaces.Space, expected: jax.Array, value: Any) -> np.ndarray:

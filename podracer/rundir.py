@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from podracer import config as configs
 from podracer.experiment import RunConfig
 
-FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints")
+FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout")
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
@@ -84,7 +85,7 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
     """`runs/ENV-AGENT-SEED`, numbered if that exists; with `resume`, the newest that exists."""
-    plain = pathlib.Path("runs") / f"{environment}-{agent}-{seed}"
+    plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(free - 1, 0) if resume else free]

@@ -1,4 +1,4 @@
-"""One stretch of training: logging, evaluation, checkpoints and signals around the runner."""
+"""One stretch of training: logging, evaluation, checkpoints and signals around a driver."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import checkpoint, evaluate, metrics, rundir
-from podracer.anakin import program as anakin
-from podracer.anakin import runner
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
 from podracer.experiment import Experiment
 from podracer.result import Result
 from podracer.version import __version__
@@ -24,8 +23,7 @@ from podracer.version import __version__
 class StopSignal:
     """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
 
-    def __init__(self):
-        self.requested = False
+    requested = False
 
     def __enter__(self) -> StopSignal:
         self._previous = {}
@@ -67,50 +65,48 @@ class Session:
         self._train_seconds = previous[-1] if previous else 0.0
         title = f"{experiment.agent.name} {experiment.description['env']}"
         self._display = metrics.Display(experiment.run.total_steps, title, progress)
-        self._evaluator = jax.jit(
-            jax.vmap(evaluate.make(experiment.agent, experiment.environment, experiment.run.eval_episodes))
+        self._evaluator = evaluate.Evaluator(
+            experiment.agent,
+            experiment.environment,
+            experiment.run.eval_episodes,  # type: ignore[arg-type]
         )
         self._last_evaluation: list[evaluate.Evaluation] = []
         self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
 
-    def _begin(self, resume: bool) -> anakin.RunState:
+    def _begin(self, resume: bool) -> RunState:
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
             try:
-                _, state, self._notes = self._checkpoints.restore(experiment.program.like())
+                _, state, self._notes = self._checkpoints.restore(experiment.driver.like())
             except checkpoint.CheckpointError:
                 self._checkpoints.close()
                 raise
             return state
-        hyper = {name: jnp.asarray(value) for name, value in experiment.hyper.items()}
-        return experiment.program.init(jnp.asarray(experiment.seeds), hyper)
+        return experiment.driver.init()
 
     @staticmethod
-    def _updates(state: anakin.RunState) -> int:
+    def _updates(state: RunState) -> int:
         return int(np.max(jax.device_get(state.learner.num_updates)))
 
     def run(self) -> Result:
-        experiment, run = self._experiment, self._experiment.run
+        driver, run = self._experiment.driver, self._experiment.run
         try:
             for note in self._notes:
                 self._display.say(note)
-            self._display.say(experiment.layout.describe())
+            self._display.say(driver.describe())
             self._display.say("compiling ...")
-            compiled = runner.compile_step(experiment.program, self._state)
-            updates = -(-run.total_steps // (run.num_envs * experiment.agent.config.rollout_length))  # type: ignore[operator]
-            self._state, complete = runner.run(
-                compiled.call,
+            compile_seconds = driver.compile(self._state)
+            self._state, complete = driver.run(
                 self._state,
                 total_steps=run.total_steps,
                 next_milestone=self._next_milestone,
-                max_updates_per_call=max(1, updates // 100),
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
                 should_stop=lambda: self._stop.requested,
             )
-            return self._finish(compiled, complete)
-        except runner.TrainingDivergedError as error:
-            raise runner.TrainingDivergedError(f"{error} {self._last_good()}") from None
+            return self._finish(compile_seconds, complete)
+        except TrainingDivergedError as error:
+            raise TrainingDivergedError(f"{error} {self._last_good()}") from None
         finally:
             self._display.close()
             self._log.close()
@@ -126,7 +122,7 @@ class Session:
         every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
         return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
 
-    def _on_progress(self, now: runner.Progress) -> None:
+    def _on_progress(self, now: Progress) -> None:
         self._train_seconds += now.seconds
         rate = now.transitions / now.seconds
         timing = {"time/steps_per_second": rate, "time/train_seconds": self._train_seconds}
@@ -139,7 +135,7 @@ class Session:
         returns = returns[np.isfinite(returns)]
         self._display.update(now.env_steps, rate, float(returns.mean()) if returns.size else math.nan)
 
-    def _on_milestone(self, state: anakin.RunState, env_steps: int) -> None:
+    def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run
         final = env_steps >= run.total_steps
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
@@ -151,12 +147,10 @@ class Session:
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
 
-    def _evaluate(self, state: anakin.RunState, env_steps: int) -> None:
+    def _evaluate(self, state: RunState, env_steps: int) -> None:
         learner = jax.device_put(state.learner, jax.local_devices()[0])
         params = jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
-        keys = jax.vmap(lambda seed: anakin.run_keys(seed)[2])(jnp.asarray(self._experiment.seeds))
-        returns, lengths, finished = self._evaluator(params, keys)
-        self._last_evaluation = [evaluate.summarize(*member) for member in zip(returns, lengths, finished)]
+        self._last_evaluation = self._evaluator(params, self._experiment.seeds)
         mean = np.mean([result.mean for result in self._last_evaluation])
         self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
         if self._evaluated_at == env_steps:
@@ -168,15 +162,15 @@ class Session:
                 row["member"] = member
             self._log.write(row | {"eval/return_mean": result.mean, "eval/return_std": result.std})
 
-    def _finish(self, compiled: runner.Compiled, complete: bool) -> Result:
+    def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment = self._state, self._experiment
-        env_steps = int(runner.counter_values(state.env_steps).min())
+        env_steps = int(counter_values(state.env_steps).min())
         if not complete and self._checkpoints:
             self._checkpoints.save(env_steps, state)
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, state.learner, self._log.rows, self._directory)
-        result.summary = self._summary(compiled, env_steps, complete)
+        result.summary = self._summary(compile_seconds, env_steps, complete)
         if self._directory:
             rundir.write_json(self._directory / "summary.json", result.summary)
             if any("episode/return" in row for row in self._log.rows):
@@ -188,23 +182,23 @@ class Session:
             )
         return result
 
-    def _summary(self, compiled: runner.Compiled, env_steps: int, complete: bool) -> dict[str, Any]:
+    def _summary(self, compile_seconds: float, env_steps: int, complete: bool) -> dict[str, Any]:
         experiment = self._experiment
         rates = [row["time/steps_per_second"] for row in self._log.rows if "time/steps_per_second" in row]
-        device = experiment.layout.mesh.devices.flat[0]
+        devices = experiment.driver.devices
         summary = {
             "agent": experiment.agent.name,
             "env": experiment.description["env"],
-            "arch": "anakin",
+            "arch": experiment.driver.arch,
             "seed": experiment.run.seed,
             "complete": complete,
             "env_steps": env_steps,
             "updates": self._updates(self._state),
-            "compile_seconds": compiled.seconds,
+            "compile_seconds": compile_seconds,
             "train_seconds": self._train_seconds,
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
-            "devices": experiment.layout.num_devices,
-            "device": f"{device.platform}: {device.device_kind}",
+            "devices": len(devices),
+            "device": f"{devices[0].platform}: {devices[0].device_kind}",
             "jax": jax.__version__,
             "podracer": __version__,
         }

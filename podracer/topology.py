@@ -94,3 +94,93 @@ def make(
     grid = np.asarray(devices).reshape(population_devices, data_devices)
     mesh = Mesh(grid, (POPULATION_AXIS, DATA_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
     return Topology(mesh, num_shards, num_envs, population)
+
+
+# Sebulba
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTopology:
+    """How a run with host environments is laid out: actor threads on their devices, and a mesh of learners.
+
+    Attributes:
+      actors: the device of every actor thread.
+      mesh: the learner devices, with the one axis `data`.
+      num_shards: S, logical shards of every trajectory.
+      num_envs: environment lanes over all actor threads.
+    """
+
+    actors: tuple[Any, ...]
+    mesh: Mesh
+    num_shards: int
+    num_envs: int
+
+    @property
+    def envs_per_actor(self) -> int:
+        return self.num_envs // len(self.actors)
+
+    @property
+    def devices(self) -> list[Any]:
+        """All devices, each once."""
+        return list(dict.fromkeys((*self.actors, *self.mesh.devices.flat)))
+
+    def describe(self) -> str:
+        """One line for people."""
+        actors, learners = len(set(self.actors)), self.mesh.size
+        shared = set(self.actors) & set(self.mesh.devices.flat)
+        where = "1 shared" if shared else f"{actors} actor and {learners} learner"
+        return (
+            f"{self.num_envs} environments in {len(self.actors)} actor thread(s), {self.num_shards} shard(s) on "
+            f"{where} {self.mesh.devices.flat[0].platform} device(s)"
+        )
+
+
+def make_host(
+    *,
+    num_envs: int | None,
+    envs_per_actor: int,
+    num_shards: int | None = None,
+    actor_devices: int | None = None,
+    actor_threads: int = 1,
+    updates_per_batch: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> HostTopology:
+    """Splits a host's devices into actors and learners (Hessel et al. 2021, "Sebulba").
+
+    Args:
+      num_envs: lanes over all actor threads; `envs_per_actor` for each if None.
+      envs_per_actor: the agent's default.
+      num_shards: S; one per learner device if None.
+      actor_devices: how many devices act; a quarter of them, at least one, if None (the paper's 1 to 3). A single
+        device acts and learns.
+      actor_threads: of every actor device.
+      updates_per_batch: how many parts of every shard's lanes are learnt from in turn.
+      devices: all local devices if None.
+
+    Raises:
+      ValueError: where there are too few devices, or lanes do not divide.
+    """
+    devices = list(devices if devices is not None else jax.local_devices())
+    acting = actor_devices or max(1, len(devices) // 4)
+    if acting >= len(devices) > 1:
+        raise ValueError(f"actor_devices={acting}: of {len(devices)} devices at least one must learn.")
+    learners = devices[acting:] or devices
+    if len(devices) == 1 and acting > 1:
+        raise ValueError(f"actor_devices={acting}: there is 1 device, which acts and learns.")
+    actors = tuple(device for device in devices[:acting] for _ in range(actor_threads))
+    num_shards = num_shards or len(learners)
+    if num_shards % len(learners):
+        raise ValueError(
+            f"num_shards={num_shards} is not divisible by the {len(learners)} learner devices; "
+            f"use a multiple of {len(learners)}."
+        )
+    unit = len(actors) * num_shards * updates_per_batch
+    num_envs = num_envs or -(-envs_per_actor // (num_shards * updates_per_batch)) * unit
+    if num_envs % unit:
+        below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
+        raise ValueError(
+            f"num_envs={num_envs} is not divisible by {len(actors)} actor thread(s) x {num_shards} shard(s) x "
+            f"{updates_per_batch} update(s) per batch; use {f'{below} or {above}' if below else above}."
+        )
+    mesh = Mesh(np.asarray(learners), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+    return HostTopology(actors, mesh, num_shards, num_envs)

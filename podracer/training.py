@@ -14,17 +14,16 @@ import numpy as np
 
 from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
-from podracer.anakin.program import Limits
 from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
 from podracer.session import Session, StopSignal
-from podracer.types import Agent, Environment
+from podracer.types import Agent, Environment, HostEnvironments
 
 
 def train(
     agent: str | Agent,
-    environment: str | Environment,
+    environment: str | Environment | HostEnvironments,
     *,
     run_dir: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -42,7 +41,7 @@ def train(
 
     Args:
       agent: a name, or an `Agent`.
-      environment: a name, or an object that follows `podracer.types.Environment`.
+      environment: a name, or an object that follows `podracer.types.Environment` or `HostEnvironments`.
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
       resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none).
       config: the agent's settings, as its config dataclass or a mapping of fields.
@@ -67,7 +66,7 @@ def train(
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-    jax.eval_shape(experiment.program.step, experiment.program.like(), Limits.of(0, 1, 0))
+    experiment.driver.check()
     if directory is not None:
         rundir.prepare(directory, experiment.description, resume)
     _use_compilation_cache()
@@ -79,7 +78,7 @@ def load(
     run_dir: str | pathlib.Path,
     *,
     agent: Agent | None = None,
-    environment: Environment | None = None,
+    environment: Environment | HostEnvironments | None = None,
     network: Network | None = None,
 ) -> Result:
     """The result of a run directory, from its newest whole checkpoint.
@@ -115,7 +114,7 @@ def load(
         raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
     checkpoints = checkpoint.Checkpoints(directory, read_only=True)
     try:
-        _, state, problems = checkpoints.restore(experiment.program.like())
+        _, state, problems = checkpoints.restore(experiment.driver.like())
     finally:
         checkpoints.close()
     for problem in problems:

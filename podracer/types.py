@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import numpy as np
 
 from podracer import spaces
 
@@ -114,6 +115,77 @@ class Environment(Protocol):
 
     def observe(self, state: Any) -> ArrayTree:
         """The observation of `state`, within `spec.observation_space`."""
+        ...
+
+
+class HostStep(NamedTuple):
+    """What a batch of host lanes shows, as NumPy arrays [B].
+
+    Attributes:
+      timestep: what the agent sees.
+      score: float32; the raw reward of this row, or () where the agent's reward is raw.
+      over: bool; a real episode ended here, or () where `timestep.last` says so (losing a life is a `last` row in
+        some protocols, but ends no game).
+    """
+
+    timestep: TimeStep
+    score: Any = ()
+    over: Any = ()
+
+    @property
+    def raw_reward(self) -> Any:
+        """The raw rewards [B]."""
+        return self.timestep.reward if isinstance(self.score, tuple) else self.score
+
+    @property
+    def game_over(self) -> Any:
+        """Whether a real episode ended, bool [B]."""
+        return self.timestep.last if isinstance(self.over, tuple) else self.over
+
+
+@runtime_checkable
+class HostEnvironment(Protocol):
+    """A batch of running environments outside JAX: NumPy in and out, in C++, in Python or on another machine.
+
+    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread. `save()` and
+    `load(saved)`, a tree of arrays with everything that decides the rows to come, are optional: lockstep runs on
+    environments that have them resume bit for bit.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        """Waits for rows: the local indices int32 [b] of their lanes, and the rows [b]; the `first` ones to begin with.
+
+        The arrays are the caller's: they are not written to again.
+        """
+        ...
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        """Passes the actions [b] for the rows that `recv` returned."""
+        ...
+
+    def close(self) -> None:
+        """Ends the environments; they are not used again."""
+        ...
+
+
+@runtime_checkable
+class HostEnvironments(Protocol):
+    """Where host environments come from: every actor thread and every evaluation makes its own."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> HostEnvironment:
+        """Starts environments.
+
+        Args:
+          num_lanes: B.
+          seed: lane i gets seed + i; callers give disjoint ranges below 2**31.
+          evaluation: whether they are for evaluation, where training's shortcuts (a lost life as an end) do not apply.
+        """
         ...
 
 

@@ -85,7 +85,7 @@ def untrained(agent, environment, run_dir=None, **parts):
     """A result and, in `run_dir`, a run, all of whose numbers are 0: for what does not need training to be seen."""
     made = experiment.resolve(agent, environment, experiment.RunConfig(total_steps=1, num_envs=8), **parts)
     zeros = lambda x: jnp.zeros(x.shape, x.dtype) if not is_key(x) else jnp.broadcast_to(jax.random.key(0), x.shape)  # noqa: E731
-    state = jax.tree.map(zeros, made.program.like())
+    state = jax.tree.map(zeros, made.driver.like())
     if run_dir:
         rundir.prepare(run_dir, made.description, resume=False)
         checkpoints = checkpoint.Checkpoints(run_dir)
@@ -119,6 +119,8 @@ def test_config_is_resolved(finished):
     assert config["own"] == []
     assert config["run"] == {
         **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": 0},
+        **{"mode": "async", "actor_devices": None, "actor_threads": 1, "updates_per_batch": 1, "queue_capacity": None},
+        **{"env_timeout": 60.0},
         **{"arch": "anakin", "eval_every": 500, "eval_episodes": 16, "checkpoint_every": 500, "keep_checkpoints": 3},
     }
 

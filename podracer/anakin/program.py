@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec
 
 from podracer import ops
 from podracer.anakin import autoreset
+from podracer.driver import RunState
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
 
@@ -32,20 +33,15 @@ SMALL_STATE_BYTES = 256
 
 
 class Actors(NamedTuple):
-    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key."""
+    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key.
+
+    In a `RunState` its leading dims are [P, S].
+    """
 
     lanes: autoreset.Lane
     agent: ArrayTree
     lane: jax.Array
     key: jax.Array
-
-
-class RunState(NamedTuple):
-    """Everything a run needs to go on. Leading dims: learner and env_steps [P], actors [P, S]."""
-
-    learner: LearnerState
-    actors: Actors
-    env_steps: ops.Counter
 
 
 class Limits(NamedTuple):

@@ -10,40 +10,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 
-from podracer import ops
-from podracer.anakin.program import Limits, Program, Report, RunState
+from podracer.anakin.program import Limits, Program, Report
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""
-
-
-class TrainingDivergedError(RuntimeError):
-    """The loss, a gradient or another metric stopped being a finite number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """What the host knows after a call.
-
-    Attributes:
-      env_steps: real transitions per member, the least of all members.
-      updates: updates since the run began.
-      metrics: per member and metric, [P]; means over the updates of the call.
-      seconds: how long the call took.
-      transitions: real transitions of the call, over all members.
-    """
-
-    env_steps: int
-    updates: int
-    metrics: dict[str, np.ndarray]
-    member_steps: np.ndarray
-    seconds: float
-    transitions: int
 
 
 @dataclasses.dataclass
@@ -150,11 +125,7 @@ class _Reader:
         self._steps, self._updates = steps, self._updates + updates
         metrics = {name: np.asarray(value) / updates for name, value in report.metrics.items()}
         if not np.any(report.finite):
-            broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
-            raise TrainingDivergedError(
-                f"{', '.join(broken)} not finite after {self.env_steps} environment steps ({self._updates} updates); "
-                "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
-            )
+            raise TrainingDivergedError.of(metrics, self.env_steps, self._updates)
         with np.errstate(invalid="ignore", divide="ignore"):
             count = np.asarray(report.episodes.count)
             metrics["episode/return"] = np.asarray(report.episodes.return_sum) / count
@@ -163,9 +134,3 @@ class _Reader:
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
         return self.env_steps, max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))
-
-
-def counter_values(counter: Any) -> np.ndarray:
-    """A device counter [P] as int64 [P]."""
-    high, low = jax.device_get((counter.high, counter.low))
-    return np.asarray(high, np.int64) * ops.COUNTER_BASE + np.asarray(low, np.int64)

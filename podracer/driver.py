@@ -1,0 +1,124 @@
+"""What a session needs of a driver, whichever it is: the state of a run, its progress, and how it can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from podracer import ops
+from podracer.types import LearnerState
+
+
+class RunState(NamedTuple):
+    """Everything a run needs to go on, and what a checkpoint holds.
+
+    Attributes:
+      learner: leading dim [P], the population.
+      actors: the acting side, of the driver's own kind; () where it begins anew.
+      env_steps: real transitions so far, [P].
+    """
+
+    learner: LearnerState
+    actors: Any
+    env_steps: ops.Counter
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss, a gradient or another metric stopped being a finite number."""
+
+    @classmethod
+    def of(cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int) -> TrainingDivergedError:
+        """The error for metrics that are not finite."""
+        broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
+        return cls(
+            f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates); "
+            "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the host knows after some updates.
+
+    Attributes:
+      env_steps: real transitions per member, the least of all members.
+      updates: updates since the run began.
+      metrics: per member and metric, [P]; means over these updates.
+      member_steps: real transitions of each member, int64 [P].
+      seconds: how long they took.
+      transitions: their real transitions, over all members.
+    """
+
+    env_steps: int
+    updates: int
+    metrics: dict[str, np.ndarray]
+    member_steps: np.ndarray
+    seconds: float
+    transitions: int
+
+
+class Driver(Protocol):
+    """Runs an agent in an environment on devices."""
+
+    arch: str
+
+    @property
+    def devices(self) -> list[Any]: ...
+
+    def describe(self) -> str:
+        """One line for people: lanes, shards, devices."""
+        ...
+
+    def check(self) -> None:
+        """Traces what will be compiled, which finds what is left to find in a configuration."""
+        ...
+
+    def init(self) -> RunState:
+        """The first state."""
+        ...
+
+    def like(self) -> RunState:
+        """The shapes, dtypes and shardings of a state, for restoring one without making one."""
+        ...
+
+    def compile(self, state: RunState) -> float:
+        """Compiles for a state; returns how many seconds that took."""
+        ...
+
+    def run(
+        self,
+        state: RunState,
+        *,
+        total_steps: int,
+        next_milestone: Callable[[int], int],
+        on_progress: Callable[[Progress], None],
+        on_milestone: Callable[[RunState, int], None],
+        should_stop: Callable[[], bool],
+    ) -> tuple[RunState, bool]:
+        """Trains until every member has `total_steps`, or `should_stop()`.
+
+        Args:
+          state: where to begin; consumed.
+          total_steps: real transitions per member.
+          next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
+          on_progress: called every now and then.
+          on_milestone: called with a state that is safe to read until it returns, and the steps done.
+          should_stop: polled.
+
+        Returns:
+          The final state, and whether it is final (False if it was stopped).
+
+        Raises:
+          TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
+        """
+        ...
+
+
+def counter_values(counter: Any) -> np.ndarray:
+    """A device counter [P] as int64 [P]."""
+    high, low = jax.device_get((counter.high, counter.low))
+    return np.asarray(high, np.int64) * ops.COUNTER_BASE + np.asarray(low, np.int64)

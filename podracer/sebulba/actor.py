@@ -1,0 +1,174 @@
+"""An actor: a thread that steps its own batch of environments and acts on its device."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.sebulba.acting import Buffer, Carry
+from podracer.sebulba.channels import Channel, Closed, ParamsStore
+from podracer.types import EpisodeStats, HostEnvironment, HostStep, Trajectory
+
+STAGES = ("environment", "inference", "transfer", "queue", "parameters")
+"""Where an actor's time goes: stepping, acting, handing over, waiting for room, waiting for parameters (lockstep)."""
+
+
+class ActorError(RuntimeError):
+    """An actor failed; the cause is chained."""
+
+
+class Resume(NamedTuple):
+    """Where an actor can begin a rollout again: what its environment saved, and its own `acting.Carry`."""
+
+    environment: Any
+    carry: Carry
+
+
+class Rollout(NamedTuple):
+    """What an actor passes to the learner.
+
+    Attributes:
+      trajectory: on the learner devices.
+      episodes: sums over the games that ended, on the actor's device.
+      transitions: real ones, without resets.
+      seconds: by stage.
+      resume: where the rollout after this one begins, if asked for.
+    """
+
+    trajectory: Trajectory
+    episodes: EpisodeStats
+    transitions: int
+    seconds: dict[str, float]
+    resume: Resume | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """What all actors share.
+
+    Attributes:
+      rollout_length: T.
+      act: compiled, by device.
+      finish: compiled, by device.
+      spread: sends a trajectory to the learner devices.
+      store: where parameters come from.
+      channel: where rollouts go.
+      lockstep: rollout k of all takes publication k - `num_actors`; otherwise every step takes the newest.
+      num_actors: threads in all.
+      keep_resume: whether rollouts say where the next begins.
+    """
+
+    rollout_length: int
+    act: dict[Any, Callable[..., Any]]
+    finish: dict[Any, Callable[..., Any]]
+    spread: Callable[[Trajectory], Trajectory]
+    store: ParamsStore
+    channel: Channel
+    lockstep: bool
+    num_actors: int
+    keep_resume: bool
+
+
+class Actor(threading.Thread):
+    """Acts until the channel or the store is closed; keeps what went wrong in `error`.
+
+    Args:
+      index: of the actor; it names the thread.
+      device: where it acts.
+      make_environment: called in the thread.
+      buffer: where it begins; consumed.
+      begun: rollouts that all actors together have handed over before.
+      wiring: what it shares.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        device: Any,
+        make_environment: Callable[[], HostEnvironment],
+        buffer: Buffer,
+        begun: int,
+        wiring: Wiring,
+    ):
+        super().__init__(name=f"actor {index} on {device}", daemon=True)
+        self.index, self.device = index, device
+        self.error: BaseException | None = None
+        self.waiting_since: float | None = None
+        self._make_environment = make_environment
+        self._buffer: Any = buffer
+        self._number = begun + (index - begun) % wiring.num_actors
+        self._wiring = wiring
+        self._ending = threading.Event()
+
+    def stop(self) -> None:
+        """Asks the thread to end after its current step."""
+        self._ending.set()
+
+    def run(self) -> None:
+        environment = None
+        try:
+            self.waiting_since = time.monotonic()
+            environment = self._make_environment()
+            with jax.default_device(self.device):
+                self._act(environment)
+        except Closed:
+            pass
+        except BaseException as error:
+            self.error = error
+            self._wiring.channel.close()
+        finally:
+            self._buffer = None
+            if environment is not None:
+                environment.close()
+
+    def _act(self, environment: HostEnvironment) -> None:
+        wiring, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length
+        act, finish = wiring.act[self.device], wiring.finish[self.device]
+        buffer, clock = self._buffer, time.perf_counter
+        self._buffer = None  # it is donated
+        queued = 0.0
+        lanes, step = environment.recv()
+        _require_all_lanes(lanes, step)
+        while True:
+            t0 = clock()
+            params = store.wait(self._number - wiring.num_actors, self.device) if wiring.lockstep else None
+            waited = clock() - t0
+            transitions, inference, stepping = 0, 0.0, 0.0
+            for _ in range(T):
+                t0 = clock()
+                buffer, actions = act(buffer, params if params is not None else store.newest(self.device), step)
+                actions = jax.tree.map(np.asarray, actions)
+                t1 = clock()
+                self.waiting_since = time.monotonic()
+                environment.send(lanes, actions)
+                lanes, step = environment.recv()
+                self.waiting_since = None
+                transitions += len(lanes) - int(np.count_nonzero(step.timestep.first))
+                t2 = clock()
+                inference, stepping = inference + t1 - t0, stepping + t2 - t1
+                if self._ending.is_set():
+                    raise Closed
+            t0 = clock()
+            trajectory, episodes, buffer = finish(buffer, step)
+            trajectory = wiring.spread(trajectory)
+            resume = None
+            if wiring.keep_resume:
+                resume = Resume(environment.save(), jax.tree.map(jnp.copy, buffer.carry))  # type: ignore[attr-defined]
+            t1 = clock()
+            seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
+            wiring.channel.put(self.index, Rollout(trajectory, episodes, transitions, seconds, resume))
+            queued = clock() - t1
+            self._number += wiring.num_actors
+
+
+def _require_all_lanes(lanes: np.ndarray, step: HostStep) -> None:
+    B = step.timestep.reward.shape[0]
+    if not np.array_equal(lanes, np.arange(B)):
+        raise ValueError(f"the environment returned lanes {lanes}; actors need all {B}, in order, at every step.")

@@ -1,0 +1,136 @@
+"""What passes between threads: trajectories to the learner, parameters to the actors. Nothing here waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+import jax
+
+
+class Closed(Exception):  # noqa: N818 - not an error: how a thread learns that the run is over
+    """The run is over; whoever waits goes home."""
+
+
+class Message(NamedTuple):
+    """What a `Channel` carries: from which actor, and what."""
+
+    source: int
+    content: Any
+
+
+class Channel:
+    """A bounded queue that many actors fill and one learner empties; closing it wakes everyone."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._messages: deque[Message] = deque()
+        self._line: deque[object] = deque()
+        self._condition = threading.Condition()
+        self._closed = False
+
+    def put(self, source: int, content: Any) -> None:
+        """Appends, waiting for room; who waits longest is first, or an actor could starve and its data grow old.
+
+        Raises:
+          Closed: if the channel is closed.
+        """
+        ticket = object()
+        with self._condition:
+            self._line.append(ticket)
+            self._condition.wait_for(
+                lambda: self._closed or (self._line[0] is ticket and len(self._messages) < self._capacity)
+            )
+            if self._closed:
+                raise Closed
+            self._line.popleft()
+            self._messages.append(Message(source, content))
+            self._condition.notify_all()
+
+    def get(self, timeout: float, source: int | None = None) -> Any | None:
+        """The oldest message (from `source` if given), or None after `timeout` seconds or when closed."""
+
+        def ready() -> bool:
+            return self._closed or self._find(source) is not None
+
+        with self._condition:
+            self._condition.wait_for(ready, timeout)
+            message = self._find(source)
+            if message is None:
+                return None
+            self._messages.remove(message)
+            self._condition.notify_all()
+            return message.content
+
+    def _find(self, source: int | None) -> Message | None:
+        return next((m for m in self._messages if source is None or m.source == source), None)
+
+    def close(self) -> None:
+        """Ends the channel: waiting `put`s raise, `get` drains what is there and then returns None at once."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+
+class Published(NamedTuple):
+    """A version of what actors need: `number` counts publications, and `params` is a copy per actor device."""
+
+    number: int
+    params: dict[Any, Any]
+
+
+class ParamsStore:
+    """The published parameters: immutable snapshots that actors take without a lock."""
+
+    def __init__(self, devices: list[Any], keep: int):
+        self._devices, self._keep = devices, keep
+        self._versions: dict[int, Published] = {}
+        self._newest: Published | None = None
+        self._condition = threading.Condition()
+        self._closed = False
+
+    def publish(self, number: int, params: Any) -> None:
+        """Makes parameters the newest version, and forgets all but the `keep` newest.
+
+        Args:
+          number: of the publication; each one more than the last.
+          params: arrays on one device that nobody donates: a copy for every actor device is made of them.
+        """
+        version = Published(number, {device: jax.device_put(params, device) for device in self._devices})
+        with self._condition:
+            self._versions[number] = version
+            self._versions.pop(number - self._keep, None)
+            self._newest = version
+            self._condition.notify_all()
+
+    def newest(self, device: Any) -> Any:
+        """The newest parameters on a device."""
+        assert self._newest is not None
+        return self._newest.params[device]
+
+    def wait(self, number: int, device: Any) -> Any:
+        """The parameters of a publication on a device, waiting for it.
+
+        Raises:
+          Closed: if the store is closed first.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or number in self._versions)
+            if self._closed:
+                raise Closed
+            return self._versions[number].params[device]
+
+    def snapshot(self) -> list[Published]:
+        """All versions that are kept, oldest first."""
+        with self._condition:
+            return [self._versions[number] for number in sorted(self._versions)]
+
+    def close(self) -> None:
+        """Wakes everyone who waits."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()

@@ -1,0 +1,276 @@
+"""Sebulba as a driver: what its actors and its learner are made of, compiled and saved (Hessel et al. 2021)."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from podracer import ops
+from podracer.anakin.program import run_keys
+from podracer.driver import Progress, RunState, counter_values
+from podracer.sebulba import acting, learning, runner
+from podracer.sebulba.actor import Actor, Resume, Wiring
+from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.sebulba.seeds import first_seed
+from podracer.topology import HostTopology
+from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, LearnerState
+
+
+class LockstepState(NamedTuple):
+    """The acting side of a lockstep run whose environments can be saved.
+
+    Attributes:
+      published: the parameters that the next rollout of each actor is acted by, oldest first.
+      resumes: where the next rollout of each actor begins, by actor.
+    """
+
+    published: tuple[ActorParams, ...]
+    resumes: tuple[Resume, ...]
+
+
+class Sebulba:
+    """Actor threads feed a learner loop (see `podracer.driver.Driver`).
+
+    Args:
+      agent: the agent.
+      environments: where each actor's environments come from.
+      layout: actors and learners.
+      seed: of the run.
+      hyper: tunable numbers.
+      lockstep: rollouts are acted and learnt in a fixed order, rollout k by the parameters after update k - `actors`;
+        otherwise learnt as they come, each step acted by the newest parameters.
+      updates_per_batch: parts of a trajectory that are learnt from in turn.
+      queue_capacity: rollouts that may wait for the learner; one per actor if None.
+      env_timeout: seconds after which an environment that does not answer ends the run.
+    """
+
+    arch = "sebulba"
+
+    def __init__(
+        self,
+        agent: Agent,
+        environments: HostEnvironments,
+        layout: HostTopology,
+        *,
+        seed: int,
+        hyper: dict[str, float],
+        lockstep: bool = False,
+        updates_per_batch: int = 1,
+        queue_capacity: int | None = None,
+        env_timeout: float = 60.0,
+    ):
+        self._agent, self._environments, self._layout = agent, environments, layout
+        self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
+        self._parts, self._timeout = updates_per_batch, env_timeout
+        self._capacity = max(queue_capacity or 0, len(layout.actors))
+        self.acting = acting.make(agent, environments.spec, agent.config.rollout_length, layout.num_envs)
+        self.learning = learning.make(agent, layout.mesh, layout.num_shards, updates_per_batch)
+        self._start, self._begin = jax.jit(self.acting.start), jax.jit(self.acting.begin)
+        self._act: dict[Any, Callable[..., Any]] = {}
+        self._finish: dict[Any, Callable[..., Any]] = {}
+        self._update: Callable[..., Any] = self.learning.update
+
+    @property
+    def devices(self) -> list[Any]:
+        return self._layout.devices
+
+    def describe(self) -> str:
+        return self._layout.describe() + (", in lockstep" if self._lockstep else "")
+
+    # States
+
+    def init(self) -> RunState:
+        hyper = {name: jnp.float32(value) for name, value in self._hyper.items()}
+        learner = self.learning.init(run_keys(self._seed)[0], hyper)
+        saved: Any = ()
+        if resumes := self._first_resumes():
+            published = (self._save(self.learning.publish(learner, 0.0)),) * len(self._layout.actors)
+            saved = LockstepState(published, resumes)
+        return self._state(learner, saved, 0)
+
+    def like(self) -> RunState:
+        everywhere = self.learning.state_sharding
+        abstract = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        learner = jax.eval_shape(self._initial_learner)
+        saved: Any = ()
+        if resumes := self._first_resumes():
+            params = jax.eval_shape(self._agent.actor_params, learner, jnp.float32(0))
+            first = SingleDeviceSharding(self._layout.mesh.devices.flat[0])
+            published = tuple(jax.tree.map(lambda x: abstract(x, first), params) for _ in self._layout.actors)
+            saved = LockstepState(published, jax.tree.map(lambda x: abstract(x, x.sharding), resumes))
+        lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
+        counter = jax.eval_shape(lambda: ops.Counter.of(0))
+        return RunState(jax.tree.map(lead, learner), saved, jax.tree.map(lead, counter))
+
+    def _initial_learner(self) -> LearnerState:
+        hyper = {name: jnp.float32(value) for name, value in self._hyper.items()}
+        return self._agent.init(jax.random.key(0), hyper)
+
+    def _state(self, learner: LearnerState, saved: Any, env_steps: int) -> RunState:
+        """A copy that outlives the donation of the learner's state, with the leading dim of a population of one."""
+        counter = jax.device_put(ops.Counter.of(env_steps), self.learning.state_sharding)
+        lead = jax.jit(lambda tree: jax.tree.map(lambda x: x[None], tree))
+        return RunState(lead(learner), saved, lead(counter))
+
+    def _first_resumes(self) -> tuple[Resume, ...]:
+        """Where the actors of a fresh run begin; () where that cannot be saved, or need not be."""
+        if not self._lockstep:
+            return ()
+        resumes = []
+        for index, device in enumerate(self._layout.actors):
+            environment: Any = self._make_environment(index, 0)
+            try:
+                if not hasattr(environment, "save"):
+                    return ()
+                resumes.append(Resume(environment.save(), self._carry(index, device, 0)))
+            finally:
+                environment.close()
+        return tuple(resumes)
+
+    def _save(self, params: ActorParams) -> ActorParams:
+        return jax.device_put(params, self._layout.mesh.devices.flat[0])
+
+    # Actors
+
+    def _lanes(self, index: int) -> np.ndarray:
+        B = self._layout.envs_per_actor
+        return np.arange(index * B, (index + 1) * B, dtype=np.int32)
+
+    def _make_environment(self, index: int, begun: int) -> HostEnvironment:
+        B = self._layout.envs_per_actor
+        return self._environments.make(B, first_seed(self._seed, "training", begun) + index * B)
+
+    def _carry(self, index: int, device: Any, begun: int) -> acting.Carry:
+        key = jax.random.fold_in(jax.random.fold_in(run_keys(self._seed)[1], index), begun)
+        return self._start(*jax.device_put((self._lanes(index), key), device))
+
+    def _actors(self, saved: Any, begun: int, wiring: Wiring) -> list[Actor]:
+        actors = []
+        for index, device in enumerate(self._layout.actors):
+            make = functools.partial(self._make_environment, index, begun)
+            if saved:
+                make = functools.partial(
+                    _load, functools.partial(self._make_environment, index, 0), saved.resumes[index]
+                )
+            carry = saved.resumes[index].carry if saved else self._carry(index, device, begun)
+            lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
+            actors.append(Actor(index, device, make, self._begin(lanes, carry), begun, wiring))
+        return actors
+
+    # Compilation
+
+    def check(self) -> None:
+        *_, trajectory = self._shapes(None)
+        jax.eval_shape(
+            self.learning.update, jax.eval_shape(self._initial_learner), trajectory, *self._update_arguments()
+        )
+
+    def _update_arguments(self) -> tuple[Any, ...]:
+        return jnp.int32(0), jnp.float32(0), jax.random.key(0)
+
+    def _shapes(self, device: Any) -> tuple[Any, Any, Any, Any]:
+        """Shapes of a buffer, parameters and host rows of an actor, and of the trajectory that it makes."""
+        B = self._layout.envs_per_actor
+        environment = self._environments.make(1, first_seed(self._seed, "evaluation"))
+        try:
+            _, row = environment.recv()
+        finally:
+            environment.close()
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), row)
+        carry = jax.eval_shape(self.acting.start, self._lanes(0), jax.random.key(0))
+        buffer = jax.eval_shape(self.acting.begin, self._lanes(0), carry)
+        params = jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0)))
+        trajectory = jax.eval_shape(self.acting.finish, buffer, row)[0]
+        if device is not None:
+            there = SingleDeviceSharding(device)
+            place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
+            buffer, params = jax.tree.map(place, (buffer, params))
+        return buffer, params, row, trajectory
+
+    def compile(self, state: RunState) -> float:
+        start = time.perf_counter()
+        for device in dict.fromkeys(self._layout.actors):
+            buffer, params, row, _ = self._shapes(device)
+            self._act[device] = jax.jit(self.acting.act, donate_argnums=0).lower(buffer, params, row).compile()
+            self._finish[device] = jax.jit(self.acting.finish, donate_argnums=0).lower(buffer, row).compile()
+        trajectory = self.learning.like(self._shapes(None)[3])
+        learner = jax.eval_shape(self._initial_learner)
+        everywhere = self.learning.state_sharding
+        learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
+        self._update = self.learning.update.lower(learner, trajectory, *self._update_arguments()).compile()
+        return time.perf_counter() - start
+
+    # Running
+
+    def run(
+        self,
+        state: RunState,
+        *,
+        total_steps: int,
+        next_milestone: Callable[[int], int],
+        on_progress: Callable[[Progress], None],
+        on_milestone: Callable[[RunState, int], None],
+        should_stop: Callable[[], bool],
+    ) -> tuple[RunState, bool]:
+        learner = jax.jit(lambda tree: jax.tree.map(lambda x: x[0], tree))(state.learner)
+        env_steps, saved = int(counter_values(state.env_steps)[0]), state.actors
+        begun = int(learner.num_updates) // self._parts
+        num_actors = len(self._layout.actors)
+        store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
+        newest = self.learning.publish(learner, env_steps / total_steps)
+        for i, params in enumerate(saved.published if saved else (newest,) * num_actors):
+            store.publish(begun - num_actors + i, params)
+        store.publish(begun, newest)
+        wiring = Wiring(
+            rollout_length=self._agent.config.rollout_length,
+            act=self._act,
+            finish=self._finish,
+            spread=self.learning.spread,
+            store=store,
+            channel=Channel(self._capacity),
+            lockstep=self._lockstep,
+            num_actors=num_actors,
+            keep_resume=bool(saved),
+        )
+        loop = runner.Learner(
+            update=self._update,
+            publish=self.learning.publish,
+            key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
+            parts=self._parts,
+            learner=learner,
+            rollouts=begun,
+            env_steps=env_steps,
+            total_steps=total_steps,
+            resumes=list(saved.resumes) if saved else [],
+        )
+        actors = self._actors(saved, begun, wiring)
+        with runner.Crew(actors, wiring, self._environments.spec.name, self._timeout) as crew:
+            complete = loop.run(
+                crew,
+                next_milestone=next_milestone,
+                on_progress=on_progress,
+                on_milestone=lambda: on_milestone(self._snapshot(loop, store), loop.env_steps),
+                should_stop=should_stop,
+            )
+            return self._snapshot(loop, store), complete
+
+    def _snapshot(self, loop: runner.Learner, store: ParamsStore) -> RunState:
+        saved: Any = ()
+        if loop.resumes:
+            # The newest is not among them: it is made of the learner's state again.
+            published = [self._save(version.params[self._layout.actors[0]]) for version in store.snapshot()[:-1]]
+            saved = LockstepState(tuple(published), tuple(loop.resumes))
+        return self._state(loop.learner, saved, loop.env_steps)
+
+
+def _load(make: Callable[[], HostEnvironment], resume: Resume) -> HostEnvironment:
+    environment = make()
+    environment.load(resume.environment)  # type: ignore[attr-defined]
+    return environment

@@ -1,0 +1,186 @@
+"""EnvPool's environments (Weng et al. 2022, https://github.com/sail-sg/envpool): batches stepped by C++ threads.
+
+Pools are synchronous. What EnvPool leaves to its users is settled here: the first row of an episode carries no
+reward, a game over that falls on the step limit is a termination, float64 becomes float32, and actions are checked,
+which EnvPool does not do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from typing import Any
+
+import numpy as np
+
+from podracer import config as configs
+from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space, rows
+from podracer.types import EnvSpec, HostStep
+
+UNBOUNDED_STEPS = 2**31 - 1
+"""What EnvPool says where it knows no limit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvPoolOptions:
+    """Options of every EnvPool environment.
+
+    Attributes:
+      num_threads: C++ threads of a pool; one per core, at most one per lane, if None.
+      max_episode_steps: the time limit; the environment's own if None.
+      settings: further settings of the task as `name=value`, such as `use_combined_action=True`.
+    """
+
+    num_threads: int | None = configs.field(None, low=1)
+    max_episode_steps: int | None = configs.field(None, low=1)
+    settings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class AtariOptions(EnvPoolOptions):
+    """Options of Atari, with the protocol that most papers share (Mnih et al. 2015; see `podracer.atari`).
+
+    Attributes:
+      frame_skip: times each action is repeated; the last two frames are max-pooled.
+      noop_max: up to this many no-op actions open a game.
+      episodic_life: whether a lost life is an end for the agent (not in evaluation).
+      fire_reset: whether games that wait for it are started with FIRE.
+      full_action_space: all 18 actions instead of those that do something.
+      sticky_actions: probability that the previous action is repeated (Machado et al. 2018).
+    """
+
+    frame_skip: int = configs.field(4, low=1)
+    noop_max: int = configs.field(30, low=1)
+    episodic_life: bool = False
+    fire_reset: bool = False
+    full_action_space: bool = False
+    sticky_actions: float = configs.field(0.0, low=0.0, high=1.0)
+
+
+def options(task: str) -> type:
+    """The dataclass of a task's options.
+
+    Raises:
+      ValueError: where EnvPool is not installed, or does not know the task.
+    """
+    return AtariOptions if "episodic_life" in _settings(task) else EnvPoolOptions
+
+
+def _import() -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ValueError(f"EnvPool cannot be used here ({error}); pip install 'podracer[sebulba]'.") from None
+    return envpool
+
+
+def _settings(task: str) -> tuple[str, ...]:
+    """The names of a task's settings."""
+    envpool = _import()
+    known = envpool.list_all_envs()
+    if task not in known:
+        raise ValueError(f"EnvPool has no environment {task!r}; {_suggest(task, known)}")
+    try:
+        return envpool.make_spec(task).config._fields
+    except (ImportError, OSError) as error:  # a family whose system libraries are missing
+        raise ValueError(f"EnvPool cannot load {task!r}: {error}.") from None
+
+
+def _suggest(task: str, known: list[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    close = [by_lower[name] for name in difflib.get_close_matches(task.lower(), by_lower, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"it has {len(known)}, such as 'Pong-v5'."
+
+
+class EnvPoolEnvironments:
+    """A task of EnvPool (see `podracer.types.HostEnvironments`)."""
+
+    def __init__(self, task: str, options: EnvPoolOptions):
+        self._task, self._options = task, options
+        self._known = _settings(task)
+        pool = self._pool(1, 0, evaluation=True)
+        self.spec = EnvSpec(
+            f"envpool:{task}",
+            observation_space(pool.observation_space, task),
+            action_space(pool.action_space, task),
+            None if pool.spec.config.max_episode_steps >= UNBOUNDED_STEPS else pool.spec.config.max_episode_steps,
+        )
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> EnvPoolEnvironment:
+        """Starts a pool."""
+        return EnvPoolEnvironment(self._pool(num_lanes, seed, evaluation), self.spec, num_lanes)
+
+    def render(self, seed: int) -> EnvPoolEnvironment:
+        """A pool of one lane, for evaluation, that has `frame()`."""
+        return EnvPoolEnvironment(self._pool(1, seed, True, render_mode="rgb_array"), self.spec, 1)
+
+    def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
+        options = self._options
+        settings: dict[str, Any] = {"num_threads": options.num_threads or min(num_lanes, os.cpu_count() or 1)}
+        if options.max_episode_steps:
+            settings["max_episode_steps"] = options.max_episode_steps
+        if isinstance(options, AtariOptions):
+            settings |= {
+                "stack_num": 1,
+                "frame_skip": options.frame_skip,
+                "noop_max": options.noop_max,
+                "episodic_life": options.episodic_life and not evaluation,
+                "use_fire_reset": options.fire_reset,
+                "full_action_space": options.full_action_space,
+                "repeat_action_probability": options.sticky_actions,
+            }
+        for setting in options.settings:
+            name, value = configs.assignment(setting)
+            if name not in self._known:
+                raise ValueError(
+                    f"settings={setting!r}: {self._task} has no setting {name!r}; {configs.suggest(name, self._known)}"
+                )
+            settings[name] = value
+        make = _import().make
+        return make(self._task, env_type="gymnasium", num_envs=num_lanes, seed=seed, **settings, **more)
+
+
+class EnvPoolEnvironment:
+    """A running pool (see `podracer.types.HostEnvironment`)."""
+
+    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int):
+        self._pool: Any = pool
+        self.spec, self._begun = spec, False
+        self._lanes = np.arange(num_lanes, dtype=np.int32)
+        self._last = np.zeros(num_lanes, bool)
+        self._actions = action_checker(spec.action_space)
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        if not self._begun:
+            self._begun = True
+            observation, info = self._pool.reset()
+            reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
+            first = ~self._last
+        else:
+            observation, reward, terminated, truncated, info = self._pool.recv()
+            first = self._last
+        score: Any = ()
+        over: Any = ()
+        if "reward" in info:
+            # Atari: the raw reward, and its own word on the game, which also holds where the step limit says otherwise.
+            game_over = info["terminated"].astype(bool)
+            terminated = terminated | game_over
+            score, over = info["reward"], game_over | truncated
+        self._last = terminated | truncated
+        observation = convert(observation, self.spec.observation_space)
+        return self._lanes, HostStep(rows(observation, reward, terminated, first, self._last), score, over)
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        self._pool.send(self._actions(actions), lanes)
+
+    def frame(self) -> np.ndarray:
+        """Lane 0 as a picture, uint8 [H, W, 3], where the pool was made for it."""
+        return self._pool.render()[0]
+
+    def close(self) -> None:
+        # An EnvPool's threads end when the object does, not in its close().
+        self._pool = None

@@ -1,0 +1,99 @@
+"""Gymnasium's spaces and their values, which EnvPool shares, as the library's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from podracer import spaces
+from podracer.types import TimeStep
+
+# Bounds in float64 are what many environments have; that they become float32 is no news. Set once, for changing
+# filters while threads run is not safe.
+warnings.filterwarnings("ignore", message=".*Box (low|high)'s precision lowered")
+
+
+def observation_space(space: Any, name: str) -> spaces.Space:
+    """The library's form of an observation space of Gymnasium.
+
+    Raises:
+      ValueError: naming a space that has none.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        return spaces.Dict({key: observation_space(item, f"{name}[{key!r}]") for key, item in space.items()})
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return spaces.Box(0, 1, space.shape, np.int8)
+    if isinstance(space, gymnasium.spaces.Box):
+        low, high = float(np.min(space.low)), float(np.max(space.high))
+        shape, dtype = _image_shape(space), np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
+        if dtype.kind == "b":
+            low, high, dtype = 0, 1, np.dtype(np.int8)
+        return spaces.Box(low, high, shape, dtype)
+    raise ValueError(
+        f"{name} shows observations in {space}, which is not supported; Box, Discrete, MultiBinary, Dict are."
+    )
+
+
+def _image_shape(space: Any) -> tuple[int, ...]:
+    """Single grey frames [1, H, W] are [H, W] here."""
+    single = space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[0] == 1
+    return space.shape[1:] if single else space.shape
+
+
+def action_space(space: Any, name: str) -> spaces.Space:
+    """The library's form of an action space of Gymnasium.
+
+    Raises:
+      ValueError: naming a space that has none.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(tuple(space.nvec))
+    if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
+        low, high = float(np.min(space.low)), float(np.max(space.high))
+        if np.all(space.low == low) and np.all(space.high == high) and np.isfinite(low) and np.isfinite(high):
+            return spaces.Box(low, high, space.shape)
+        hint = " (VizDoom: --env.settings use_combined_action=True)" if space.shape else ""
+        raise ValueError(f"{name} takes actions in {space}; a Box needs the same finite bounds for all numbers{hint}.")
+    raise ValueError(f"{name} takes actions in {space}, which is not supported; Discrete and bounded Box are.")
+
+
+def convert(value: Any, space: spaces.Space, copy: bool = False) -> Any:
+    """Observations [B, ...] in the dtypes and shapes of a space; with `copy`, never the same arrays."""
+    if isinstance(space, spaces.Dict):
+        return {key: convert(value[key], item, copy) for key, item in space.items}
+    if copy or value.dtype != space.dtype:
+        value = value.astype(space.dtype)
+    return value if value.shape[1:] == space.shape else value.reshape(value.shape[0], *space.shape)
+
+
+def action_checker(space: spaces.Space) -> Callable[[Any], np.ndarray]:
+    """A function that returns actions [B] as NumPy in the environment's dtype.
+
+    It raises ValueError for a discrete action that the environment does not have.
+    """
+    if isinstance(space, spaces.Discrete):
+
+        def discrete(actions: Any) -> np.ndarray:
+            actions = np.asarray(actions, np.int32)
+            if actions.view(np.uint32).max() >= space.num_values:  # negative ones are huge
+                raise ValueError(f"actions {actions.min()} to {actions.max()} are not in {space}.")
+            return actions
+
+        return discrete
+    return lambda actions: np.asarray(actions, space.dtype)  # type: ignore[union-attr]
+
+
+def rows(observation: Any, reward: np.ndarray, terminated: np.ndarray, first: np.ndarray, last: np.ndarray) -> TimeStep:
+    """Host rows [B] of converted observations; a `first` row has no reward and a discount of 1."""
+    reward = np.where(first, np.float32(0), reward.astype(np.float32, copy=False))
+    discount = 1.0 - terminated.astype(np.float32)
+    arrays: Any = (observation, reward, discount, first, last)
+    return TimeStep(*arrays)

@@ -1,0 +1,212 @@
+"""The learner's loop, and the crew of actors that feeds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.driver import Progress, TrainingDivergedError
+from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
+from podracer.types import LearnerState, Metrics
+
+SECONDS_PER_REPORT = 0.5
+"""How often metrics are read from the device."""
+
+POLL_SECONDS = 0.2
+"""How often a learner that waits for a rollout looks at signals and at its actors."""
+
+JOIN_SECONDS = 5.0
+"""How long actors may take to end their current step when a run is over."""
+
+
+class Crew:
+    """The actors of a run: started together, watched, and stopped together.
+
+    Args:
+      actors: not started yet.
+      wiring: what they share.
+      environment: its name, for messages.
+      timeout: seconds that an environment may take to answer.
+    """
+
+    def __init__(self, actors: list[Actor], wiring: Wiring, environment: str, timeout: float):
+        self.actors, self.wiring = actors, wiring
+        self._environment, self._timeout = environment, timeout
+
+    def __enter__(self) -> Crew:
+        for actor in self.actors:
+            actor.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for actor in self.actors:
+            actor.stop()
+        self.wiring.channel.close()
+        self.wiring.store.close()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for actor in self.actors:
+            actor.join(max(0.0, deadline - time.monotonic()))
+
+    def next_rollout(self, number: int, should_stop: Callable[[], bool]) -> Rollout | None:
+        """The next rollout (in lockstep, rollout `number`), or None where the run should stop.
+
+        Raises:
+          ActorError: where an actor failed, or its environment does not answer.
+        """
+        source = number % self.wiring.num_actors if self.wiring.lockstep else None
+        while not should_stop():
+            self.check()
+            rollout = self.wiring.channel.get(POLL_SECONDS, source)
+            if rollout is not None:
+                return rollout
+        return None
+
+    def check(self) -> None:
+        """Raises ActorError where an actor failed, ended, or hangs."""
+        for actor in self.actors:  # first of all, for one that fails ends the others
+            if actor.error is not None:
+                problem = f"{type(actor.error).__name__}: {actor.error}"
+                raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
+        now = time.monotonic()
+        for actor in self.actors:
+            since = actor.waiting_since
+            if not actor.is_alive():
+                raise ActorError(f"{actor.name} ended without a word.")
+            if since is not None and now - since > self._timeout:
+                raise ActorError(
+                    f"{actor.name}: {self._environment} has not answered for {now - since:.0f} s; if that is how long "
+                    f"it takes, raise env_timeout={self._timeout:g}."
+                )
+
+
+class Learner:
+    """Learns from rollouts as they come and publishes parameters (arguments: see `podracer.sebulba.driver`)."""
+
+    def __init__(
+        self,
+        *,
+        update: Callable[..., tuple[LearnerState, Metrics]],
+        publish: Callable[[LearnerState, float], Any],
+        key: jax.Array,
+        parts: int,
+        learner: LearnerState,
+        rollouts: int,
+        env_steps: int,
+        total_steps: int,
+        resumes: list[Resume],
+    ):
+        self._update, self._publish, self._key = update, publish, key
+        self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
+        self.learner, self.rollouts, self.env_steps, self.resumes = learner, rollouts, env_steps, resumes
+
+    def run(
+        self,
+        crew: Crew,
+        *,
+        next_milestone: Callable[[int], int],
+        on_progress: Callable[[Progress], None],
+        on_milestone: Callable[[], None],
+        should_stop: Callable[[], bool],
+    ) -> bool:
+        """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
+        report = _Report(self)
+        while self.env_steps < self._total_steps:
+            target = next_milestone(self.env_steps)
+            while self.env_steps < target:
+                waited = time.perf_counter()
+                rollout = crew.next_rollout(self.rollouts, should_stop)
+                if rollout is None:
+                    report.send(on_progress, crew)
+                    return False
+                start = time.perf_counter()
+                metrics = self._learn(crew, rollout)
+                report.add(rollout, metrics, start - waited, time.perf_counter() - start, len(crew.wiring.channel))
+                if report.seconds > SECONDS_PER_REPORT:
+                    report.send(on_progress, crew)
+            report.send(on_progress, crew)
+            on_milestone()
+            report.restart_clock()
+        return True
+
+    def _learn(self, crew: Crew, rollout: Rollout) -> list[Metrics]:
+        progress = jnp.float32(min(self.env_steps / self._total_steps, 1.0))
+        metrics = []
+        for part in self._parts:
+            self.learner, part_metrics = self._update(self.learner, rollout.trajectory, part, progress, self._key)
+            metrics.append(part_metrics)
+        self.env_steps += rollout.transitions
+        self.rollouts += 1
+        # Parameters that are not there yet would hold up the actors that take them.
+        params = jax.block_until_ready(self._publish(self.learner, min(self.env_steps / self._total_steps, 1.0)))
+        crew.wiring.store.publish(self.rollouts, params)
+        if rollout.resume is not None:
+            self.resumes[(self.rollouts - 1) % crew.wiring.num_actors] = rollout.resume
+        return metrics
+
+
+class _Report:
+    """Collects what happened since the last report, on the device until it is sent."""
+
+    def __init__(self, learner: Learner):
+        self._learner = learner
+        self._updates = int(learner.learner.num_updates)
+        self._clear()
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self._clock = time.perf_counter()
+
+    def _clear(self) -> None:
+        self._metrics: list[Metrics] = []
+        self._rollouts: list[Rollout] = []
+        self._waiting = self._learning = self._depth = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._clock
+
+    def add(self, rollout: Rollout, metrics: list[Metrics], waited: float, learnt: float, depth: int) -> None:
+        self._rollouts.append(rollout._replace(trajectory=None, resume=None))  # type: ignore[arg-type]
+        self._metrics += metrics
+        self._waiting, self._learning = self._waiting + waited, self._learning + learnt
+        self._depth += depth
+
+    def send(self, on_progress: Callable[[Progress], None], crew: Crew) -> None:
+        """Reads the metrics and passes them on.
+
+        Raises:
+          TrainingDivergedError: where one is not finite.
+        """
+        if not self._rollouts:
+            return
+        fetched, episodes = jax.device_get((self._metrics, [rollout.episodes for rollout in self._rollouts]))
+        seconds = self.seconds
+        self.restart_clock()
+        self._updates += len(fetched)
+        every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
+        metrics = {name: values.mean(keepdims=True) for name, values in every.items()}
+        metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
+        if not all(np.all(np.isfinite(value)) for value in metrics.values()):
+            raise TrainingDivergedError.of(metrics, self._learner.env_steps, self._updates)
+        returns, lengths, count = (sum(float(getattr(e, name)) for e in episodes) for name in episodes[0]._fields)
+        scalars = {
+            "episode/return": returns / count if count else np.nan,
+            "episode/length": lengths / count if count else np.nan,
+            "episode/count": count,
+            "sebulba/queue_depth": self._depth / len(self._rollouts),
+            "sebulba/learn_share": self._learning / seconds,
+            "sebulba/wait_share": self._waiting / seconds,
+        }
+        for stage in STAGES:
+            spent = sum(rollout.seconds[stage] for rollout in self._rollouts)
+            scalars[f"sebulba/{stage}_share"] = spent / seconds / crew.wiring.num_actors
+        metrics |= {name: np.asarray([value], np.float64) for name, value in scalars.items()}
+        transitions = sum(rollout.transitions for rollout in self._rollouts)
+        steps = np.asarray([self._learner.env_steps], np.int64)
+        self._clear()
+        on_progress(Progress(self._learner.env_steps, self._updates, metrics, steps, seconds, transitions))

@@ -1,0 +1,235 @@
+"""Sebulba end to end with the counting environment: alignment, contiguity, memory, versions, order and resuming."""
+
+import functools
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, distributions, nets, ops, topology
+from podracer.agents import PPOConfig, VTraceConfig
+from podracer.sebulba.driver import Sebulba
+from podracer.sebulba.stepped import SteppedEnvironments
+
+T, B = 5, 8
+COUNTING = counting.CountingEnvironment()
+
+
+def agent_of(name, lstm_size=0):
+    common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
+    if name == "vtrace":
+        return agents.vtrace(COUNTING.spec, VTraceConfig(**common))
+    return agents.ppo(COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2))
+
+
+def driver_of(agent, threads=1, lockstep=False, seed=0, **settings):
+    layout = topology.make_host(
+        num_envs=B * threads,
+        envs_per_actor=B,
+        actor_threads=threads,
+        devices=jax.local_devices()[:1],
+        num_shards=settings.pop("num_shards", 1),
+        updates_per_batch=settings.get("updates_per_batch", 1),
+    )
+    hyper = agent.hyper | settings.pop("hyper", {})
+    environments = SteppedEnvironments(COUNTING)
+    return Sebulba(agent, environments, layout, seed=seed, hyper=hyper, lockstep=lockstep, **settings)
+
+
+def run(driver, total_steps=600, state=None, milestone=None):
+    """Trains; returns the final state, what was passed to the learner by its first lane, progress, and milestones."""
+    captured, progress, states = {}, [], []
+    spread = driver.learning.spread
+
+    def capture(trajectory):
+        numbers = harness.numbers_of(trajectory)
+        captured.setdefault(int(numbers.lane[0]), []).append(numbers)
+        return spread(trajectory)
+
+    driver.learning = driver.learning._replace(spread=capture)
+    state = driver.init() if state is None else state
+    driver.compile(state)
+    final, complete = driver.run(
+        state,
+        total_steps=total_steps,
+        next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
+        on_progress=progress.append,
+        on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
+        should_stop=lambda: False,
+    )
+    assert complete
+    return final, captured, progress, states
+
+
+@pytest.mark.parametrize(("name", "threads", "lockstep"), [("vtrace", 1, False), ("ppo", 2, False), ("vtrace", 2, True)])
+def test_trajectories_keep_the_contract(name, threads, lockstep):
+    driver = driver_of(agent_of(name), threads, lockstep)
+    final, captured, progress, _ = run(driver)
+    assert sorted(captured) == [B * i for i in range(threads)], "a lane belongs to one actor"
+    for first_lane, trajectories in captured.items():
+        for trajectory in trajectories:
+            counting.check_trajectory(trajectory)
+            np.testing.assert_array_equal(trajectory.lane, first_lane + np.arange(B))
+        for previous, following in zip(trajectories, trajectories[1:]):
+            counting.check_contiguous(previous, following)
+    tags = {tuple(t.timesteps.observation[0, :, 0]) for ts in captured.values() for t in ts[:1]}
+    assert len(tags) == threads, "actors share a stream"
+    learnt = sum(p.transitions for p in progress)
+    assert learnt == int(final.env_steps.low[0]) >= 600
+    assert progress[-1].updates == int(final.learner.num_updates[0])
+
+
+def test_episode_sums_are_those_of_the_rows():
+    driver = driver_of(agent_of("vtrace"))
+    _, captured, progress, _ = run(driver)
+    learnt = captured[0][: progress[-1].updates]
+    rows = [np.concatenate([x[:-1] for x in column]) for column in zip(*(t.timesteps for t in learnt))]
+    reward, last = rows[1], rows[4]
+    count = sum(p.metrics["episode/count"][0] for p in progress)
+    total = sum(p.metrics["episode/return"][0] * p.metrics["episode/count"][0] for p in progress if p.metrics["episode/count"][0])
+    length = sum(p.metrics["episode/length"][0] * p.metrics["episode/count"][0] for p in progress if p.metrics["episode/count"][0])
+    assert count == last.sum()
+    lengths = reward[last]  # the reward of row k is k
+    np.testing.assert_allclose(length, lengths.sum(), rtol=1e-5)
+    np.testing.assert_allclose(total, (lengths * (lengths + 1) / 2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def test_memory_and_what_was_recorded_belong_to_their_rows(name):
+    """With a learning rate of 0, unrolling the network from `actor_state` gives the recorded log-probabilities."""
+    agent = agent_of(name, lstm_size=4)
+    driver = driver_of(agent, hyper={"learning_rate": 0.0})
+    final, captured, _, _ = run(driver, total_steps=300)
+    params = jax.tree.map(lambda x: x[0], final.learner.params)
+    config = agent.config
+    separate = {"separate": config.separate} if name == "ppo" else {}
+    network = nets.make(
+        COUNTING.spec, hidden_sizes=config.hidden_sizes, activation=config.activation, lstm_size=4, **separate
+    )
+    distribution = distributions.for_space(COUNTING.spec.action_space)
+    for trajectory in captured[0][:6]:
+        if name == "ppo":
+            trajectory = trajectory._replace(actor_state=trajectory.actor_state.network)
+        trajectory = jax.tree.map(jnp.asarray, trajectory)
+        outputs, _ = nets.unroll(network, params, trajectory)
+        log_prob = distribution.log_prob(outputs[:-1], trajectory.actions)
+        np.testing.assert_allclose(log_prob, trajectory.extras["log_prob"], rtol=1e-4, atol=1e-5)
+    assert any(np.abs(t.actor_state[0][0] if name == "vtrace" else t.actor_state.network[0][0]).max() > 0 for t in captured[0][1:])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_lockstep_has_a_fixed_lag_and_repeats(threads):
+    runs = [run(driver_of(agent_of("vtrace"), threads, lockstep=True)) for _ in range(2)]
+    final, captured, progress, _ = runs[0]
+    for first_lane, trajectories in captured.items():
+        index = first_lane // B
+        for i, trajectory in enumerate(trajectories):
+            number = i * threads + index
+            assert np.all(trajectory.policy_version == max(0, number - threads))
+    assert progress[-1].metrics["sebulba/policy_lag_max"][0] == threads
+    harness.assert_same(final.learner, runs[1][0].learner)
+    other = run(driver_of(agent_of("vtrace"), threads, lockstep=True, seed=1))[0]
+    first = jax.tree.leaves(final.learner.params)
+    assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params)) if a.size > 8)
+
+
+@pytest.mark.parametrize(("threads", "milestone"), [(1, 90), (1, 300), (2, 50), (2, 330)])
+def test_lockstep_resumes_bit_for_bit(threads, milestone):
+    """From a state in the middle, in a new driver, as if nothing had happened."""
+    agent = agent_of("ppo", lstm_size=3)
+    whole, _, _, states = run(driver_of(agent, threads, lockstep=True), milestone=milestone)
+    middle = states[0]
+    assert int(middle.env_steps.low[0]) < 500
+    resumed, captured, *_ = run(driver_of(agent, threads, lockstep=True), state=middle)
+    harness.assert_same(resumed.learner, whole.learner)
+    harness.assert_same(resumed.env_steps, whole.env_steps)
+    for trajectories in captured.values():
+        for trajectory in trajectories:
+            counting.check_trajectory(trajectory)
+
+
+def test_a_state_is_like_what_like_says():
+    for lockstep in (False, True):
+        driver = driver_of(agent_of("ppo", lstm_size=3), 2, lockstep)
+        state, like = driver.init(), driver.like()
+        assert jax.tree.structure(state) == jax.tree.structure(like)
+        describe = lambda x: (x.shape, str(x.dtype), x.sharding)
+        assert jax.tree.leaves(jax.tree.map(describe, state)) == jax.tree.leaves(jax.tree.map(describe, like))
+
+
+@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_learner_is_anakins(name, num_shards):
+    """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""
+    agent = agent_of(name)
+    driver = driver_of(agent, num_shards=num_shards)
+    key, progress = jax.random.key(3), jnp.float32(0.25)
+    learner = driver.learning.init(jax.random.key(1), harness.hyper(agent))
+    lanes = np.arange(B, dtype=np.int32)
+    carry = jax.jit(driver.acting.start)(lanes, jax.random.key(2))
+    environment = SteppedEnvironments(COUNTING).make(B, 5)
+    buffer = jax.jit(driver.acting.begin)(lanes, carry)
+    act, finish = jax.jit(driver.acting.act), jax.jit(driver.acting.finish)
+    params = driver.learning.publish(learner, 0.25)
+    _, step = environment.recv()
+    for _ in range(T):
+        buffer, actions = act(buffer, params, step)
+        environment.send(lanes, np.asarray(actions))
+        _, step = environment.recv()
+    trajectory, *_ = finish(buffer, step)
+
+    def cut(axis, x):
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], num_shards, B // num_shards, *x.shape[axis + 1 :]), axis, 0)
+
+    whole = jax.tree.map(functools.partial(cut, 1), trajectory._replace(actor_state=(), lane=()))
+    whole = whole._replace(
+        actor_state=jax.tree.map(functools.partial(cut, 0), trajectory.actor_state), lane=cut(0, trajectory.lane)
+    )
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, 0), i))(jnp.arange(num_shards))
+    expected, metrics = harness.over_shards(
+        lambda state, trajectory, key: agent.learn(state, trajectory, progress, key), learner, whole, keys
+    )
+    expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
+    actual, found = driver.learning.update(
+        learner, driver.learning.spread(trajectory), jnp.int32(0), progress, key
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), harness.numbers_of(actual), expected
+    )
+    np.testing.assert_allclose(found["loss/total"], metrics["loss/total"].ravel()[0], rtol=1e-5)
+
+
+def test_updates_per_batch_take_every_lane_once():
+    """Two updates a batch: with plain gradients of a sum over lanes and no learning, each sees one half."""
+    seen = []
+    agent = agent_of("vtrace")
+
+    def learn(learner, trajectory, progress, key):
+        tags = jnp.sum(trajectory.timesteps.observation[0, :, 0])
+        lanes = jnp.sum(2.0 ** trajectory.lane.astype(jnp.float32))
+        new, metrics = agent.learn(learner, trajectory, progress, key)
+        return new, metrics | {"lanes": ops.global_sum(lanes), "tags": ops.global_sum(tags)}
+
+    driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
+    update = driver.learning.update
+
+    def observed(learner, trajectory, part, progress, key):
+        new, metrics = update(learner, trajectory, part, progress, key)
+        seen.append((int(part), float(metrics["lanes"])))
+        return new, metrics
+
+    driver.compile(driver.init())
+    driver._update = observed
+    final, _ = driver.run(
+        driver.init(),
+        total_steps=100,
+        next_milestone=lambda steps: 100,
+        on_progress=lambda progress: None,
+        on_milestone=lambda state, steps: None,
+        should_stop=lambda: False,
+    )
+    assert set(seen) == {(0, 15.0), (1, 240.0)}
+    assert len(seen) == int(final.learner.num_updates[0])

@@ -1,0 +1,233 @@
+"""What goes wrong in an actor/learner system, injected: it surfaces at once, names who, and leaves nothing running."""
+
+import json
+import math
+import os
+import threading
+import time
+
+import hosts
+import jax
+import numpy as np
+import pytest
+
+import podracer
+from podracer import cli, session
+from podracer.sebulba import runner
+
+CONFIG = {"rollout_length": 5, "hidden_sizes": (4,)}
+SETTINGS = {"num_envs": 4, "eval_episodes": 2, "progress": False, "config": CONFIG}
+
+
+def train(environments, total_steps=400, **settings):
+    return podracer.train("vtrace", environments, total_steps=total_steps, **(SETTINGS | settings))
+
+
+class Injected(RuntimeError):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running():
+    yield
+    assert hosts.within(5.0, lambda: not hosts.live_actors())
+
+
+def test_a_run_ends_with_its_environments_closed():
+    environments = hosts.Steps()
+    result = train(environments, actor_threads=2)
+    assert result.summary["complete"]
+    assert result.summary["arch"] == "sebulba"
+    assert sum(name.startswith("actor ") for name in environments.closed) == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+@pytest.mark.parametrize("at", [1, 7])
+def test_an_actor_that_raises_ends_the_run(mode, at):
+    def misbehave(number, thread):
+        if number == at and thread.startswith("actor 1"):
+            raise Injected("the plug was pulled")
+
+    start = time.monotonic()
+    with pytest.raises(podracer.ActorError, match=r"actor 1 on .* failed in steps: Injected: the plug") as raised:
+        train(hosts.Steps(misbehave), total_steps=10**6, actor_threads=2, num_envs=8, mode=mode)
+    assert time.monotonic() - start < 20.0  # compilation included
+    assert isinstance(raised.value.__cause__, Injected)
+
+
+def test_an_actor_that_dies_while_the_learner_waits():
+    """Not after a time-out: the learner is woken."""
+    died = []
+
+    def misbehave(number, thread):
+        if number == 12:
+            time.sleep(1.0)  # the learner is waiting by now
+            died.append(time.monotonic())
+            raise Injected("gone")
+
+    with pytest.raises(podracer.ActorError, match="Injected: gone"):
+        train(hosts.Steps(misbehave))
+    assert time.monotonic() - died[0] < 1.0
+
+
+def test_an_environment_that_cannot_be_made():
+    class Refusing(hosts.Steps):
+        def make(self, num_lanes, seed, *, evaluation=False):
+            if num_lanes > 1:
+                raise Injected("no more of these")
+            return super().make(num_lanes, seed, evaluation=evaluation)
+
+    with pytest.raises(podracer.ActorError, match="no more of these"):
+        train(Refusing(), eval_episodes=1)
+
+
+def test_an_environment_that_hangs_is_named():
+    def misbehave(number, thread):
+        if number == 8 and thread.startswith("actor 0"):
+            time.sleep(4.0)
+
+    start = time.monotonic()
+    with pytest.raises(podracer.ActorError, match=r"actor 0 on .*: steps has not answered for \d+ s; .*env_timeout=0.5"):
+        train(hosts.Steps(misbehave), env_timeout=0.5)
+    assert time.monotonic() - start < 20.0
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    environments = hosts.Steps()
+
+    def misbehave(number, thread):
+        if number > 60:
+            environments.reward = math.inf
+
+    environments.misbehave = misbehave
+    with pytest.raises(podracer.TrainingDivergedError, match=r"not finite after .*last good checkpoint is .*checkpoints"):
+        train(environments, total_steps=10**5, run_dir=tmp_path / "run", checkpoint_every=100, eval_every=10**5)
+    steps = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert steps
+    environments = hosts.Steps()
+    restored = podracer.load(tmp_path / "run", environment=environments)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(restored.learner.params))
+
+
+def test_a_learner_that_raises_ends_the_actors():
+    def log(steps, row):
+        raise Injected("the disk is full")
+
+    with pytest.raises(Injected):
+        train(hosts.Steps(), total_steps=10**6, log=log, eval_every=10**6)
+
+
+def stop_after(seconds, monkeypatch):
+    """Requests a stop that long after the actors began."""
+    enter = runner.Crew.__enter__
+    requested = []
+
+    def begin(crew):
+        timer = threading.Timer(seconds, lambda: requested.append(time.monotonic()))
+        timer.start()
+        return enter(crew)
+
+    monkeypatch.setattr(runner.Crew, "__enter__", begin)
+    monkeypatch.setattr(session.StopSignal, "requested", property(lambda self: bool(requested), lambda self, x: None))
+    return requested
+
+
+@pytest.mark.parametrize("where", ["queue full", "queue empty", "lockstep"])
+def test_a_stop_reaches_every_wait(where, monkeypatch):
+    """The learner is slow, so actors wait for room or parameters; or the environment is, so the learner waits."""
+    requested = stop_after(1.0, monkeypatch)
+    slow_environment = where == "queue empty"
+    environments = hosts.Steps(lambda number, thread: time.sleep(0.4 * slow_environment))
+    learn = runner.Learner._learn
+
+    def slowly(self, *args):
+        if not slow_environment:
+            time.sleep(0.4)
+        return learn(self, *args)
+
+    monkeypatch.setattr(runner.Learner, "_learn", slowly)
+    mode = "lockstep" if where == "lockstep" else "async"
+    result = train(environments, total_steps=10**6, eval_every=10**6, mode=mode, actor_threads=2, num_envs=8)
+    assert not result.summary["complete"]
+    assert time.monotonic() - requested[0] < 3.0
+
+
+def test_a_slow_learner_holds_up_its_actors(monkeypatch):
+    """Queue and policy lag stay bounded, and are in the metrics."""
+    learn = runner.Learner._learn
+
+    def slowly(self, *args):
+        time.sleep(0.02)
+        return learn(self, *args)
+
+    monkeypatch.setattr(runner.Learner, "_learn", slowly)
+    result = train(hosts.Steps(), total_steps=2000, actor_threads=2, num_envs=8, queue_capacity=3)
+    rows = [row for row in result.history if "sebulba/queue_depth" in row]
+    assert rows
+    assert max(row["sebulba/queue_depth"] for row in rows) <= 3
+    # A rollout waits behind the queue, and may have been begun one learning earlier per actor.
+    assert 1 <= max(row["sebulba/policy_lag_max"] for row in rows) <= 3 + 2 + 1
+    assert max(row["sebulba/queue_share"] for row in rows) > 0.1
+
+
+def test_every_lane_has_a_seed_of_its_own(tmp_path):
+    """Over threads, evaluation, seeds and a resumed run."""
+    seen = []
+    for seed in (0, 1):
+        environments = hosts.Steps()
+        train(environments, actor_threads=2, num_envs=8, seed=seed, run_dir=tmp_path / str(seed), mode="async")
+        resumed = hosts.Steps()
+        # The last checkpoint goes, so that there is something left to do.
+        checkpoints = tmp_path / str(seed) / "checkpoints"
+        newest = max(checkpoints.iterdir(), key=lambda path: int(path.name))
+        newest.rename(tmp_path / f"{seed}-{newest.name}")
+        train(resumed, actor_threads=2, num_envs=8, seed=seed, run_dir=tmp_path / str(seed), resume=True)
+        seen += environments.seeds + resumed.seeds
+    lanes = [first + i for first, lanes in seen for i in range(lanes)]
+    assert len(lanes) > 30
+    training = {pair for pair in seen}
+    assert len(training) == len(seen), "the same environments were made twice"
+    evaluations = [first for first, lanes in seen if lanes == 2]
+    assert not set(evaluations) & set(lanes[: 8 * 4])
+
+
+def test_one_line_and_a_code(capsys, tmp_path):
+    for arguments, message in (
+        (["train", "vtrace", "envpol:CartPole-v1"], "unknown kind of environment 'envpol'"),
+        (["train", "vtrace", "envpool:CartPole-v7"], "EnvPool has no environment 'CartPole-v7'; did you mean"),
+        (["train", "vtrace", "gymnasium:CartPole-v7"], "Gymnasium cannot make 'CartPole-v7'"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--env.settings", "nonsense=1"], "has no setting 'nonsense'"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--env.settings", "nonsense"], "write name=value"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--population", "2"], "population=2: only Anakin has it"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--num-envs", "7", "--num-shards", "2"], "use 6 or 8"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--actor-devices", "3"], "actor_devices=3"),
+        (["train", "vtrace", "envpool:CartPole-v1", "--arch", "anakin"], "arch='anakin' needs a pure-JAX environment"),
+        (["train", "ppo", "envpool:CartPole-v1", "--num-envs", "9", "--agent.rollout-length", "5"], "num_minibatches=4"),
+    ):
+        assert cli.run([*arguments, "--run-dir", str(tmp_path / "run")]) == 2, arguments
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not os.path.exists(tmp_path / "run")
+
+
+def test_a_run_directory_is_like_anakins(tmp_path):
+    """The same files, and metrics of the same names, whichever driver ran."""
+    names, files = {}, {}
+    for arch in ("anakin", "sebulba"):
+        run_dir = tmp_path / arch
+        podracer.train(
+            "vtrace", "catch", arch=arch, total_steps=2000, num_envs=8, eval_episodes=4, progress=False, run_dir=run_dir
+        )
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        names[arch] = {name for row in rows for name in row if not name.startswith("sebulba/")}
+        files[arch] = {path.name for path in run_dir.iterdir()}
+        summary = json.loads((run_dir / "summary.json").read_text())
+        names[arch, "summary"] = set(summary)
+        assert summary["arch"] == arch
+        result = podracer.load(run_dir)
+        assert result.evaluate(4).episodes == 4
+        result.animate(run_dir / "policy.gif")
+    assert names["anakin"] == names["sebulba"]
+    assert names["anakin", "summary"] == names["sebulba", "summary"]
+    assert files["anakin"] == files["sebulba"]
