@@ -18,9 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from podracer import distributions, spaces
+from podracer import distributions, ops, spaces
+from podracer.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
@@ -206,234 +206,83 @@ class ActorCritic(nn.Module):
         return features.reshape(*image.shape[:2], -1)
 
 
-def orthogonal(scale: float) -> Callable[..., jax.Array]:
-    """An initialiser for [inputs, outputs] with orthonormal rows or columns, whichever are fewer, times `scale`.
-
-    The orthogonal factor of a Gaussian matrix by Newton-Schulz iterations, X <- 1.5 X - 0.5 X X' X, which drive every
-    singular value to 1. Products only: a QR decomposition takes longer to compile than the rest of the network, and
-    XLA:CPU can deadlock on several of them at once when there are few cores.
-    """
-
-    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
-        x = jax.random.normal(key, (max(shape), min(shape)), dtype)
-        x = lax.fori_loop(0, 40, lambda _, x: 1.5 * x - 0.5 * x @ (x.T @ x), x / jnp.linalg.norm(x))
-        return scale * (x if shape[0] >= shape[1] else x.T)
-
-    return init
-
-
-class Dense(nn.Module):
-    """A dense layer on the last axis, orthogonal weights times `scale`."""
-
-    size: int
-    scale: float = np.sqrt(2)
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        weights = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.size))
-        bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        product = _product_with_cpu_gradient if jax.default_backend() == "cpu" else jnp.matmul
-        y = product(x.reshape(-1, x.shape[-1]), weights)
-        return y.reshape(*x.shape[:-1], self.size) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
-
-
-# XLA:CPU has a fast kernel for x @ y but not for x.T @ y, which the gradient of the weights is: transposing the
-# narrower operand for real, behind barriers that keep it from being folded back, makes that gradient 1.35 times faster
-# on two cores.
-@jax.custom_vjp
-def _product_with_cpu_gradient(x: jax.Array, weights: jax.Array) -> jax.Array:
-    return x @ weights
-
-
-def _product_forward(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
-    return x @ weights, (x, weights)
-
-
-def _product_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, weights = residuals
-    if x.shape[1] <= cotangent.shape[1]:
-        gradient = lax.optimization_barrier(x.T) @ cotangent
-    else:
-        gradient = lax.optimization_barrier(lax.optimization_barrier(cotangent.T) @ x).T
-    return cotangent @ weights.T, gradient
-
-
-_product_with_cpu_gradient.defvjp(_product_forward, _product_backward)
-
-
-class MLP(nn.Module):
-    """Dense layers, orthogonal weights scaled by sqrt(2)."""
-
-    sizes: tuple[int, ...]
-    activation: str
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        activation = {"relu": nn.relu, "tanh": nn.tanh}[self.activation]
-        for size in self.sizes:
-            x = activation(Dense(size)(x))
-        return x
-
-
-class LSTM(nn.Module):
-    """An LSTM over [T, B, F] that restarts from zeros before every `first` row."""
-
-    size: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, first: jax.Array, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
-        # The input projection does not depend on the recurrence: one large product before the scan.
-        gates_x = Dense(4 * self.size, scale=1.0, name="input")(x)
-        kernel = self.param("recurrent", orthogonal(1.0), (self.size, 4 * self.size))
-
-        def step(carry: ArrayTree, now: tuple[jax.Array, jax.Array]) -> tuple[ArrayTree, jax.Array]:
-            gates, reset = now
-            h, c = jax.tree.map(lambda s: jnp.where(reset[:, None], 0.0, s), carry)
-            i, f, g, o = jnp.split(gates + h @ kernel, 4, axis=-1)
-            c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
-            h = nn.sigmoid(o) * jnp.tanh(c)
-            return (h, c), h
-
-        state, outputs = lax.scan(step, state, (gates_x, first))
-        return outputs, state
-
-
-# Convolutions
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvNetSpec:
-    """Layers as (features, kernel, stride), and the units of the dense layer behind them."""
-
-    layers: tuple[tuple[int, int, int], ...]
-    dense: int
-
-
-CONVNETS = {
-    "shallow": ConvNetSpec(((16, 8, 4), (32, 4, 2)), 256),
-    "nature": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
-}
-
-
-class ConvNet(nn.Module):
-    """Plain valid convolutions and a dense layer; images [N, H, W, C] to features [N, dense]."""
-
-    layout: ConvNetSpec
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for features, kernel, stride in self.layout.layers:
-            x = nn.relu(Conv(features, kernel, stride)(x))
-        return nn.relu(Dense(self.layout.dense)(x.reshape(x.shape[0], -1)))
-
-
-class ResNet(nn.Module):
-    """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256]."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for features in (16, 32, 32):
-            x = Conv(features, 3, 1, padding="SAME")(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
-            for _ in range(2):
-                y = Conv(features, 3, 1, padding="SAME")(nn.relu(x))
-                x = x + Conv(features, 3, 1, padding="SAME")(nn.relu(y))
-        x = nn.relu(x)
-        return nn.relu(Dense(256)(x.reshape(x.shape[0], -1)))
-
-
-class Conv(nn.Module):
-    """A 2-D convolution of [N, H, W, C]; its gradient is by patches on CPU (see `_conv_with_patch_gradient`)."""
-
-    features: int
-    kernel: int
-    stride: int
-    padding: str = "VALID"
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.kernel, self.kernel, x.shape[-1], self.features)
-        weights = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        conv = _conv_with_patch_gradient if jax.default_backend() == "cpu" else _conv
-        return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]
-
-
-def _conv(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
-    return lax.conv_general_dilated(x, weights, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-def _conv_by_patches(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
-    """The same convolution as strided slices and one matrix product."""
-    kernel = weights.shape[0]
-    if padding == "SAME":
-        pads = lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), padding)
-        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
-    patches = jnp.concatenate(
-        [
-            x[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
-            for i in range(kernel)
-            for j in range(kernel)
-        ],
-        axis=-1,
-    )
-    return patches @ weights.reshape(-1, weights.shape[-1])
-
-
-# XLA:CPU runs the gradient of a convolution inside a loop 8 to 20 times slower than outside, and Anakin is one loop
-# (https://github.com/jax-ml/jax/issues/12868). The forward pass stays a convolution, which is the faster there.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _conv_with_patch_gradient(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
-    return _conv(x, weights, stride, padding)
-
-
-def _conv_forward(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> tuple[jax.Array, Any]:
-    return _conv(x, weights, stride, padding), (x, weights)
-
-
-def _conv_backward(stride: int, padding: str, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    _, vjp = jax.vjp(lambda x, w: _conv_by_patches(x, w, stride, padding), *residuals)
-    return vjp(cotangent)
-
-
-_conv_with_patch_gradient.defvjp(_conv_forward, _conv_backward)
-
-
 # Acting and learning with a network
 
 
 class ActorState(NamedTuple):
-    """What an actor-critic agent remembers of a lane: the core's state, and the previous action if it is recurrent."""
+    """What an actor-critic agent remembers of a lane.
+
+    Attributes:
+      core: the core's state.
+      previous_action: if the network is recurrent, else ().
+      frames: [B, n - 1, ...]; the observations before this one, oldest first, if n > 1 are stacked, else ().
+    """
 
     core: ArrayTree
     previous_action: ArrayTree
+    frames: Any = ()
+
+    def after(self, action: ArrayTree) -> ActorState:
+        """The memory once an action was taken."""
+        return self._replace(previous_action=action) if jax.tree.leaves(self.previous_action) else self
 
 
-def start(network: Network, spec: EnvSpec, num_lanes: int) -> ActorState:
+def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1) -> ActorState:
     """The memory of lanes that have not started, [num_lanes]."""
+    tile = lambda x: jnp.broadcast_to(x, (num_lanes, *x.shape))  # noqa: E731
     action = spaces.zeros(spec.action_space) if network.recurrent else ()
-    tiled = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_lanes, *x.shape)), action)
-    return ActorState(network.start(num_lanes), tiled)
+    frames = ()
+    if frame_stack > 1:
+        frame = spaces.zeros(spec.observation_space)
+        frames = jnp.zeros((num_lanes, frame_stack - 1, *frame.shape), frame.dtype)
+    return ActorState(network.start(num_lanes), jax.tree.map(tile, action), frames)
+
+
+def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
+    """The spec that a network sees when the newest `frame_stack` observations are stacked along the last axis.
+
+    Raises:
+      ValueError: where observations are not one array.
+    """
+    space = spec.observation_space
+    if frame_stack == 1:
+        return spec
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked.")
+    shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
+    return spec._replace(observation_space=dataclasses.replace(space, shape=shape))
+
+
+def _stack(state: ActorState, observation: ArrayTree, first: jax.Array) -> tuple[ArrayTree, Any]:
+    """Observations [T, B] as the network sees them, and the frames to remember."""
+    if isinstance(state.frames, tuple):
+        return observation, ()
+    stacked, frames = ops.stack_frames(state.frames, observation, first)
+    if observation.ndim == 5:  # images [H, W, C]: channels of all frames, frame by frame
+        stacked = jnp.moveaxis(stacked, -1, -2)
+        stacked = stacked.reshape(*stacked.shape[:-2], -1)
+    return stacked, frames
 
 
 def step(
     network: Network, params: ArrayTree, state: ActorState, timestep: TimeStep
-) -> tuple[jax.Array, jax.Array, ArrayTree]:
-    """One row for acting: policy outputs [B, P], values [B] and the core's new state."""
-    row = Inputs(timestep.observation, timestep.reward, timestep.first, state.previous_action)
-    outputs, values, core = network.apply(params, jax.tree.map(lambda x: x[None], row), state.core)
-    return outputs[0], values[0], core
+) -> tuple[jax.Array, jax.Array, ActorState]:
+    """One row for acting: policy outputs [B, P], values [B] and the memory, but for the action (`ActorState.after`)."""
+    row = jax.tree.map(lambda x: x[None], timestep)
+    observation, frames = _stack(state, row.observation, row.first)
+    action = jax.tree.map(lambda x: x[None], state.previous_action)
+    outputs, values, core = network.apply(params, Inputs(observation, row.reward, row.first, action), state.core)
+    return outputs[0], values[0], ActorState(core, state.previous_action, frames)
 
 
 def inputs(network: Network, trajectory: Trajectory) -> Inputs:
-    """The network's inputs at all T+1 rows, previous actions aligned."""
+    """The network's inputs at all T+1 rows: frames stacked, previous actions aligned."""
     rows = trajectory.timesteps
+    before: ActorState = trajectory.actor_state
     actions = ()
     if network.recurrent:
-        before: ActorState = trajectory.actor_state
         actions = jax.tree.map(lambda a, x: jnp.concatenate([a[None], x]), before.previous_action, trajectory.actions)
-    return Inputs(rows.observation, rows.reward, rows.first, actions)
+    return Inputs(_stack(before, rows.observation, rows.first)[0], rows.reward, rows.first, actions)
 
 
 def unroll(network: Network, params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:

@@ -171,3 +171,30 @@ class Counter(NamedTuple):
     def to_float(self) -> jax.Array:
         """The count as float32 (rounded)."""
         return self.high.astype(jnp.float32) * COUNTER_BASE + self.low.astype(jnp.float32)
+
+
+# Frames
+
+
+def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Stacks each observation with the n - 1 before it in its episode, zeros where there are none (Mnih et al. 2015).
+
+    Args:
+      frames: [B, n - 1, ...]; the observations before row 0, oldest first.
+      observation: [T, B, ...].
+      first: bool [T, B].
+
+    Returns:
+      The stacks [T, B, ..., n], newest last, and the frames before row T.
+    """
+    T, n = observation.shape[0], frames.shape[1] + 1
+    line = jnp.concatenate([jnp.moveaxis(frames, 1, 0), observation])
+    now = jnp.arange(T, dtype=jnp.int32)[:, None]
+    age = now - lax.cummax(jnp.where(first, now, -n))  # rows since the episode opened; n or more: before row 0
+    shape = (*age.shape, *(1,) * (observation.ndim - 2))
+    each = [
+        jnp.where((age >= back).reshape(shape), line[n - 1 - back : n - 1 - back + T], jnp.zeros((), line.dtype))
+        for back in reversed(range(n))
+    ]
+    stacks = jnp.stack(each, axis=-1)
+    return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)

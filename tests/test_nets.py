@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podracer import nets, spaces
+from podracer import layers, nets, spaces
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 
 T, B = 9, 4
@@ -28,22 +28,18 @@ def spec_of(observation: spaces.Space = VECTOR, action: spaces.Space = ACTIONS["
     return EnvSpec("test", observation, action)
 
 
-def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1) -> tuple[Trajectory, dict, Any]:
+def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1, frame_stack: int = 1) -> tuple[Trajectory, dict, Any]:
     """Acts on random rows with random actions, row by row; what the network said, and its memory after."""
 
     def act(actor: ActorParams, state: nets.ActorState, row: TimeStep, key: jax.Array, _: bool) -> Any:
-        outputs, values, core = nets.step(network, actor.params, state, row)
+        outputs, values, memory = nets.step(network, actor.params, state, row)
         action = jax.vmap(spec.action_space.sample)(jax.random.split(key, B))
-        return (
-            action,
-            {"outputs": outputs, "values": values},
-            nets.ActorState(core, action if network.recurrent else ()),
-        )
+        return action, {"outputs": outputs, "values": values}, memory.after(action)
 
     rows = harness.timesteps(seed, T, B)
     agent: Any = Agent("test", None, *[None] * 3, act, None, {})  # type: ignore[arg-type]
-    memory = nets.start(network, spec, B)
-    if network.recurrent:  # not of an episode's start: the state before row 0 must matter
+    memory = nets.start(network, spec, B, frame_stack)
+    if jax.tree.leaves(memory):  # not of an episode's start: the state before row 0 must matter
         memory = jax.tree.map(lambda x: (x + jnp.ones_like(x)).astype(x.dtype), memory)
     run = jax.jit(lambda params: harness.record(agent, ActorParams(params, jnp.int32(0)), memory, rows, KEY))
     trajectory, after = run(params)
@@ -53,19 +49,19 @@ def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1) -
 # Acting and learning.
 
 
-@pytest.mark.parametrize("lstm_size", [0, 8])
+@pytest.mark.parametrize(("lstm_size", "frame_stack"), [(0, 1), (8, 1), (0, 3), (8, 2)])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int) -> None:
+def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int, frame_stack: int) -> None:
     spec = spec_of(action=ACTIONS[action])
-    network = nets.make(spec, hidden_sizes=(16,), lstm_size=lstm_size)
+    network = nets.make(nets.stacked_spec(spec, frame_stack), hidden_sizes=(16,), lstm_size=lstm_size)
     params = scaled(jax.jit(network.init)(KEY))
     assert network.recurrent == bool(lstm_size)
-    trajectory, acted, _ = recorded(network, params, spec)
+    trajectory, acted, _ = recorded(network, params, spec, frame_stack=frame_stack)
     outputs, values = jax.jit(lambda p, t: nets.unroll(network, p, t))(params, trajectory)
     assert (outputs.shape[:2], values.shape) == ((T + 1, B), (T + 1, B))
     np.testing.assert_allclose(outputs[:-1], acted["outputs"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(values[:-1], acted["values"], rtol=1e-5, atol=1e-6)
-    if not lstm_size:
+    if not lstm_size and frame_stack == 1:
         assert jax.tree.leaves(trajectory.actor_state) == []
 
 
@@ -293,7 +289,7 @@ def test_convolution_and_its_gradients(
     """Value, and gradients by inputs, weights and bias, are those of XLA's convolution, inside a scan too."""
     keys = jax.random.split(KEY, 4)
     x = jax.random.normal(keys[0], shape)
-    module = nets.Conv(features, kernel, stride, padding)
+    module = layers.Conv(features, kernel, stride, padding)
     params = module.init(keys[1], x)
     params["params"]["bias"] = jax.random.normal(keys[2], (features,))
 
@@ -417,3 +413,30 @@ def test_own_network_of_the_wrong_shape() -> None:
     message = r"outputs \(6, 4\) and values \(6, 1\) for 6 observations; it must return \[6, P\] and \[6\]"
     with pytest.raises(ValueError, match=message):
         network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((2, 3), bool)), ())
+
+
+# Frames.
+
+
+def test_images_are_stacked_channel_by_channel() -> None:
+    """[H, W] becomes [H, W, n], [H, W, C] becomes [H, W, n C]: oldest frame first."""
+    for shape, stacked in (((6, 5), (6, 5, 3)), ((6, 5, 2), (6, 5, 6)), ((4,), (4, 3))):
+        spec = spec_of(observation=spaces.Box(0, 255, shape, np.uint8))
+        seen = nets.stacked_spec(spec, 3).observation_space
+        assert isinstance(seen, spaces.Box)
+        assert seen.shape == stacked
+        memory = nets.ActorState((), (), jnp.zeros((B, 2, *shape), jnp.uint8))
+        rows = jnp.asarray(np.random.default_rng(0).integers(0, 255, (T, B, *shape)), jnp.uint8)
+        observation, frames = nets._stack(memory, rows, jnp.zeros((T, B), bool))
+        assert observation.shape == (T, B, *stacked)
+        for back in range(3):
+            channels = observation.reshape(T, B, *shape[:2], 3, -1)[..., 2 - back, :] if len(shape) == 3 else None
+            part = observation[..., 2 - back] if channels is None else channels
+            np.testing.assert_array_equal(part[2], rows[2 - back])
+        np.testing.assert_array_equal(frames, jnp.moveaxis(rows[-2:], 0, 1))
+
+
+def test_what_cannot_be_stacked() -> None:
+    spec = spec_of(observation=spaces.Dict({"a": spaces.Discrete(2)}))
+    with pytest.raises(ValueError, match=r"frame_stack=2: test shows .*; only arrays can be stacked"):
+        nets.stacked_spec(spec, 2)

@@ -320,3 +320,28 @@ def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
     np.testing.assert_allclose(variance, np.average((x - expected) ** 2, axis=(0, 1, 2), weights=full), rtol=1e-3)
     np.testing.assert_allclose(count, full.sum(axis=(0, 1, 2)), rtol=1e-6)
+
+
+# Frames.
+
+
+@pytest.mark.parametrize(("n", "T", "seed"), [(2, 6, 0), (4, 9, 1), (4, 1, 2), (5, 3, 3)])
+def test_frames_are_those_of_the_episode(n, T, seed):
+    """Against a loop that keeps the frames of the current episode, in two parts that follow each other."""
+    rng, B = np.random.default_rng(seed), 3
+    rows = rng.normal(size=(2 * T, B, 2)).astype(np.float32)
+    first = rng.random((2 * T, B)) < 0.3
+    before = rng.normal(size=(B, n - 1, 2)).astype(np.float32)
+    stack = jax.jit(ops.stack_frames)
+    one, frames = stack(jnp.asarray(before), jnp.asarray(rows[:T]), jnp.asarray(first[:T]))
+    two, frames = stack(frames, jnp.asarray(rows[T:]), jnp.asarray(first[T:]))
+    found = np.concatenate([one, two])
+    for lane in range(B):
+        memory = list(before[lane])
+        for t in range(2 * T):
+            if first[t, lane]:
+                memory = [np.zeros(2, np.float32)] * (n - 1)
+            window = [*memory, rows[t, lane]]
+            np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
+            memory = window[1:]
+        np.testing.assert_array_equal(frames[lane], np.stack(memory))

@@ -49,6 +49,7 @@ class PPOConfig:
       normalize_advantages: to zero mean and unit variance per minibatch.
       normalize_observations: by running mean and variance, clipped to [-10, 10].
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
+      frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
@@ -73,6 +74,7 @@ class PPOConfig:
     normalize_advantages: bool = True
     normalize_observations: bool = False
     normalize_rewards: bool = True
+    frame_stack: int = configs.field(1, low=1)
     torso: nets.Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "tanh"
@@ -201,7 +203,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
     config = config or PPOConfig()
     distribution = distributions.for_space(spec.action_space)
     network = network or nets.make(
-        spec,
+        nets.stacked_spec(spec, config.frame_stack),
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
@@ -236,7 +238,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
         moments, discount = actor.aux
         timestep = timestep._replace(observation=normalize_observation(timestep.observation, moments))
-        outputs, _, core = nets.step(network, actor.params, state.network, timestep)
+        outputs, _, memory = nets.step(network, actor.params, state.network, timestep)
         sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
         action = distribution.to_action(sample)
         extras = {"log_prob": distribution.log_prob(outputs, sample)}
@@ -246,11 +248,11 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         if config.normalize_rewards:
             discounted = timestep.reward + discount * jnp.where(timestep.first, 0.0, discounted)
             extras["discounted_return"] = discounted
-        return action, extras, PPOActorState(nets.ActorState(core, action if network.recurrent else ()), discounted)
+        return action, extras, PPOActorState(memory.after(action), discounted)
 
     def start(lanes: jax.Array, num_lanes: int) -> PPOActorState:
         discounted = jnp.zeros(lanes.shape) if config.normalize_rewards else ()
-        return PPOActorState(nets.start(network, spec, lanes.shape[0]), discounted)
+        return PPOActorState(nets.start(network, spec, lanes.shape[0], config.frame_stack), discounted)
 
     def update_normalizers(normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)

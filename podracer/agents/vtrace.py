@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import distributions, nets, ops, optimizer
+from podracer import distributions, gradients, nets, ops, optimizer
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
@@ -56,6 +56,7 @@ class VTraceConfig:
       reward_transform: "none"; "abs_one" clips to [-1, 1] (Atari); "asymmetric_paper" is
         0.3 min(tanh r, 0) + 5 max(tanh r, 0); "asymmetric_code" is 5 tanh(r / 5), negatives times 0.3, as in the
         authors' code.
+      frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
@@ -81,6 +82,7 @@ class VTraceConfig:
     rho_bar_pg: float = configs.field(1.0, low=0.0, tunable=True)
     correction: Correction = "vtrace"
     reward_transform: RewardTransform = "none"
+    frame_stack: int = configs.field(1, low=1)
     torso: nets.Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
@@ -100,6 +102,7 @@ class VTraceConfig:
             "max_grad_norm": 40.0,
             "loss_reduction": "sum",
             "reward_transform": "abs_one",
+            "frame_stack": 4,
             "torso": "shallow",
         }
         return cls(**(paper | overrides))
@@ -125,8 +128,9 @@ def loss(
     distribution: distributions.Distribution,
     hyper: dict[str, jax.Array],
     config: VTraceConfig,
+    count: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """This shard's part of the loss, and global metrics.
+    """The part of the loss, and of metrics, that some lanes have: sums over lanes make the whole.
 
     Args:
       outputs: [T+1, B, P] policy outputs of the learner's parameters.
@@ -135,9 +139,7 @@ def loss(
       distribution: of the action space.
       hyper: tunable numbers.
       config: the static settings.
-
-    Returns:
-      The scalar whose sum over shards is the loss, and metrics.
+      count: valid transitions of all lanes of all shards, at least 1.
     """
     step = ops.transitions(trajectory)
     step = step._replace(discount=hyper["discount"] * step.discount)
@@ -162,24 +164,21 @@ def loss(
         log_probs = jnp.log(jnp.exp(log_probs) + 1e-6)
 
     entropies = distribution.entropy(outputs[:-1])
-    weights = step.mask if config.loss_reduction == "sum" else step.mask / _count(step.mask)
+    weights = step.mask if config.loss_reduction == "sum" else step.mask / count
     policy = -jnp.sum(weights * log_probs * advantages)
     value = 0.5 * jnp.sum(weights * jnp.square(returns.targets - values[:-1]))
     entropy = jnp.sum(weights * entropies)
     total = policy + hyper["baseline_cost"] * value - hyper["entropy_cost"] * entropy
+    mean = lambda x: jnp.sum(jnp.where(step.mask > 0, x, 0.0)) / count  # noqa: E731
     metrics = {
-        "loss/total": ops.global_sum(total),
-        "loss/policy": ops.global_sum(policy),
-        "loss/value": ops.global_sum(value),
-        "policy/entropy": ops.global_mean(entropies, step.mask),
-        "policy/importance_ratio": ops.global_mean(ratios, step.mask),
-        "value/mean": ops.global_mean(values[:-1], step.mask),
+        "loss/total": total,
+        "loss/policy": policy,
+        "loss/value": value,
+        "policy/entropy": mean(entropies),
+        "policy/importance_ratio": mean(ratios),
+        "value/mean": mean(values[:-1]),
     }
     return total, metrics
-
-
-def _count(mask: jax.Array) -> jax.Array:
-    return jnp.maximum(ops.global_sum(jnp.sum(mask)), 1.0)
 
 
 def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Network | None = None) -> Agent:
@@ -196,7 +195,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
     config = config or VTraceConfig()
     distribution = distributions.for_space(spec.action_space)
     network = network or nets.make(
-        spec,
+        nets.stacked_spec(spec, config.frame_stack),
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
@@ -217,13 +216,13 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[ArrayTree, ArrayTree, nets.ActorState]:
         timestep = timestep._replace(reward=transform_reward(timestep.reward, config.reward_transform))
-        outputs, _, core = nets.step(network, actor.params, state, timestep)
+        outputs, _, memory = nets.step(network, actor.params, state, timestep)
         sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
         action = distribution.to_action(sample)
         extras = {"log_prob": distribution.log_prob(outputs, sample)}
         if sample is not action:
             extras["sample"] = sample
-        return action, extras, nets.ActorState(core, action if network.recurrent else ())
+        return action, extras, memory.after(action)
 
     def learn(
         learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
@@ -232,16 +231,18 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         reward = transform_reward(timesteps.reward, config.reward_transform)
         trajectory = trajectory._replace(timesteps=timesteps._replace(reward=reward))
 
-        def loss_fn(params: ArrayTree) -> tuple[jax.Array, Metrics]:
-            outputs, values = nets.unroll(network, params, trajectory)
-            return loss(outputs, values, trajectory, distribution, learner.hyper, config)
+        count = jnp.maximum(ops.global_sum(jnp.sum(ops.transitions(trajectory).mask)), 1.0)
 
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(learner.params)
+        def loss_fn(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
+            outputs, values = nets.unroll(network, params, trajectory)
+            return loss(outputs, values, trajectory, distribution, learner.hyper, config, count)
+
+        grads, metrics = ops.global_sum(gradients.by_lanes(loss_fn, learner.params, trajectory))
         decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
         learning_rate = learner.hyper["learning_rate"] * decay
         params, opt_state, grad_norm = optimizer.step(
             transformation,
-            ops.global_sum(grads),
+            grads,
             learner.opt_state,
             learner.params,
             learning_rate=learning_rate,
@@ -255,7 +256,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         config=config,
         init=init,
         actor_params=actor_params,
-        start=lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0]),
+        start=lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0], config.frame_stack),
         act=act,
         learn=learn,
         hyper=configs.tunables(config),

@@ -7,7 +7,7 @@ shards give equal results on any number of learner devices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer import ops
+from podracer.gradients import split_lanes
 from podracer.topology import DATA_AXIS
 from podracer.types import ActorParams, Agent, LearnerState, Metrics, Trajectory
 
@@ -64,7 +65,7 @@ def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) 
             return new, metrics
 
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
-        split = _split(trajectory, shards_here)
+        split = split_lanes(trajectory, shards_here)
         return jax.vmap(shard, axis_name="shard", in_axes=(0, 0), out_axes=None)(
             split, jnp.arange(shards_here, dtype=jnp.int32)
         )
@@ -115,13 +116,3 @@ def _by_lane(function: Callable[[int, jax.Array], jax.Array], trajectory: Trajec
     axes = {"actor_state": 0, "lane": 0}
     parts = zip((axes.get(name, 1) for name in Trajectory._fields), trajectory)
     return Trajectory(*(jax.tree.map(lambda x, a=a: function(a, x), part) for a, part in parts))
-
-
-def _split(trajectory: Trajectory, shards: int) -> Trajectory:
-    """[T, B] -> [shards, T, B / shards]; shard s has the s-th block of lanes."""
-
-    def split(axis: int, x: Any) -> Any:
-        shape = (*x.shape[:axis], shards, x.shape[axis] // shards, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
-
-    return _by_lane(split, trajectory)

@@ -12,7 +12,7 @@ import numpy as np
 import oracles
 import pytest
 
-from podracer import agents, distributions, spaces
+from podracer import agents, distributions, ops, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
 from podracer.types import ActorParams, EnvSpec, TimeStep, Trajectory
@@ -89,11 +89,18 @@ def oracle(
     }
 
 
+def whole_loss(logits: Any, values: Any, trajectory: Trajectory, numbers: Any, config: VTraceConfig) -> Any:
+    """This shard's loss, and metrics over all shards."""
+    count = jnp.maximum(ops.global_sum(jnp.sum(ops.transitions(trajectory).mask)), 1.0)
+    total, metrics = loss(logits, values, trajectory, distributions.categorical(A), numbers, config, count)
+    return total, ops.global_sum(metrics)
+
+
 def compiled(config: VTraceConfig) -> Callable[..., Any]:
     """`(logits, values, trajectory, numbers) -> (loss, metrics), gradients by logits, values and numbers`."""
 
     def total(logits: jax.Array, values: jax.Array, numbers: Any, trajectory: Trajectory) -> Any:
-        return loss(logits, values, trajectory, distributions.categorical(A), numbers, config)
+        return whole_loss(logits, values, trajectory, numbers, config)
 
     gradient = jax.jit(harness.alone(jax.value_and_grad(total, (0, 1, 2), has_aux=True)))
 
@@ -166,7 +173,7 @@ def test_mean_is_over_all_shards() -> None:
 
     parts = jax.tree.map(lambda x: split(x, 0 if x.ndim == 1 else 1), trajectory)
     outputs = (split(jnp.asarray(x, jnp.float32), 1) for x in (logits, values))
-    function = lambda *x: loss(*x, distributions.categorical(A), numbers, config)  # noqa: E731
+    function = lambda *x: whole_loss(*x, numbers, config)  # noqa: E731
     totals, metrics = jax.jit(harness.over_axes(function))(*outputs, parts)
     expected = oracle(logits, values, trajectory, config, NUMBERS)
     np.testing.assert_allclose(np.sum(totals), expected["total"], rtol=1e-4)

@@ -18,7 +18,7 @@ def in_thread(function, *args):
     def call():
         try:
             outcome.append(function(*args))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             outcome.append(error)
 
     thread = threading.Thread(target=call, daemon=True)

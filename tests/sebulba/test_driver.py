@@ -1,6 +1,7 @@
 """Sebulba end to end with the counting environment: alignment, contiguity, memory, versions, order and resuming."""
 
 import functools
+import itertools
 
 import counting
 import harness
@@ -73,7 +74,7 @@ def test_trajectories_keep_the_contract(name, threads, lockstep):
         for trajectory in trajectories:
             counting.check_trajectory(trajectory)
             np.testing.assert_array_equal(trajectory.lane, first_lane + np.arange(B))
-        for previous, following in zip(trajectories, trajectories[1:]):
+        for previous, following in itertools.pairwise(trajectories):
             counting.check_contiguous(previous, following)
     tags = {tuple(t.timesteps.observation[0, :, 0]) for ts in captured.values() for t in ts[:1]}
     assert len(tags) == threads, "actors share a stream"
@@ -156,7 +157,8 @@ def test_a_state_is_like_what_like_says():
         driver = driver_of(agent_of("ppo", lstm_size=3), 2, lockstep)
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
-        describe = lambda x: (x.shape, str(x.dtype), x.sharding)
+        def describe(x):
+            return (x.shape, str(x.dtype), x.sharding)
         assert jax.tree.leaves(jax.tree.map(describe, state)) == jax.tree.leaves(jax.tree.map(describe, like))
 
 

@@ -23,7 +23,7 @@ def train(environments, total_steps=400, **settings):
     return podracer.train("vtrace", environments, total_steps=total_steps, **(SETTINGS | settings))
 
 
-class Injected(RuntimeError):
+class InjectedError(RuntimeError):
     pass
 
 
@@ -46,13 +46,13 @@ def test_a_run_ends_with_its_environments_closed():
 def test_an_actor_that_raises_ends_the_run(mode, at):
     def misbehave(number, thread):
         if number == at and thread.startswith("actor 1"):
-            raise Injected("the plug was pulled")
+            raise InjectedError("the plug was pulled")
 
     start = time.monotonic()
-    with pytest.raises(podracer.ActorError, match=r"actor 1 on .* failed in steps: Injected: the plug") as raised:
+    with pytest.raises(podracer.ActorError, match=r"actor 1 on .* failed in steps: InjectedError: the plug") as raised:
         train(hosts.Steps(misbehave), total_steps=10**6, actor_threads=2, num_envs=8, mode=mode)
     assert time.monotonic() - start < 20.0  # compilation included
-    assert isinstance(raised.value.__cause__, Injected)
+    assert isinstance(raised.value.__cause__, InjectedError)
 
 
 def test_an_actor_that_dies_while_the_learner_waits():
@@ -63,9 +63,9 @@ def test_an_actor_that_dies_while_the_learner_waits():
         if number == 12:
             time.sleep(1.0)  # the learner is waiting by now
             died.append(time.monotonic())
-            raise Injected("gone")
+            raise InjectedError("gone")
 
-    with pytest.raises(podracer.ActorError, match="Injected: gone"):
+    with pytest.raises(podracer.ActorError, match="InjectedError: gone"):
         train(hosts.Steps(misbehave))
     assert time.monotonic() - died[0] < 1.0
 
@@ -74,7 +74,7 @@ def test_an_environment_that_cannot_be_made():
     class Refusing(hosts.Steps):
         def make(self, num_lanes, seed, *, evaluation=False):
             if num_lanes > 1:
-                raise Injected("no more of these")
+                raise InjectedError("no more of these")
             return super().make(num_lanes, seed, evaluation=evaluation)
 
     with pytest.raises(podracer.ActorError, match="no more of these"):
@@ -111,9 +111,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 
 def test_a_learner_that_raises_ends_the_actors():
     def log(steps, row):
-        raise Injected("the disk is full")
+        raise InjectedError("the disk is full")
 
-    with pytest.raises(Injected):
+    with pytest.raises(InjectedError):
         train(hosts.Steps(), total_steps=10**6, log=log, eval_every=10**6)
 
 
@@ -185,7 +185,7 @@ def test_every_lane_has_a_seed_of_its_own(tmp_path):
         seen += environments.seeds + resumed.seeds
     lanes = [first + i for first, lanes in seen for i in range(lanes)]
     assert len(lanes) > 30
-    training = {pair for pair in seen}
+    training = set(seen)
     assert len(training) == len(seen), "the same environments were made twice"
     evaluations = [first for first, lanes in seen if lanes == 2]
     assert not set(evaluations) & set(lanes[: 8 * 4])
