@@ -67,7 +67,7 @@ def options(task: str) -> type:
     Raises:
       ValueError: where EnvPool is not installed, or does not know the task.
     """
-    return AtariOptions if "episodic_life" in _settings(task) else EnvPoolOptions
+    return AtariOptions if {"noop_max", "full_action_space"} <= set(_settings(task)) else EnvPoolOptions
 
 
 def _import() -> Any:
@@ -87,7 +87,7 @@ def _settings(task: str) -> tuple[str, ...]:
     try:
         return envpool.make_spec(task).config._fields
     except (ImportError, OSError) as error:  # a family whose system libraries are missing
-        raise ValueError(f"EnvPool cannot load {task!r}: {error}.") from None
+        raise ValueError(f"EnvPool cannot load {task!r}: {str(error).rstrip('.')}.") from None
 
 
 def _suggest(task: str, known: list[str]) -> str:
@@ -112,20 +112,24 @@ class EnvPoolEnvironments:
 
     def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> EnvPoolEnvironment:
         """Starts a pool."""
-        return EnvPoolEnvironment(self._pool(num_lanes, seed, evaluation), self.spec, num_lanes)
+        return self._running(self._pool(num_lanes, seed, evaluation), num_lanes)
 
     def render(self, seed: int) -> EnvPoolEnvironment:
         """A pool of one lane, for evaluation, that has `frame()`."""
-        return EnvPoolEnvironment(self._pool(1, seed, True, render_mode="rgb_array"), self.spec, 1)
+        return self._running(self._pool(1, seed, True, render_mode="rgb_array"), 1)
+
+    def _running(self, pool: Any, num_lanes: int) -> EnvPoolEnvironment:
+        return EnvPoolEnvironment(pool, self.spec, num_lanes, isinstance(self._options, AtariOptions))
 
     def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
         options = self._options
         settings: dict[str, Any] = {"num_threads": options.num_threads or min(num_lanes, os.cpu_count() or 1)}
         if options.max_episode_steps:
             settings["max_episode_steps"] = options.max_episode_steps
+        if "stack_num" in self._known:
+            settings["stack_num"] = 1  # frames are stacked on the device
         if isinstance(options, AtariOptions):
             settings |= {
-                "stack_num": 1,
                 "frame_skip": options.frame_skip,
                 "noop_max": options.noop_max,
                 "episodic_life": options.episodic_life and not evaluation,
@@ -147,9 +151,9 @@ class EnvPoolEnvironments:
 class EnvPoolEnvironment:
     """A running pool (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int):
+    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool):
         self._pool: Any = pool
-        self.spec, self._begun = spec, False
+        self.spec, self._atari, self._begun = spec, atari, False
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
         self._actions = action_checker(spec.action_space)
@@ -165,8 +169,8 @@ class EnvPoolEnvironment:
             first = self._last
         score: Any = ()
         over: Any = ()
-        if "reward" in info:
-            # Atari: the raw reward, and its own word on the game, which also holds where the step limit says otherwise.
+        if self._atari:
+            # The raw reward, and Atari's own word on the game, which also holds where the step limit says otherwise.
             game_over = info["terminated"].astype(bool)
             terminated = terminated | game_over
             score, over = info["reward"], game_over | truncated

@@ -41,9 +41,11 @@ def observation_space(space: Any, name: str) -> spaces.Space:
 
 
 def _image_shape(space: Any) -> tuple[int, ...]:
-    """Single grey frames [1, H, W] are [H, W] here."""
-    single = space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[0] == 1
-    return space.shape[1:] if single else space.shape
+    """Images [C, H, W] are [H, W, C] here, and single grey ones [H, W]."""
+    if space.dtype != np.uint8 or len(space.shape) != 3 or space.shape[0] > 4 or space.shape[2] <= 4:
+        return space.shape
+    channels, *size = space.shape
+    return tuple(size) if channels == 1 else (*size, channels)
 
 
 def action_space(space: Any, name: str) -> spaces.Space:
@@ -58,7 +60,8 @@ def action_space(space: Any, name: str) -> spaces.Space:
         return spaces.MultiDiscrete(tuple(space.nvec))
     if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
         low, high = float(np.min(space.low)), float(np.max(space.high))
-        if np.all(space.low == low) and np.all(space.high == high) and np.isfinite(low) and np.isfinite(high):
+        bounded = max(-low, high) <= np.finfo(np.float32).max
+        if bounded and np.all(space.low == low) and np.all(space.high == high):
             return spaces.Box(low, high, space.shape)
         hint = " (VizDoom: --env.settings use_combined_action=True)" if space.shape else ""
         raise ValueError(f"{name} takes actions in {space}; a Box needs the same finite bounds for all numbers{hint}.")
@@ -71,7 +74,9 @@ def convert(value: Any, space: spaces.Space, copy: bool = False) -> Any:
         return {key: convert(value[key], item, copy) for key, item in space.items}
     if copy or value.dtype != space.dtype:
         value = value.astype(space.dtype)
-    return value if value.shape[1:] == space.shape else value.reshape(value.shape[0], *space.shape)
+    if value.shape[1:] == space.shape:
+        return value
+    return np.ascontiguousarray(np.moveaxis(value, 1, -1)).reshape(value.shape[0], *space.shape)
 
 
 def action_checker(space: spaces.Space) -> Callable[[Any], np.ndarray]:
