@@ -18,7 +18,8 @@ import sys
 import tempfile
 
 import podracer
-from podracer import bench, metrics, plots
+from podracer import metrics, plots
+from podracer.bench import measure
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
 SEEDS = (0, 1, 2)
@@ -98,9 +99,9 @@ def run(row: Row) -> bool:
         "episodes": EPISODES,
         "seeds": seeds,
         "podracer": podracer.__version__,
-        "commit": bench.commit(),
-        "machine": bench.describe_machine(),
-        "versions": bench.versions(),
+        "commit": measure.commit(),
+        "machine": measure.describe_machine(),
+        "versions": measure.versions(),
     }
     (RESULTS / f"{row.name}.json").write_text(json.dumps(report, indent=2) + "\n")
     shutil.rmtree(scratch)

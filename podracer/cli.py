@@ -20,8 +20,9 @@ import tyro
 
 import envs_jax
 import podracer
-from podracer import bench, environments, metrics, plots, rundir
 from podracer import config as configs
+from podracer import environments, metrics, plots, rundir
+from podracer.bench import anakin, sebulba
 from podracer.experiment import AGENTS
 
 Arguments = TypeVar("Arguments")
@@ -32,7 +33,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs | agents                  what there is
-  podracer bench anakin [options]         measure speed
+  podracer bench anakin|sebulba [options] measure speed
   podracer --version"""
 
 
@@ -276,12 +277,14 @@ def _refuse_arguments(command: str, argv: list[str]) -> None:
 
 def _bench(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
-        print("usage: podracer bench anakin [options]; podracer bench anakin --help lists the options")
+        print("usage: podracer bench anakin|sebulba [options]; podracer bench anakin --help lists the options")
         return 0
-    if not argv or argv[0] != "anakin":
+    if not argv or argv[0] not in ("anakin", "sebulba"):
         given = f", not {argv[0]!r}" if argv else ""
-        raise InputError(f"bench needs what to measure: podracer bench anakin{given}.")
-    return bench.main(_parse(bench.AnakinArguments, argv[1:], "podracer bench anakin"))
+        raise InputError(f"bench needs what to measure: podracer bench anakin|sebulba{given}.")
+    if argv[0] == "anakin":
+        return anakin.main(_parse(anakin.AnakinArguments, argv[1:], "podracer bench anakin"))
+    return sebulba.main(_parse(sebulba.SebulbaArguments, argv[1:], "podracer bench sebulba"))
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

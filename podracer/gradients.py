@@ -17,36 +17,42 @@ ROWS_IN_CACHE = {"images": 48, "vectors": 2700}
 rows than with 20,000."""
 
 
-def lanes_at_a_time(trajectory: Trajectory) -> int:
-    """How many lanes of a trajectory [T, B] should go through the network together: a divisor of B, B but on CPU."""
-    T, B = trajectory.timesteps.reward.shape
-    if jax.default_backend() != "cpu":
-        return B
-    images = any(x.ndim >= 4 and x.dtype == jnp.uint8 for x in jax.tree.leaves(trajectory.timesteps.observation))
-    limit = ROWS_IN_CACHE["images" if images else "vectors"] // T
-    return next(n for n in range(max(1, min(limit, B)), 0, -1) if B % n == 0)
-
-
-def by_lanes(
-    loss: Callable[[ArrayTree, Trajectory], tuple[jax.Array, Metrics]], params: ArrayTree, trajectory: Trajectory
-) -> tuple[ArrayTree, Metrics]:
-    """The gradient and the metrics of a loss, which both are sums over lanes.
+def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int) -> int:
+    """How many units (lanes of T rows, or single rows) should go through the network together.
 
     Args:
-      loss: `(params, trajectory [T, any B]) -> (loss, metrics)`, without collectives.
+      observation: what the network sees, [T, B, ...]; images are uint8 with at least two more dims.
+      rows_per_unit: T.
+      units: how many there are.
+
+    Returns:
+      A divisor of `units`; all of them but on CPU.
+    """
+    if jax.default_backend() != "cpu":
+        return units
+    images = any(x.ndim >= 4 and x.dtype == jnp.uint8 for x in jax.tree.leaves(observation))
+    limit = ROWS_IN_CACHE["images" if images else "vectors"] // rows_per_unit
+    return next(n for n in range(max(1, min(limit, units)), 0, -1) if units % n == 0)
+
+
+def accumulate(
+    loss: Callable[[ArrayTree, Any], tuple[jax.Array, Metrics]], params: ArrayTree, groups: ArrayTree
+) -> tuple[ArrayTree, Metrics]:
+    """The gradient and the metrics of a loss, which both are sums over groups.
+
+    Args:
+      loss: `(params, group) -> (loss, metrics)`, without collectives.
       params: what the gradient is with respect to.
-      trajectory: [T, B].
+      groups: leading dim [number of groups].
     """
     gradient = jax.grad(loss, has_aux=True)
-    lanes = lanes_at_a_time(trajectory)
-    if lanes == trajectory.lane.shape[0]:
-        return gradient(params, trajectory)
-    groups = split_lanes(trajectory, trajectory.lane.shape[0] // lanes)
+    first = jax.tree.map(lambda x: x[0], groups)
+    if jax.tree.leaves(groups)[0].shape[0] == 1:
+        return gradient(params, first)
 
-    def add(sums: Any, group: Trajectory) -> tuple[Any, None]:
+    def add(sums: Any, group: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, gradient(params, group)), None
 
-    first = jax.tree.map(lambda x: x[0], groups)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first))
     return lax.scan(add, zeros, groups)[0]
 
@@ -54,10 +60,11 @@ def by_lanes(
 def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     """[T, B] -> [groups, T, B / groups]; group g has the g-th block of lanes."""
     axes = {"actor_state": 0, "lane": 0}
-
-    def split(axis: int, x: jax.Array) -> jax.Array:
-        shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
-
     parts = zip((axes.get(name, 1) for name in Trajectory._fields), trajectory)
-    return Trajectory(*(jax.tree.map(lambda x, a=a: split(a, x), part) for a, part in parts))
+    return Trajectory(*(jax.tree.map(lambda x, a=a: split(x, groups, a), part) for a, part in parts))
+
+
+def split(x: jax.Array, groups: int, axis: int) -> jax.Array:
+    """[..., n, ...] -> [groups, ..., n / groups, ...], in blocks along `axis`."""
+    shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)

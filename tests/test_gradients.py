@@ -26,11 +26,11 @@ def loss(params, trajectory):
     return jnp.sum(jnp.square(each)), {"sum": jnp.sum(each)}
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 12])
-def test_groups_make_the_whole(lanes, monkeypatch):
-    monkeypatch.setattr(gradients, "lanes_at_a_time", lambda trajectory: lanes)
+@pytest.mark.parametrize("groups", [1, 2, 4, 12])
+def test_groups_make_the_whole(groups):
     params, trajectory = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}, trajectory_of(5, 12)
-    found = jax.jit(lambda p, t: gradients.by_lanes(loss, p, t))(params, trajectory)
+    split = gradients.split_lanes(trajectory, groups)
+    found = jax.jit(lambda p, t: gradients.accumulate(loss, p, t))(params, split)
     expected = jax.grad(loss, has_aux=True)(params, trajectory)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, expected)
 
@@ -48,6 +48,7 @@ def test_lanes_are_split_in_blocks():
     [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
 )
 def test_a_divisor_that_fits_the_cache(T, B, observation, expected, monkeypatch):
-    assert gradients.lanes_at_a_time(trajectory_of(T, B, observation)) == expected
+    observation = trajectory_of(T, B, observation).timesteps.observation
+    assert gradients.at_a_time(observation, T, B) == expected
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert gradients.lanes_at_a_time(trajectory_of(T, B, observation)) == B
+    assert gradients.at_a_time(observation, T, B) == B

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import distributions, nets, ops, optimizer, spaces
+from podracer import distributions, gradients, nets, ops, optimizer, spaces
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
@@ -141,6 +141,17 @@ def normalize(x: jax.Array, moments: Moments) -> jax.Array:
     return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
 
 
+def weigh(batch: Samples, config: PPOConfig) -> Samples:
+    """Turns the mask of a minibatch into weights that sum to 1 over all shards, and normalises its advantages."""
+    advantage = batch.advantage
+    if config.normalize_advantages:
+        mean, variance, count = ops.global_moments(advantage, batch.mask)
+        advantage = (advantage - mean) * lax.rsqrt(variance + 1e-8)
+    else:
+        count = ops.global_sum(jnp.sum(batch.mask))
+    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(count, 1.0))
+
+
 def loss(
     outputs: jax.Array,
     values: jax.Array,
@@ -149,19 +160,20 @@ def loss(
     hyper: dict[str, jax.Array],
     config: PPOConfig,
 ) -> tuple[jax.Array, Metrics]:
-    """This shard's part of the clipped surrogate loss (equations 7 and 9); all arrays [T, n].
+    """The part of the clipped surrogate loss (equations 7 and 9) that some units have; all arrays [T, n].
+
+    Args:
+      outputs: of the policy, [T, n, P].
+      values: [T, n].
+      batch: from `weigh`: its mask holds the weights, and its advantages are normalised.
+      distribution: of the action space.
+      hyper: tunable numbers.
+      config: the static settings.
 
     Returns:
-      The scalar whose sum over shards is the loss, and this shard's parts of metrics (sum them over shards).
+      The scalar and the metrics whose sums over all units of all shards are the loss and its metrics.
     """
-    advantage = batch.advantage
-    if config.normalize_advantages:
-        mean, variance, count = ops.global_moments(advantage, batch.mask)
-        advantage = (advantage - mean) * lax.rsqrt(variance + 1e-8)
-    else:
-        count = ops.global_sum(jnp.sum(batch.mask))
-    weights = batch.mask / jnp.maximum(count, 1.0)
-
+    advantage, weights = batch.advantage, batch.mask
     log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
@@ -301,15 +313,16 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         if config.learning_rate_decay:
             learning_rate = learning_rate * (1.0 - progress)
 
+        def loss_fn(params: ArrayTree, batch: Samples) -> tuple[jax.Array, Metrics]:
+            outputs, values, _ = network.apply(params, batch.inputs, batch.core)
+            return loss(outputs, values, batch, distribution, learner.hyper, config)
+
         def minibatch(carry: tuple[ArrayTree, ArrayTree], units: jax.Array) -> tuple[Any, Metrics]:
             params, opt_state = carry
-            batch = take(samples, units)
-
-            def loss_fn(params: ArrayTree) -> tuple[jax.Array, Metrics]:
-                outputs, values, _ = network.apply(params, batch.inputs, batch.core)
-                return loss(outputs, values, batch, distribution, learner.hyper, config)
-
-            grads, metrics = jax.grad(loss_fn, has_aux=True)(params)
+            batch = weigh(take(samples, units), config)
+            T, n = batch.mask.shape
+            groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
+            grads, metrics = gradients.accumulate(loss_fn, params, groups)
             params, opt_state, norm = optimizer.step(
                 transformation,
                 ops.global_sum(grads),
@@ -366,6 +379,13 @@ def take(samples: Samples, units: jax.Array) -> Samples:
     """Some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
     core = jax.tree.map(lambda x: x[units], samples.core)
     fields = jax.tree.map(lambda x: x[:, units], samples._replace(core=()))
+    return fields._replace(core=core)
+
+
+def split(batch: Samples, groups: int) -> Samples:
+    """[T, n] -> [groups, T, n / groups]."""
+    core = jax.tree.map(lambda x: gradients.split(x, groups, 0), batch.core)
+    fields = jax.tree.map(lambda x: gradients.split(x, groups, 1), batch._replace(core=()))
     return fields._replace(core=core)
 
 

@@ -237,7 +237,9 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
             outputs, values = nets.unroll(network, params, trajectory)
             return loss(outputs, values, trajectory, distribution, learner.hyper, config, count)
 
-        grads, metrics = ops.global_sum(gradients.by_lanes(loss_fn, learner.params, trajectory))
+        T, B = trajectory.policy_version.shape
+        groups = gradients.split_lanes(trajectory, B // gradients.at_a_time(timesteps.observation, T, B))
+        grads, metrics = ops.global_sum(gradients.accumulate(loss_fn, learner.params, groups))
         decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
         learning_rate = learner.hyper["learning_rate"] * decay
         params, opt_state, grad_norm = optimizer.step(

@@ -81,6 +81,10 @@ class Sebulba:
     def devices(self) -> list[Any]:
         return self._layout.devices
 
+    @property
+    def rollout_length(self) -> int:
+        return self._agent.config.rollout_length
+
     def describe(self) -> str:
         return self._layout.describe() + (", in lockstep" if self._lockstep else "")
 
@@ -219,17 +223,49 @@ class Sebulba:
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
     ) -> tuple[RunState, bool]:
+        loop = self.learner(state, total_steps)
+        with self.crew(loop.learner, loop.env_steps / total_steps, state.actors, loop.rollouts) as crew:
+            complete = loop.run(
+                crew,
+                next_milestone=next_milestone,
+                on_progress=on_progress,
+                on_milestone=lambda: on_milestone(self._snapshot(loop, crew), loop.env_steps),
+                should_stop=should_stop,
+            )
+            return self._snapshot(loop, crew), complete
+
+    def learner(self, state: RunState, total_steps: int = 2**50) -> runner.Learner:
+        """The loop of a run, at a state."""
         learner = jax.jit(lambda tree: jax.tree.map(lambda x: x[0], tree))(state.learner)
-        env_steps, saved = int(counter_values(state.env_steps)[0]), state.actors
-        begun = int(learner.num_updates) // self._parts
+        return runner.Learner(
+            update=self._update,
+            publish=self.learning.publish,
+            key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
+            parts=self._parts,
+            learner=learner,
+            rollouts=int(learner.num_updates) // self._parts,
+            env_steps=int(counter_values(state.env_steps)[0]),
+            total_steps=total_steps,
+            resumes=list(state.actors.resumes) if state.actors else [],
+        )
+
+    def crew(self, learner: LearnerState, progress: float, saved: Any = (), begun: int = 0) -> runner.Crew:
+        """The actors of a run, wired up and not started.
+
+        Args:
+          learner: whose parameters they begin with.
+          progress: of the run, in [0, 1].
+          saved: a `LockstepState` to go on from, or ().
+          begun: rollouts that were handed over before.
+        """
         num_actors = len(self._layout.actors)
         store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
-        newest = self.learning.publish(learner, env_steps / total_steps)
+        newest = self.learning.publish(learner, progress)
         for i, params in enumerate(saved.published if saved else (newest,) * num_actors):
             store.publish(begun - num_actors + i, params)
         store.publish(begun, newest)
         wiring = Wiring(
-            rollout_length=self._agent.config.rollout_length,
+            rollout_length=self.rollout_length,
             act=self._act,
             finish=self._finish,
             spread=self.learning.spread,
@@ -239,33 +275,15 @@ class Sebulba:
             num_actors=num_actors,
             keep_resume=bool(saved),
         )
-        loop = runner.Learner(
-            update=self._update,
-            publish=self.learning.publish,
-            key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
-            parts=self._parts,
-            learner=learner,
-            rollouts=begun,
-            env_steps=env_steps,
-            total_steps=total_steps,
-            resumes=list(saved.resumes) if saved else [],
-        )
         actors = self._actors(saved, begun, wiring)
-        with runner.Crew(actors, wiring, self._environments.spec.name, self._timeout) as crew:
-            complete = loop.run(
-                crew,
-                next_milestone=next_milestone,
-                on_progress=on_progress,
-                on_milestone=lambda: on_milestone(self._snapshot(loop, store), loop.env_steps),
-                should_stop=should_stop,
-            )
-            return self._snapshot(loop, store), complete
+        return runner.Crew(actors, wiring, self._environments.spec.name, self._timeout)
 
-    def _snapshot(self, loop: runner.Learner, store: ParamsStore) -> RunState:
+    def _snapshot(self, loop: runner.Learner, crew: runner.Crew) -> RunState:
         saved: Any = ()
         if loop.resumes:
             # The newest is not among them: it is made of the learner's state again.
-            published = [self._save(version.params[self._layout.actors[0]]) for version in store.snapshot()[:-1]]
+            versions = crew.wiring.store.snapshot()[:-1]
+            published = [self._save(version.params[self._layout.actors[0]]) for version in versions]
             saved = LockstepState(tuple(published), tuple(loop.resumes))
         return self._state(loop.learner, saved, loop.env_steps)
 

@@ -60,7 +60,7 @@ def action_space(space: Any, name: str) -> spaces.Space:
         return spaces.MultiDiscrete(tuple(space.nvec))
     if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
         low, high = float(np.min(space.low)), float(np.max(space.high))
-        bounded = max(-low, high) <= np.finfo(np.float32).max
+        bounded = max(-low, high) <= float(np.finfo(np.float32).max)
         if bounded and np.all(space.low == low) and np.all(space.high == high):
             return spaces.Box(low, high, space.shape)
         hint = " (VizDoom: --env.settings use_combined_action=True)" if space.shape else ""

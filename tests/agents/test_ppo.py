@@ -24,6 +24,7 @@ from podracer.agents.ppo import (
     normalize,
     permutations,
     take,
+    weigh,
 )
 from podracer.types import EnvSpec, TimeStep, Trajectory
 
@@ -81,7 +82,9 @@ def oracle(logits: np.ndarray, values: np.ndarray, samples: Samples, config: PPO
 
 def loss_of(config: PPOConfig) -> Any:
     numbers = {name: jnp.float32(x) for name, x in NUMBERS.items()}
-    return lambda outputs, values, batch: loss(outputs, values, batch, distributions.categorical(A), numbers, config)
+    return lambda outputs, values, batch: loss(
+        outputs, values, weigh(batch, config), distributions.categorical(A), numbers, config
+    )
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.3])

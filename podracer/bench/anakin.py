@@ -1,19 +1,11 @@
-"""`podracer bench`: speed measured in one run, next to a hand-written yardstick, with the floor it is judged by."""
+"""`podracer bench anakin`: speed measured in one run, next to a hand-written yardstick."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import importlib.util
-import json
-import os
 import pathlib
-import platform
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -24,6 +16,8 @@ import envs_jax
 from podracer import config as configs
 from podracer import ops, spaces, topology
 from podracer.anakin import program, runner
+from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
+from podracer.driver import RunState, counter_values
 from podracer.experiment import make_agent
 from podracer.types import Agent, Environment
 from podracer.version import __version__
@@ -87,10 +81,6 @@ class AnakinArguments:
                 raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, YARDSTICKS)}")
 
 
-Measured = Callable[[int], int]
-"""Does n repetitions of something and waits for them; returns rows done."""
-
-
 def main(arguments: AnakinArguments) -> int:
     """Measures, prints a table, writes JSON."""
     results = []
@@ -106,19 +96,7 @@ def main(arguments: AnakinArguments) -> int:
     for r in results:
         print(f"{r['agent']}: {r['transitions_share']:.1%} of its rows are real transitions, the rest resets.")
     if arguments.json:
-        report = {
-            "podracer": __version__,
-            "jax": jax.__version__,
-            "machine": describe_machine(),
-            "commit": commit(),
-            "versions": versions(),
-            "command": "podracer bench anakin",
-            "settings": configs.to_json(arguments) | {"json": None},
-            "results": results,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=2, default=str) + "\n")
-        print(f"wrote {arguments.json}")
+        write(arguments.json, "podracer bench anakin", arguments, results)
     return 0
 
 
@@ -131,8 +109,7 @@ def _table(results: list[dict[str, Any]]) -> str:
         memory = f"{r['memory_bytes'] / 2**20:,.0f}" if r["memory_bytes"] else "-"
         lines.append([r["agent"], r["env"], str(r["num_envs"]), str(r["devices"]), *rates, ratio])
         lines[-1] += [f"{r['compile_seconds']:.1f}", memory]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
+    return table(lines)
 
 
 def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float) -> dict[str, Any]:
@@ -150,7 +127,7 @@ def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float
     yardstick = _yardstick(name, num_envs, T)
     if yardstick:
         measured["yardstick"] = yardstick
-    rates = _in_turns(measured, repeats, seconds)
+    rates = in_turns(measured, repeats, seconds)
     medians = {key: statistics.median(values) for key, values in rates.items()}
     pairs = [a / b for a, b in zip(rates["training"], rates.get("yardstick", []))]
     return {
@@ -173,31 +150,10 @@ def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float
     }
 
 
-def _in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> dict[str, list[float]]:
-    """Interleaves measurements, so that a machine that slows down does so for all of them."""
-    sizes = {}
-    for key, call in measured.items():
-        call(1)
-        n, elapsed = 1, 0.0
-        while elapsed < seconds / 4:
-            n *= 2
-            start = time.perf_counter()
-            call(n)
-            elapsed = time.perf_counter() - start
-        sizes[key] = max(1, int(n * seconds / elapsed))
-    rates: dict[str, list[float]] = {key: [] for key in measured}
-    for _ in range(repeats):
-        for key, call in measured.items():
-            start = time.perf_counter()
-            rows = call(sizes[key])
-            rates[key].append(rows / (time.perf_counter() - start))
-    return rates
-
-
 class _Training:
     """The whole program; n updates in one call."""
 
-    def __init__(self, compiled: runner.Compiled, state: program.RunState, rows_per_update: int):
+    def __init__(self, compiled: runner.Compiled, state: RunState, rows_per_update: int):
         self.compiled = compiled
         self._state, self._rows = state, rows_per_update
         self._updates = 0
@@ -211,7 +167,7 @@ class _Training:
     @property
     def transitions_share(self) -> float:
         """Real transitions per row, so far."""
-        return int(runner.counter_values(self._state.env_steps)[0]) / (self._updates * self._rows)
+        return int(counter_values(self._state.env_steps)[0]) / (self._updates * self._rows)
 
 
 def _environment_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
@@ -248,15 +204,9 @@ def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.
 
 
 def _yardstick(name: str, num_envs: int, T: int) -> Measured | None:
-    path = pathlib.Path(__file__).parent.parent / "benchmarks" / YARDSTICKS[name]
-    if not path.exists():
-        print(f"no yardstick: {path} is only in a source checkout.", file=sys.stderr)
+    module = yardstick(YARDSTICKS[name])
+    if module is None:
         return None
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     updates = 4
     init, step = module.make(num_envs=num_envs, num_steps=T, updates_per_call=updates)
     holder = [init(jax.random.key(0))]
@@ -268,40 +218,3 @@ def _yardstick(name: str, num_envs: int, T: int) -> Measured | None:
         return n * updates * T * num_envs
 
     return call
-
-
-def describe_machine() -> str:
-    """Device and processor, for tables and files."""
-    device = jax.local_devices()[0]
-    name = device.device_kind
-    if device.platform == "cpu":
-        name = _cpu_model() or platform.machine()
-    count, cores = len(jax.local_devices()), os.cpu_count()
-    return f"{count} x {device.platform} ({name}, {cores} cores), Python {platform.python_version()}"
-
-
-def _cpu_model() -> str | None:
-    info = pathlib.Path("/proc/cpuinfo")
-    if not info.exists():
-        return None
-    lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(":", 1)[1].strip() if lines else None
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
-    names = ("jax", "jaxlib", "flax", "optax", "numpy")
-    return {name: importlib.metadata.version(name) for name in names} | {"python": platform.python_version()}
-
-
-def commit() -> str | None:
-    """The checkout's commit, with `-dirty` where anything but results has changed; None outside one."""
-    root = pathlib.Path(__file__).parent.parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    name = git("rev-parse", "--short=12", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results")
-    return (f"{name}-dirty" if changed else name) or None

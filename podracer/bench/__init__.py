@@ -1,0 +1,1 @@
+"""`podracer bench`: speed, measured next to yardsticks in the same run."""

@@ -1,0 +1,178 @@
+"""`podracer bench sebulba`: environments alone, a plain act-and-append loop, our actors, and training, in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import sys
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+from podracer import config as configs
+from podracer import environments, topology
+from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
+from podracer.driver import Progress
+from podracer.experiment import make_agent
+from podracer.sebulba.driver import Sebulba
+from podracer.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """One line of the table: an environment, its lanes and threads, and the agent's settings."""
+
+    env: str
+    num_envs: int
+    num_threads: int
+    config: dict[str, Any]
+
+
+_IMAGES = {"frame_stack": 4, "reward_transform": "abs_one", "learning_rate": 6e-4}
+PRESETS = {
+    "cartpole": Preset("envpool:CartPole-v1", 64, 2, {"rollout_length": 20, "hidden_sizes": (64, 64)}),
+    "pong": Preset("envpool:Pong-v5", 16, 2, {"rollout_length": 20, "torso": "shallow", **_IMAGES}),
+    "pong-resnet": Preset("envpool:Pong-v5", 8, 2, {"rollout_length": 20, "torso": "resnet", **_IMAGES}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SebulbaArguments:
+    """Measure Sebulba with V-trace.
+
+    Attributes:
+      presets: what to measure.
+      actor_devices: as in `podracer train`.
+      actor_threads: as in `podracer train`; the lanes of a preset are those of each thread.
+      repeats: measurements of each thing, taken in turns; the median counts.
+      seconds: how long one measurement should take.
+      json: also write the figures to this file.
+    """
+
+    presets: tuple[str, ...] = tuple(PRESETS)
+    actor_devices: int | None = configs.field(None, low=1)
+    actor_threads: int = configs.field(1, low=1)
+    repeats: int = configs.field(5, low=1)
+    seconds: float = configs.field(2.0, low=0.01)
+    json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
+
+    def __post_init__(self):
+        configs.check(self)
+        for preset in self.presets:
+            if preset not in PRESETS:
+                raise ValueError(f"unknown preset {preset!r}; {configs.suggest(preset, PRESETS)}")
+
+
+def main(arguments: SebulbaArguments) -> int:
+    """Measures, prints a table, writes JSON."""
+    results = []
+    for name in arguments.presets:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        results.append(measure(name, arguments))
+    print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    header = ["preset", "envs", "environment", "plain acting", "acting", "training", "acting/plain", "training/acting"]
+    lines = [header]
+    for r in results:
+        rates = [f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "plain_acting", "acting", "training")]
+        ratio = f"{r['acting_ratio']:.2f}" if r["acting_ratio"] else "-"
+        lines.append([r["preset"], str(r["num_envs"]), *rates, ratio, f"{r['training_ratio']:.2f}"])
+    print(table(lines))
+    print("rows/s (one step of one lane, resets included), medians; ratios are of pairs measured in turn.")
+    for r in results:
+        shares = "  ".join(f"{name.removeprefix('sebulba/')} {value:.2f}" for name, value in r["stages"].items())
+        print(f"{r['preset']}: {shares}")
+    if arguments.json:
+        write(arguments.json, "podracer bench sebulba", arguments, results)
+    return 0
+
+
+def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
+    """Rates of one preset, everything measured in turns."""
+    preset = PRESETS[name]
+    source: Any = environments.make(preset.env, num_threads=preset.num_threads)
+    agent = make_agent("vtrace", source, preset.config)
+    layout = topology.make_host(
+        num_envs=None,
+        envs_per_actor=preset.num_envs,
+        actor_devices=arguments.actor_devices,
+        actor_threads=arguments.actor_threads,
+    )
+    driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
+    compile_seconds = driver.compile(driver.init())
+    acting, training = _Acting(driver, layout), _Training(driver, layout)
+    measured: dict[str, Measured] = {"acting": acting, "training": training}
+    plain = yardstick("plain_actor.py")
+    task = preset.env.partition(":")[2]
+    if plain is not None:
+        measured["environment"] = plain.make_raw(task, preset.num_envs, preset.num_threads)
+        if name == "cartpole":  # the plain loop's network is an MLP
+            T = agent.config.rollout_length
+            measured["plain_acting"] = plain.make(task, preset.num_envs, preset.num_threads, T)
+    try:
+        rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    finally:
+        acting.crew.__exit__()
+        training.crew.__exit__()
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    pairs = [a / b for a, b in zip(rates["acting"], rates.get("plain_acting", []))]
+    return {
+        "preset": name,
+        "env": preset.env,
+        "num_envs": layout.num_envs,
+        "layout": layout.describe(),
+        **{key: medians.get(key) for key in ("environment", "plain_acting", "acting", "training")},
+        "acting_ratio": statistics.median(pairs) if pairs else None,
+        "acting_ratio_range": [min(pairs), max(pairs)] if pairs else None,
+        "training_ratio": statistics.median(a / b for a, b in zip(rates["training"], rates["acting"])),
+        "compile_seconds": compile_seconds,
+        "stages": training.stages,
+        "rates": rates,
+    }
+
+
+class _Acting:
+    """Actors into trajectories, which nobody learns from: n rollouts."""
+
+    def __init__(self, driver: Sebulba, layout: topology.HostTopology):
+        self.crew = driver.crew(jax.tree.map(lambda x: x[0], driver.init().learner), 0.0)
+        self._rows = layout.envs_per_actor * driver.rollout_length
+        self._waiting = 2 * len(layout.actors)  # in the queue, and in the actors' hands
+        self.crew.__enter__()
+
+    def prepare(self) -> None:
+        """Takes what was made before the clock started."""
+        self(self._waiting)
+
+    def __call__(self, n: int) -> int:
+        for number in range(n):
+            rollout = self.crew.next_rollout(number, lambda: False)
+            assert rollout is not None
+            jax.block_until_ready(rollout.trajectory)
+        return n * self._rows
+
+
+class _Training(_Acting):
+    """The whole of it: n rollouts acted and learnt."""
+
+    def __init__(self, driver: Sebulba, layout: topology.HostTopology):
+        super().__init__(driver, layout)
+        self.stages: dict[str, float] = {}
+        self._learner = driver.learner(driver.init())
+
+    def __call__(self, n: int) -> int:
+        before = self._learner.rollouts
+
+        def on_progress(progress: Progress) -> None:
+            shares = {name: float(value[0]) for name, value in progress.metrics.items() if name.endswith("_share")}
+            self.stages = shares
+
+        self._learner.run(
+            self.crew,
+            next_milestone=lambda steps: 2**50,
+            on_progress=on_progress,
+            on_milestone=lambda: None,
+            should_stop=lambda: self._learner.rollouts - before >= n,
+        )
+        return (self._learner.rollouts - before) * self._rows
