@@ -99,18 +99,18 @@ class Display:
                 BarColumn(),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[rate]} steps/s"),
-                TextColumn("return {task.fields[ret]}"),
+                TextColumn("return {task.fields[ret]}{task.fields[note]}"),
                 TimeRemainingColumn(),
             )
             self._bar = Progress(*columns, console=console)
-            self._task = self._bar.add_task(title, total=total_steps, rate="…", ret="…")
+            self._task = self._bar.add_task(title, total=total_steps, rate="…", ret="…", note="")
             self._bar.start()
 
-    def update(self, env_steps: int, rate: float, episode_return: float) -> None:
-        """Moves the bar."""
+    def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
+        """Moves the bar; `note` follows the return."""
         if self._bar:
             ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
-            self._bar.update(self._task, completed=env_steps, rate=f"{rate:,.0f}", ret=ret)
+            self._bar.update(self._task, completed=env_steps, rate=f"{rate:,.0f}", ret=ret, note=note)
 
     def detail(self, text: str) -> None:
         """A line for those who have no bar."""

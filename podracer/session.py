@@ -133,7 +133,8 @@ class Session:
             self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
         returns = now.metrics["episode/return"]
         returns = returns[np.isfinite(returns)]
-        self._display.update(now.env_steps, rate, float(returns.mean()) if returns.size else math.nan)
+        mean = float(returns.mean()) if returns.size else math.nan
+        self._display.update(now.env_steps, rate, mean, _where_time_goes(now.metrics))
 
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run
@@ -218,6 +219,15 @@ class Session:
                 for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))
             ]
         return summary
+
+
+def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:
+    """Sebulba's stages for the progress bar; nothing for Anakin, which has none."""
+    stages = ("environment", "inference", "learn")
+    if f"sebulba/{stages[0]}_share" not in metrics:
+        return ""
+    shares = " ".join(f"{stage} {float(metrics[f'sebulba/{stage}_share'][0]):.0%}" for stage in stages)
+    return f"  {shares} lag {float(metrics['sebulba/policy_lag'][0]):.1f}"
 
 
 def _crossed(before: int, now: int, every: int | None) -> bool:

@@ -21,6 +21,9 @@ CASES = {
     "vtrace": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --agent.optimizer rmsprop "
     "--agent.momentum 0.9",
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
+    # Both actors' environments, and the parameters that their next rollouts need.
+    "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
+    "--actor-threads 2",
 }
 SETTINGS = (
     f"--total-steps {TOTAL_STEPS} --num-envs 8 --num-shards 2 --eval-every {TOTAL_STEPS} --eval-episodes 8 "
@@ -100,9 +103,9 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)
     assert set(before) == set(after)
-    for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", "actors.lanes"):
+    acting = ("actors.resumes.1.environment", "actors.published.1") if agent == "sebulba" else ("actors.lanes", "actors.key")
+    for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", *acting):
         assert any(name.startswith(part) for name in before), part
-    assert any(name.startswith("actors.key") for name in before)
     assert any(name.startswith("env_steps") for name in before)
     for name in before:
         np.testing.assert_array_equal(np.asarray(before[name]), np.asarray(after[name]), err_msg=name)

@@ -114,10 +114,9 @@ class Actor(threading.Thread):
     def run(self) -> None:
         environment = None
         try:
-            self.waiting_since = time.monotonic()
+            self.waiting_since = time.perf_counter()
             environment = self._make_environment()
-            with jax.default_device(self.device):
-                self._act(environment)
+            self._act(environment)
         except Closed:
             pass
         except BaseException as error:
@@ -144,9 +143,9 @@ class Actor(threading.Thread):
             for _ in range(T):
                 t0 = clock()
                 buffer, actions = act(buffer, params if params is not None else store.newest(self.device), step)
-                actions = jax.tree.map(np.asarray, actions)
+                actions = np.asarray(actions) if isinstance(actions, jax.Array) else jax.device_get(actions)
                 t1 = clock()
-                self.waiting_since = time.monotonic()
+                self.waiting_since = t1
                 environment.send(lanes, actions)
                 lanes, step = environment.recv()
                 self.waiting_since = None

@@ -70,7 +70,12 @@ class Sebulba:
         self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
         self._parts, self._timeout = updates_per_batch, env_timeout
         self._capacity = max(queue_capacity or 0, len(layout.actors))
-        self.acting = acting.make(agent, environments.spec, agent.config.rollout_length, layout.num_envs)
+        environment = environments.make(1, first_seed(seed, "evaluation"))
+        try:
+            self._example = environment.recv()[1]
+        finally:
+            environment.close()
+        self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs)
         self.learning = learning.make(agent, layout.mesh, layout.num_shards, updates_per_batch)
         self._start, self._begin = jax.jit(self.acting.start), jax.jit(self.acting.begin)
         self._act: dict[Any, Callable[..., Any]] = {}
@@ -182,12 +187,7 @@ class Sebulba:
     def _shapes(self, device: Any) -> tuple[Any, Any, Any, Any]:
         """Shapes of a buffer, parameters and host rows of an actor, and of the trajectory that it makes."""
         B = self._layout.envs_per_actor
-        environment = self._environments.make(1, first_seed(self._seed, "evaluation"))
-        try:
-            _, row = environment.recv()
-        finally:
-            environment.close()
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), row)
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), self._example)
         carry = jax.eval_shape(self.acting.start, self._lanes(0), jax.random.key(0))
         buffer = jax.eval_shape(self.acting.begin, self._lanes(0), carry)
         params = jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0)))
@@ -200,9 +200,12 @@ class Sebulba:
 
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
+        # Acting is a chain of small operations: on CPU, running some of them side by side costs more than it brings.
+        in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if jax.default_backend() == "cpu" else {}
+        act = jax.jit(self.acting.act, donate_argnums=0, compiler_options=in_order)
         for device in dict.fromkeys(self._layout.actors):
             buffer, params, row, _ = self._shapes(device)
-            self._act[device] = jax.jit(self.acting.act, donate_argnums=0).lower(buffer, params, row).compile()
+            self._act[device] = act.lower(buffer, params, row).compile()
             self._finish[device] = jax.jit(self.acting.finish, donate_argnums=0).lower(buffer, row).compile()
         trajectory = self.learning.like(self._shapes(None)[3])
         learner = jax.eval_shape(self._initial_learner)

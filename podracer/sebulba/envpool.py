@@ -179,7 +179,7 @@ class EnvPoolEnvironment:
         return self._lanes, HostStep(rows(observation, reward, terminated, first, self._last), score, over)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._pool.send(self._actions(actions), lanes)
+        self._pool.send(self._actions(actions))  # of all lanes, in order
 
     def frame(self) -> np.ndarray:
         """Lane 0 as a picture, uint8 [H, W, 3], where the pool was made for it."""

@@ -98,6 +98,11 @@ def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) 
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return jax.tree.map(place, trajectory, shardings(trajectory))
 
+    def spread(trajectory: Trajectory) -> Trajectory:
+        if mesh.size == 1 and trajectory.lane.devices() == set(mesh.devices.flat):
+            return trajectory  # it is there
+        return jax.device_put(trajectory, shardings(trajectory))
+
     publish_jit = jax.jit(publish)
     return Learning(
         init=jax.jit(agent.init, out_shardings=everywhere),
@@ -106,7 +111,7 @@ def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) 
             lambda x: x.addressable_shards[0].data, publish_jit(learner, jnp.float32(progress))
         ),
         like=like,
-        spread=lambda trajectory: jax.device_put(trajectory, shardings(trajectory)),
+        spread=spread,
         state_sharding=everywhere,
     )
 

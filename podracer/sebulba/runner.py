@@ -72,7 +72,7 @@ class Crew:
             if actor.error is not None:
                 problem = f"{type(actor.error).__name__}: {actor.error}"
                 raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
-        now = time.monotonic()
+        now = time.perf_counter()
         for actor in self.actors:
             since = actor.waiting_since
             if not actor.is_alive():

@@ -19,11 +19,13 @@ T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
 
 
-def agent_of(name, lstm_size=0):
+def agent_of(name, lstm_size=0, normalize=True):
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
         return agents.vtrace(COUNTING.spec, VTraceConfig(**common))
-    return agents.ppo(COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2))
+    return agents.ppo(
+        COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
+    )
 
 
 def driver_of(agent, threads=1, lockstep=False, seed=0, **settings):
@@ -65,7 +67,9 @@ def run(driver, total_steps=600, state=None, milestone=None):
     return final, captured, progress, states
 
 
-@pytest.mark.parametrize(("name", "threads", "lockstep"), [("vtrace", 1, False), ("ppo", 2, False), ("vtrace", 2, True)])
+@pytest.mark.parametrize(
+    ("name", "threads", "lockstep"), [("vtrace", 1, False), ("ppo", 2, False), ("vtrace", 2, True)]
+)
 def test_trajectories_keep_the_contract(name, threads, lockstep):
     driver = driver_of(agent_of(name), threads, lockstep)
     final, captured, progress, _ = run(driver)
@@ -87,11 +91,19 @@ def test_episode_sums_are_those_of_the_rows():
     driver = driver_of(agent_of("vtrace"))
     _, captured, progress, _ = run(driver)
     learnt = captured[0][: progress[-1].updates]
-    rows = [np.concatenate([x[:-1] for x in column]) for column in zip(*(t.timesteps for t in learnt))]
+    rows = [np.concatenate([x[1:] for x in column]) for column in zip(*(t.timesteps for t in learnt))]
     reward, last = rows[1], rows[4]
     count = sum(p.metrics["episode/count"][0] for p in progress)
-    total = sum(p.metrics["episode/return"][0] * p.metrics["episode/count"][0] for p in progress if p.metrics["episode/count"][0])
-    length = sum(p.metrics["episode/length"][0] * p.metrics["episode/count"][0] for p in progress if p.metrics["episode/count"][0])
+    total = sum(
+        p.metrics["episode/return"][0] * p.metrics["episode/count"][0]
+        for p in progress
+        if p.metrics["episode/count"][0]
+    )
+    length = sum(
+        p.metrics["episode/length"][0] * p.metrics["episode/count"][0]
+        for p in progress
+        if p.metrics["episode/count"][0]
+    )
     assert count == last.sum()
     lengths = reward[last]  # the reward of row k is k
     np.testing.assert_allclose(length, lengths.sum(), rtol=1e-5)
@@ -101,7 +113,7 @@ def test_episode_sums_are_those_of_the_rows():
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
 def test_memory_and_what_was_recorded_belong_to_their_rows(name):
     """With a learning rate of 0, unrolling the network from `actor_state` gives the recorded log-probabilities."""
-    agent = agent_of(name, lstm_size=4)
+    agent = agent_of(name, lstm_size=4, normalize=False)
     driver = driver_of(agent, hyper={"learning_rate": 0.0})
     final, captured, _, _ = run(driver, total_steps=300)
     params = jax.tree.map(lambda x: x[0], final.learner.params)
@@ -118,7 +130,10 @@ def test_memory_and_what_was_recorded_belong_to_their_rows(name):
         outputs, _ = nets.unroll(network, params, trajectory)
         log_prob = distribution.log_prob(outputs[:-1], trajectory.actions)
         np.testing.assert_allclose(log_prob, trajectory.extras["log_prob"], rtol=1e-4, atol=1e-5)
-    assert any(np.abs(t.actor_state[0][0] if name == "vtrace" else t.actor_state.network[0][0]).max() > 0 for t in captured[0][1:])
+    assert any(
+        np.abs(t.actor_state[0][0] if name == "vtrace" else t.actor_state.network[0][0]).max() > 0
+        for t in captured[0][1:]
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -157,8 +172,10 @@ def test_a_state_is_like_what_like_says():
         driver = driver_of(agent_of("ppo", lstm_size=3), 2, lockstep)
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
+
         def describe(x):
             return (x.shape, str(x.dtype), x.sharding)
+
         assert jax.tree.leaves(jax.tree.map(describe, state)) == jax.tree.leaves(jax.tree.map(describe, like))
 
 
@@ -195,9 +212,7 @@ def test_the_learner_is_anakins(name, num_shards):
         lambda state, trajectory, key: agent.learn(state, trajectory, progress, key), learner, whole, keys
     )
     expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
-    actual, found = driver.learning.update(
-        learner, driver.learning.spread(trajectory), jnp.int32(0), progress, key
-    )
+    actual, found = driver.learning.update(learner, driver.learning.spread(trajectory), jnp.int32(0), progress, key)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), harness.numbers_of(actual), expected
     )

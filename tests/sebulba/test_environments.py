@@ -56,6 +56,7 @@ def test_cartpole(name):
     source = environments.make(name, max_episode_steps=12)
     assert source.spec.action_space == spaces.Discrete(2)
     assert source.spec.max_episode_steps == 12
+
     # Lane 0 falls by always pushing; the others balance by pushing where the pole leans.
     def choose(t, step):
         lean = (step.timestep.observation[:, 2] > 0).astype(np.int32)
@@ -93,7 +94,11 @@ def test_rows_are_the_callers(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_seeds_decide_the_rows(name):
     source = environments.make(name)
-    play = lambda seed: np.stack([s.timestep.observation for s in rollout(source.make(3, seed), 30, lambda t, s: np.full(3, t % 2, np.int32))])  # noqa: E731
+
+    def play(seed):
+        steps = rollout(source.make(3, seed), 30, lambda t, step: np.full(3, t % 2, np.int32))
+        return np.stack([step.timestep.observation for step in steps])
+
     one, again, other = play(5), play(5), play(6)
     np.testing.assert_array_equal(one, again)
     # Lane i has seed + i: neighbours share all but one stream, which is why callers give disjoint ranges.
@@ -206,7 +211,9 @@ def test_images_move_their_channels():
 
 
 def test_seeds_of_uses_are_apart():
-    firsts = [first_seed(seed, use, restart) for seed in range(20) for use in ("training", "evaluation") for restart in (0, 7)]
+    firsts = [
+        first_seed(seed, use, restart) for seed in range(20) for use in ("training", "evaluation") for restart in (0, 7)
+    ]
     assert len(set(firsts)) == len(firsts)
     gaps = np.diff(sorted(firsts))
     assert gaps.min() > 4096, "two uses share lanes"

@@ -87,7 +87,9 @@ def test_an_environment_that_hangs_is_named():
             time.sleep(4.0)
 
     start = time.monotonic()
-    with pytest.raises(podracer.ActorError, match=r"actor 0 on .*: steps has not answered for \d+ s; .*env_timeout=0.5"):
+    with pytest.raises(
+        podracer.ActorError, match=r"actor 0 on .*: steps has not answered for \d+ s; .*env_timeout=0.5"
+    ):
         train(hosts.Steps(misbehave), env_timeout=0.5)
     assert time.monotonic() - start < 20.0
 
@@ -100,7 +102,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
             environments.reward = math.inf
 
     environments.misbehave = misbehave
-    with pytest.raises(podracer.TrainingDivergedError, match=r"not finite after .*last good checkpoint is .*checkpoints"):
+    with pytest.raises(
+        podracer.TrainingDivergedError, match=r"not finite after .*last good checkpoint is .*checkpoints"
+    ):
         train(environments, total_steps=10**5, run_dir=tmp_path / "run", checkpoint_every=100, eval_every=10**5)
     steps = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert steps
@@ -202,7 +206,10 @@ def test_one_line_and_a_code(capsys, tmp_path):
         (["train", "vtrace", "envpool:CartPole-v1", "--num-envs", "7", "--num-shards", "2"], "use 6 or 8"),
         (["train", "vtrace", "envpool:CartPole-v1", "--actor-devices", "3"], "actor_devices=3"),
         (["train", "vtrace", "envpool:CartPole-v1", "--arch", "anakin"], "arch='anakin' needs a pure-JAX environment"),
-        (["train", "ppo", "envpool:CartPole-v1", "--num-envs", "9", "--agent.rollout-length", "5"], "num_minibatches=4"),
+        (
+            ["train", "ppo", "envpool:CartPole-v1", "--num-envs", "9", "--agent.rollout-length", "5"],
+            "num_minibatches=4",
+        ),
     ):
         assert cli.run([*arguments, "--run-dir", str(tmp_path / "run")]) == 2, arguments
         error = capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Actors and learners on devices of their own: equal shards learn equally, and nothing grows.
+
+Simulated devices need a process of their own, with NPROC set (more threads than cores, or collectives deadlock).
+"""
+
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podracer
+from podracer import agents, topology
+from podracer.agents import PPOConfig, VTraceConfig
+from podracer.sebulba import learning
+from podracer.sebulba.driver import Sebulba
+from podracer.sebulba.stepped import SteppedEnvironments
+
+pytestmark = pytest.mark.slow
+
+COUNTING = counting.CountingEnvironment()
+T, B, SHARDS, UPDATES = 5, 24, 6, 10
+
+
+def agent_of(name):
+    common = {"rollout_length": T, "hidden_sizes": (16,), "max_grad_norm": 0.01}
+    if name == "vtrace":
+        return agents.vtrace(COUNTING.spec, VTraceConfig(**common, activation="tanh", entropy_cost=0.0))
+    return agents.ppo(COUNTING.spec, PPOConfig(**common, num_epochs=2, num_minibatches=2, normalize_observations=True))
+
+
+def trajectories(agent):
+    """What one actor made with parameters that never change."""
+    layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.devices()[:1])
+    driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, seed=0, hyper=agent.hyper)
+    state = driver.init()
+    driver.compile(state)
+    made = []
+    with driver.crew(driver.learner(state).learner, 0.0) as crew:
+        for number in range(UPDATES):
+            made.append(crew.next_rollout(number, lambda: False).trajectory)
+    return made
+
+
+def learnt(agent, devices, made):
+    """The learner's state after learning from trajectories on a number of devices, with SHARDS shards."""
+    mesh = topology.make_host(
+        num_envs=B, envs_per_actor=B, num_shards=SHARDS, actor_devices=len(jax.devices()) - devices or None
+    ).mesh
+    assert mesh.size == devices
+    functions = learning.make(agent, mesh, SHARDS)
+    learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
+    for trajectory in made:
+        learner, metrics = functions.update(
+            learner, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
+        )
+        norms.append(float(metrics["grad/norm"]))
+    assert min(norms) > 0.01, f"clipping is not active: {norms}"
+    return harness.numbers_of((learner.params, learner.opt_state))
+
+
+def on_eight_devices(directory):
+    for name in ("vtrace", "ppo"):
+        agent = agent_of(name)
+        leaves = jax.tree.leaves(learnt(agent, 6, trajectories(agent)))
+        np.savez(directory / f"{name}.npz", *leaves)
+    result = podracer.train(
+        "vtrace", "catch", arch="sebulba", mode="lockstep", num_envs=48, total_steps=20_000, progress=False
+    )
+    assert result.summary["devices"] == 8
+    assert result.summary["complete"]
+
+
+def elsewhere(function, directory):
+    tests = pathlib.Path(__file__).parent
+    code = (
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 8); import test_devices; "
+        f"test_devices.{function.__name__}(pathlib.Path({str(directory)!r}))"
+    )
+    path = os.pathsep.join((str(tests), str(tests.parent)))
+    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
+    elsewhere(on_eight_devices, tmp_path)
+    for name in ("vtrace", "ppo"):
+        agent = agent_of(name)
+        one = jax.tree.leaves(learnt(agent, 1, trajectories(agent)))
+        six = np.load(tmp_path / f"{name}.npz")
+        assert len(one) == len(six.files)
+        for a, b in zip(one, six.values(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_run_does_not_grow():
+    """Live arrays and memory, over five thousand updates of a tiny agent."""
+
+    def resident():
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    seen = []
+
+    def log(steps, row):
+        if "loss/total" in row:
+            gc.collect()
+            seen.append((row["updates"], len(jax.live_arrays()), resident()))
+
+    podracer.train(
+        "vtrace",
+        "envpool:CartPole-v1",
+        config={"rollout_length": 5, "hidden_sizes": (4,)},
+        num_envs=8,
+        total_steps=200_000,
+        eval_every=200_000,
+        eval_episodes=2,
+        progress=False,
+        log=log,
+    )
+    quarter = [x for x in seen if x[0] > 1000]
+    assert seen[-1][0] > 4000
+    first, last = quarter[: len(quarter) // 3], quarter[-len(quarter) // 3 :]
+    assert np.mean([x[1] for x in last]) < np.mean([x[1] for x in first]) + 60
+    assert np.mean([x[2] for x in last]) < np.mean([x[2] for x in first]) + 20, "MiB"
