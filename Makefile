@@ -29,7 +29,7 @@ test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
 test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
 	$(BIN)/pytest -m slow
 
-learn: $(VENV)/.core  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
+learn: $(VENV)/.test  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
 	$(BIN)/python benchmarks/learn.py
 
 lint: $(VENV)/.test
@@ -37,8 +37,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check podracer envs_jax examples benchmarks/learn.py
 	$(BIN)/pyright
 
-bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/anakin.json
+bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
+	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 
 clean:
 	rm -rf $(VENV) .cache runs build *.egg-info

@@ -71,6 +71,12 @@ ROWS = (
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
+    # Sebulba, on environments in C++.
+    Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
+    Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
+    Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),
+    Row("envpool-catch-vtrace", "vtrace envpool:Catch-v0", 0.95),
+    Row("envpool-catch-ppo", "ppo envpool:Catch-v0", 0.95),
 )
 
 
