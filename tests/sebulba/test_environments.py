@@ -235,3 +235,12 @@ def test_atari_protocols_and_scores():
         atari.human_normalised("Pitfall", 0.0)
     full = environments.make("envpool:Pong-v5", full_action_space=True)
     assert full.spec.action_space == spaces.Discrete(18)
+
+
+def test_a_first_row_carries_no_reward():
+    """Whatever the environment says of the step that it reset on."""
+    first, terminated = np.array([True, False, False]), np.array([False, True, False])
+    row = gymnasium_spaces.rows(np.zeros(3), np.array([7.0, 7.0, 7.0]), terminated, first, terminated)
+    np.testing.assert_array_equal(row.reward, np.array([0, 7, 7], np.float32))
+    np.testing.assert_array_equal(row.discount, np.array([1, 0, 1], np.float32))
+    assert row.reward.dtype == row.discount.dtype == np.float32

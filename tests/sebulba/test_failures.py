@@ -55,8 +55,9 @@ def test_an_actor_that_raises_ends_the_run(mode, at):
     assert isinstance(raised.value.__cause__, InjectedError)
 
 
-def test_an_actor_that_dies_while_the_learner_waits():
+def test_an_actor_that_dies_while_the_learner_waits(monkeypatch):
     """Not after a time-out: the learner is woken."""
+    monkeypatch.setattr(runner, "POLL_SECONDS", 5.0)
     died = []
 
     def misbehave(number, thread):
