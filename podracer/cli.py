@@ -259,6 +259,8 @@ def _envs(argv: list[str]) -> int:
         spec = envs_jax.make(name).spec
         fields = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(envs_jax.options(name)))
         print(f"{name:<14} {spec.action_space}   options: {fields or 'none'}")
+    print("envpool:TASK   every task of EnvPool, such as envpool:Pong-v5 (pip install 'podracer[sebulba]')")
+    print("gymnasium:ID   every environment that Gymnasium can make, such as gymnasium:Acrobot-v1")
     return 0
 
 
