@@ -178,7 +178,7 @@ def test_every_setting_has_a_flag(capsys):
 def test_envs_and_agents(capsys):
     assert run("envs") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(envs_jax.names())
+    assert [line.split()[0] for line in lines] == [*envs_jax.names(), "envpool:TASK", "gymnasium:ID"]
     assert "rows=10, columns=5" in lines[1]
     assert run("agents") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -142,7 +142,7 @@ def normalize(x: jax.Array, moments: Moments) -> jax.Array:
 
 
 def weigh(batch: Samples, config: PPOConfig) -> Samples:
-    """Turns the mask of a minibatch into weights that sum to 1 over all shards, and normalises its advantages."""
+    """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages."""
     advantage = batch.advantage
     if config.normalize_advantages:
         mean, variance, count = ops.global_moments(advantage, batch.mask)
