@@ -87,6 +87,21 @@ def test_trajectories_keep_the_contract(name, threads, lockstep):
     assert progress[-1].updates == int(final.learner.num_updates[0])
 
 
+def test_every_step_has_a_key_of_its_own():
+    """Over steps, rollouts and actors."""
+    agent = agent_of("vtrace")
+
+    def act(params, state, timestep, key, evaluation):
+        action, extras, state = agent.act(params, state, timestep, key, evaluation)
+        data = jax.random.key_data(key)
+        return action, extras | {"key": jnp.broadcast_to(data, (*timestep.reward.shape, *data.shape))}, state
+
+    _, captured, _, _ = run(driver_of(agent._replace(act=act), threads=2))
+    keys = [tuple(row[0]) for trajectories in captured.values() for t in trajectories for row in t.extras["key"]]
+    assert len(keys) > 50
+    assert len(set(keys)) == len(keys)
+
+
 def test_episode_sums_are_those_of_the_rows():
     driver = driver_of(agent_of("vtrace"))
     _, captured, progress, _ = run(driver)
