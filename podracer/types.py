@@ -119,28 +119,64 @@ class Environment(Protocol):
 
 
 class HostStep(NamedTuple):
-    """What a batch of host lanes shows, as NumPy arrays [B].
+    """What a batch of host lanes shows, [B]: NumPy arrays, made by `HostStep.of`, which an actor's device takes as is.
 
     Attributes:
-      timestep: what the agent sees.
-      score: float32; the raw reward of this row, or () where the agent's reward is raw.
-      over: bool; a real episode ended here, or () where `timestep.last` says so (losing a life is a `last` row in
-        some protocols, but ends no game).
+      observation: tree of arrays.
+      scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over where they differ
+        from reward and last. One array, for on small environments the time of a step goes into passing arguments.
     """
 
-    timestep: TimeStep
-    score: Any = ()
-    over: Any = ()
+    observation: ArrayTree
+    scalars: Any
+
+    @staticmethod
+    def of(
+        observation: ArrayTree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        score: np.ndarray | None = None,
+        over: np.ndarray | None = None,
+    ) -> HostStep:
+        """Rows that follow the trajectory contract.
+
+        Args:
+          observation: tree of [B, ...], in the dtypes of the observation space.
+          reward: number [B]; taken for 0 on `first` rows.
+          terminated: bool [B]; the discount is 0 here.
+          first: bool [B].
+          last: bool [B]; terminated or truncated.
+          score: number [B]; the raw reward, where the agent's is another one.
+          over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
+            is a `last` row, but ends no game). Goes with `score`.
+        """
+        scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
+        # The cheapest calls that do this: each is a few microseconds of every step.
+        scalars[0] = reward
+        np.putmask(scalars[0], first, 0.0)
+        scalars[1] = ~terminated
+        scalars[2], scalars[3] = first, last
+        if score is not None:
+            scalars[4], scalars[5] = score, over
+        return HostStep(observation, scalars)
+
+    @property
+    def timestep(self) -> TimeStep:
+        """What the agent sees."""
+        reward, discount, first, last = (self.scalars[i] for i in range(4))
+        return TimeStep(self.observation, reward, discount, first > 0, last > 0)
 
     @property
     def raw_reward(self) -> Any:
         """The raw rewards [B]."""
-        return self.timestep.reward if isinstance(self.score, tuple) else self.score
+        return self.scalars[4 if self.scalars.shape[0] > 4 else 0]
 
     @property
     def game_over(self) -> Any:
         """Whether a real episode ended, bool [B]."""
-        return self.timestep.last if isinstance(self.over, tuple) else self.over
+        return self.scalars[5 if self.scalars.shape[0] > 4 else 3] > 0
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from podracer import spaces
-from podracer.types import EnvSpec, HostStep, TimeStep
+from podracer.types import EnvSpec, HostStep
 
 LENGTH = 5
 
@@ -46,10 +46,8 @@ class _Running:
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         first, last = self.step == 0, self.step == LENGTH
-        reward = np.where(first, 0.0, self.parent.reward).astype(np.float32)
-        observation = self.step[:, None].astype(np.float32)
-        row: Any = (observation, reward, 1.0 - last.astype(np.float32), first, last)
-        return self.lanes, HostStep(TimeStep(*row))
+        reward = np.full(len(self.lanes), self.parent.reward)
+        return self.lanes, HostStep.of(self.step[:, None].astype(np.float32), reward, last, first, last)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         assert actions.shape == lanes.shape

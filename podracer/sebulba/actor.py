@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.sebulba.acting import Buffer, Carry
+from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
 from podracer.types import EpisodeStats, HostEnvironment, HostStep, Trajectory
 
@@ -55,6 +55,7 @@ class Wiring:
 
     Attributes:
       rollout_length: T.
+      begin: compiled, by device.
       act: compiled, by device.
       finish: compiled, by device.
       spread: sends a trajectory to the learner devices.
@@ -66,6 +67,7 @@ class Wiring:
     """
 
     rollout_length: int
+    begin: dict[Any, Callable[..., Any]]
     act: dict[Any, Callable[..., Any]]
     finish: dict[Any, Callable[..., Any]]
     spread: Callable[[Trajectory], Trajectory]
@@ -83,7 +85,8 @@ class Actor(threading.Thread):
       index: of the actor; it names the thread.
       device: where it acts.
       make_environment: called in the thread.
-      buffer: where it begins; consumed.
+      lanes: int32 [B]; their global indices.
+      carry: where it begins; consumed.
       begun: rollouts that all actors together have handed over before.
       wiring: what it shares.
     """
@@ -93,7 +96,8 @@ class Actor(threading.Thread):
         index: int,
         device: Any,
         make_environment: Callable[[], HostEnvironment],
-        buffer: Buffer,
+        lanes: jax.Array,
+        carry: Carry,
         begun: int,
         wiring: Wiring,
     ):
@@ -102,7 +106,8 @@ class Actor(threading.Thread):
         self.error: BaseException | None = None
         self.waiting_since: float | None = None
         self._make_environment = make_environment
-        self._buffer: Any = buffer
+        self._lanes = lanes
+        self._carry: Any = carry
         self._number = begun + (index - begun) % wiring.num_actors
         self._wiring = wiring
         self._ending = threading.Event()
@@ -123,43 +128,47 @@ class Actor(threading.Thread):
             self.error = error
             self._wiring.channel.close()
         finally:
-            self._buffer = None
+            self._carry = None
             if environment is not None:
                 environment.close()
 
     def _act(self, environment: HostEnvironment) -> None:
         wiring, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length
         act, finish = wiring.act[self.device], wiring.finish[self.device]
-        buffer, clock = self._buffer, time.perf_counter
-        self._buffer = None  # it is donated
+        carry, clock = self._carry, time.perf_counter
+        self._carry = None  # it is donated
+        buffer = wiring.begin[self.device](carry)
         queued = 0.0
         lanes, step = environment.recv()
         _require_all_lanes(lanes, step)
         while True:
             t0 = clock()
-            params = store.wait(self._number - wiring.num_actors, self.device) if wiring.lockstep else None
+            published = store.wait(self._number - wiring.num_actors) if wiring.lockstep else None
             waited = clock() - t0
             transitions, inference, stepping = 0, 0.0, 0.0
-            for _ in range(T):
+            versions = np.empty(T, np.int32)  # a new one: the last one may not have crossed yet
+            for t in range(T):
                 t0 = clock()
-                buffer, actions = act(buffer, params if params is not None else store.newest(self.device), step)
+                now = published or store.newest()
+                versions[t] = now.version
+                buffer, actions = act(buffer, now.params[self.device], carry.keys, step)
                 actions = np.asarray(actions) if isinstance(actions, jax.Array) else jax.device_get(actions)
                 t1 = clock()
                 self.waiting_since = t1
                 environment.send(lanes, actions)
                 lanes, step = environment.recv()
                 self.waiting_since = None
-                transitions += len(lanes) - int(np.count_nonzero(step.timestep.first))
+                transitions += len(lanes) - int(np.count_nonzero(step.scalars[2]))
                 t2 = clock()
                 inference, stepping = inference + t1 - t0, stepping + t2 - t1
                 if self._ending.is_set():
                     raise Closed
             t0 = clock()
-            trajectory, episodes, buffer = finish(buffer, step)
+            trajectory, episodes, buffer, carry = finish(buffer, carry, self._lanes, versions, step)
             trajectory = wiring.spread(trajectory)
             resume = None
             if wiring.keep_resume:
-                resume = Resume(environment.save(), jax.tree.map(jnp.copy, buffer.carry))  # type: ignore[attr-defined]
+                resume = Resume(environment.save(), jax.tree.map(jnp.copy, carry))  # type: ignore[attr-defined]
             t1 = clock()
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             wiring.channel.put(self.index, Rollout(trajectory, episodes, transitions, seconds, resume))
@@ -168,6 +177,6 @@ class Actor(threading.Thread):
 
 
 def _require_all_lanes(lanes: np.ndarray, step: HostStep) -> None:
-    B = step.timestep.reward.shape[0]
+    B = step.scalars.shape[1]
     if not np.array_equal(lanes, np.arange(B)):
         raise ValueError(f"the environment returned lanes {lanes}; actors need all {B}, in order, at every step.")

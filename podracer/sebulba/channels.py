@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from podracer.types import ActorParams
+
 
 class Closed(Exception):  # noqa: N818 - not an error: how a thread learns that the run is over
     """The run is over; whoever waits goes home."""
@@ -77,9 +79,16 @@ class Channel:
 
 
 class Published(NamedTuple):
-    """A version of what actors need: `number` counts publications, and `params` is a copy per actor device."""
+    """What actors act with.
+
+    Attributes:
+      number: counts publications.
+      version: of the parameters: the updates they come from.
+      params: a copy per actor device.
+    """
 
     number: int
+    version: int
     params: dict[Any, Any]
 
 
@@ -93,27 +102,28 @@ class ParamsStore:
         self._condition = threading.Condition()
         self._closed = False
 
-    def publish(self, number: int, params: Any) -> None:
+    def publish(self, number: int, params: ActorParams) -> None:
         """Makes parameters the newest version, and forgets all but the `keep` newest.
 
         Args:
           number: of the publication; each one more than the last.
           params: arrays on one device that nobody donates: a copy for every actor device is made of them.
         """
-        version = Published(number, {device: jax.device_put(params, device) for device in self._devices})
+        copies = {device: jax.device_put(params, device) for device in self._devices}
+        version = Published(number, int(params.version), copies)
         with self._condition:
             self._versions[number] = version
             self._versions.pop(number - self._keep, None)
             self._newest = version
             self._condition.notify_all()
 
-    def newest(self, device: Any) -> Any:
-        """The newest parameters on a device."""
+    def newest(self) -> Published:
+        """The newest parameters."""
         assert self._newest is not None
-        return self._newest.params[device]
+        return self._newest
 
-    def wait(self, number: int, device: Any) -> Any:
-        """The parameters of a publication on a device, waiting for it.
+    def wait(self, number: int) -> Published:
+        """The parameters of a publication, waiting for it.
 
         Raises:
           Closed: if the store is closed first.
@@ -122,7 +132,7 @@ class ParamsStore:
             self._condition.wait_for(lambda: self._closed or number in self._versions)
             if self._closed:
                 raise Closed
-            return self._versions[number].params[device]
+            return self._versions[number]
 
     def snapshot(self) -> list[Published]:
         """All versions that are kept, oldest first."""

@@ -20,7 +20,7 @@ from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.sebulba.seeds import first_seed
 from podracer.topology import HostTopology
-from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, LearnerState
+from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
 
 
 class LockstepState(NamedTuple):
@@ -77,7 +77,8 @@ class Sebulba:
             environment.close()
         self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs)
         self.learning = learning.make(agent, layout.mesh, layout.num_shards, updates_per_batch)
-        self._start, self._begin = jax.jit(self.acting.start), jax.jit(self.acting.begin)
+        self._start = jax.jit(self.acting.start)
+        self._begin: dict[Any, Callable[..., Any]] = {}
         self._act: dict[Any, Callable[..., Any]] = {}
         self._finish: dict[Any, Callable[..., Any]] = {}
         self._update: Callable[..., Any] = self.learning.update
@@ -170,13 +171,13 @@ class Sebulba:
                 )
             carry = saved.resumes[index].carry if saved else self._carry(index, device, begun)
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
-            actors.append(Actor(index, device, make, self._begin(lanes, carry), begun, wiring))
+            actors.append(Actor(index, device, make, lanes, carry, begun, wiring))
         return actors
 
     # Compilation
 
     def check(self) -> None:
-        *_, trajectory = self._shapes(None)
+        trajectory = self._shapes(self._layout.actors[0]).trajectory
         jax.eval_shape(
             self.learning.update, jax.eval_shape(self._initial_learner), trajectory, *self._update_arguments()
         )
@@ -184,30 +185,36 @@ class Sebulba:
     def _update_arguments(self) -> tuple[Any, ...]:
         return jnp.int32(0), jnp.float32(0), jax.random.key(0)
 
-    def _shapes(self, device: Any) -> tuple[Any, Any, Any, Any]:
-        """Shapes of a buffer, parameters and host rows of an actor, and of the trajectory that it makes."""
+    def _shapes(self, device: Any) -> _Shapes:
+        """What an actor on a device computes with."""
         B = self._layout.envs_per_actor
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), self._example)
-        carry = jax.eval_shape(self.acting.start, self._lanes(0), jax.random.key(0))
-        buffer = jax.eval_shape(self.acting.begin, self._lanes(0), carry)
-        params = jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0)))
-        trajectory = jax.eval_shape(self.acting.finish, buffer, row)[0]
-        if device is not None:
-            there = SingleDeviceSharding(device)
-            place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)  # noqa: E731
-            buffer, params = jax.tree.map(place, (buffer, params))
-        return buffer, params, row, trajectory
+        there = SingleDeviceSharding(device)
+        place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree)  # noqa: E731
+        lanes = place(jax.ShapeDtypeStruct((B,), np.int32))
+        observation, scalars = self._example
+        row = HostStep(
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), observation),
+            jax.ShapeDtypeStruct((scalars.shape[0], B), np.float32),
+        )
+        carry = place(jax.eval_shape(self.acting.start, lanes, jax.random.key(0)))
+        buffer = place(jax.eval_shape(self.acting.begin, carry))
+        params = place(jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0))))
+        versions = jax.ShapeDtypeStruct((self.rollout_length,), np.int32)
+        trajectory = jax.eval_shape(self.acting.finish, buffer, carry, lanes, versions, row)[0]
+        return _Shapes(lanes, carry, buffer, params, row, versions, trajectory)
 
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
         # Acting is a chain of small operations: on CPU, running some of them side by side costs more than it brings.
         in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if jax.default_backend() == "cpu" else {}
         act = jax.jit(self.acting.act, donate_argnums=0, compiler_options=in_order)
+        finish = jax.jit(self.acting.finish, donate_argnums=(0, 1))
         for device in dict.fromkeys(self._layout.actors):
-            buffer, params, row, _ = self._shapes(device)
-            self._act[device] = act.lower(buffer, params, row).compile()
-            self._finish[device] = jax.jit(self.acting.finish, donate_argnums=0).lower(buffer, row).compile()
-        trajectory = self.learning.like(self._shapes(None)[3])
+            x = self._shapes(device)
+            self._begin[device] = jax.jit(self.acting.begin).lower(x.carry).compile()
+            self._act[device] = act.lower(x.buffer, x.params, x.carry.keys, x.row).compile()
+            self._finish[device] = finish.lower(x.buffer, x.carry, x.lanes, x.versions, x.row).compile()
+        trajectory = self.learning.like(self._shapes(self._layout.actors[0]).trajectory)
         learner = jax.eval_shape(self._initial_learner)
         everywhere = self.learning.state_sharding
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
@@ -269,6 +276,7 @@ class Sebulba:
         store.publish(begun, newest)
         wiring = Wiring(
             rollout_length=self.rollout_length,
+            begin=self._begin,
             act=self._act,
             finish=self._finish,
             spread=self.learning.spread,
@@ -289,6 +297,18 @@ class Sebulba:
             published = [self._save(version.params[self._layout.actors[0]]) for version in versions]
             saved = LockstepState(tuple(published), tuple(loop.resumes))
         return self._state(loop.learner, saved, loop.env_steps)
+
+
+class _Shapes(NamedTuple):
+    """Of what `acting.Acting` takes and makes."""
+
+    lanes: Any
+    carry: Any
+    buffer: Any
+    params: Any
+    row: Any
+    versions: Any
+    trajectory: Any
 
 
 def _load(make: Callable[[], HostEnvironment], resume: Resume) -> HostEnvironment:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from podracer import config as configs
-from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space, rows
+from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space
 from podracer.types import EnvSpec, HostStep
 
 UNBOUNDED_STEPS = 2**31 - 1
@@ -167,8 +167,7 @@ class EnvPoolEnvironment:
         else:
             observation, reward, terminated, truncated, info = self._pool.recv()
             first = self._last
-        score: Any = ()
-        over: Any = ()
+        score = over = None
         if self._atari:
             # The raw reward, and Atari's own word on the game, which also holds where the step limit says otherwise.
             game_over = info["terminated"].astype(bool)
@@ -176,7 +175,7 @@ class EnvPoolEnvironment:
             score, over = info["reward"], game_over | truncated
         self._last = terminated | truncated
         observation = convert(observation, self.spec.observation_space)
-        return self._lanes, HostStep(rows(observation, reward, terminated, first, self._last), score, over)
+        return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, score, over)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         self._pool.send(self._actions(actions))  # of all lanes, in order

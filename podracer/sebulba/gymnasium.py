@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from podracer import config as configs
-from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space, rows
+from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space
 from podracer.types import EnvSpec, HostStep
 
 
@@ -92,7 +92,7 @@ class GymnasiumEnvironment:
             observation, reward, terminated, truncated, _ = self._vector.step(self._actions)
             first = self._last
         self._last = terminated | truncated
-        return self._lanes, HostStep(rows(self._convert(observation), reward, terminated, first, self._last))
+        return self._lanes, HostStep.of(self._convert(observation), reward, terminated, first, self._last)
 
     def _convert(self, observation: Any) -> Any:
         # The vector environment writes its next observations into the same arrays.

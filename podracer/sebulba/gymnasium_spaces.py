@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 
 from podracer import spaces
-from podracer.types import TimeStep
 
 # Bounds in float64 are what many environments have; that they become float32 is no news. Set once, for changing
 # filters while threads run is not safe.
@@ -88,17 +87,10 @@ def action_checker(space: spaces.Space) -> Callable[[Any], np.ndarray]:
 
         def discrete(actions: Any) -> np.ndarray:
             actions = np.asarray(actions, np.int32)
-            if actions.view(np.uint32).max() >= space.num_values:  # negative ones are huge
+            codes = actions.view(np.uint32)  # negative ones are huge
+            if codes[codes.argmax()] >= space.num_values:
                 raise ValueError(f"actions {actions.min()} to {actions.max()} are not in {space}.")
             return actions
 
         return discrete
     return lambda actions: np.asarray(actions, space.dtype)  # type: ignore[union-attr]
-
-
-def rows(observation: Any, reward: np.ndarray, terminated: np.ndarray, first: np.ndarray, last: np.ndarray) -> TimeStep:
-    """Host rows [B] of converted observations; a `first` row has no reward and a discount of 1."""
-    reward = np.where(first, np.float32(0), reward.astype(np.float32, copy=False))
-    discount = 1.0 - terminated.astype(np.float32)
-    arrays: Any = (observation, reward, discount, first, last)
-    return TimeStep(*arrays)

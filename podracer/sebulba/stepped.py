@@ -58,7 +58,8 @@ class SteppedEnvironment:
         self._lanes = np.arange(lanes[1].timestep.reward.shape[0], dtype=np.int32)
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
-        return self._lanes, HostStep(jax.tree.map(np.asarray, self._state[1].timestep))
+        observation, reward, discount, first, last = jax.tree.map(np.asarray, self._state[1].timestep)
+        return self._lanes, HostStep.of(observation, reward, discount == 0, first, last)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         with jax.default_device(self._device):

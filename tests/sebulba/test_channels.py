@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
+from podracer.types import ActorParams
 
 
 def in_thread(function, *args):
@@ -61,7 +62,7 @@ def test_a_message_ends_the_wait():
 def test_closing_wakes_everyone():
     channel, store = Channel(1), ParamsStore([jax.devices()[0]], keep=1)
     channel.put(0, "a")
-    waiting = [in_thread(channel.put, 0, "b"), in_thread(store.wait, 7, jax.devices()[0])]
+    waiting = [in_thread(channel.put, 0, "b"), in_thread(store.wait, 7)]
     empty = Channel(1)
     getting = in_thread(empty.get, 60.0)
     time.sleep(0.05)
@@ -82,19 +83,20 @@ def test_published_parameters_stay_as_they_were():
     store = ParamsStore([device], keep=2)
     held = []
     for number in range(5):
-        store.publish(number, {"w": jnp.full(3, number)})
-        held.append(store.newest(device))
-    assert [int(params["w"][0]) for params in held] == [0, 1, 2, 3, 4]
+        store.publish(number, ActorParams({"w": jnp.full(3, number)}, jnp.int32(2 * number)))
+        held.append(store.newest())
+    assert [int(published.params[device].params["w"][0]) for published in held] == [0, 1, 2, 3, 4]
+    assert [published.version for published in held] == [0, 2, 4, 6, 8]
     assert [version.number for version in store.snapshot()] == [3, 4]
-    assert int(store.wait(3, device)["w"][0]) == 3
+    assert int(store.wait(3).params[device].params["w"][0]) == 3
 
 
 def test_waiting_for_a_version():
     device = jax.devices()[0]
     store = ParamsStore([device], keep=2)
-    thread, outcome = in_thread(store.wait, 1, device)
-    store.publish(0, {"w": jnp.zeros(1)})
+    thread, outcome = in_thread(store.wait, 1)
+    store.publish(0, ActorParams({"w": jnp.zeros(1)}, jnp.int32(0)))
     assert not hosts.within(0.05, lambda: bool(outcome))
-    store.publish(1, {"w": jnp.ones(1)})
+    store.publish(1, ActorParams({"w": jnp.ones(1)}, jnp.int32(1)))
     thread.join(2)
-    assert float(outcome[0]["w"][0]) == 1.0
+    assert float(outcome[0].params[device].params["w"][0]) == 1.0

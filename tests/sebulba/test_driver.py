@@ -205,15 +205,15 @@ def test_the_learner_is_anakins(name, num_shards):
     lanes = np.arange(B, dtype=np.int32)
     carry = jax.jit(driver.acting.start)(lanes, jax.random.key(2))
     environment = SteppedEnvironments(COUNTING).make(B, 5)
-    buffer = jax.jit(driver.acting.begin)(lanes, carry)
+    buffer = jax.jit(driver.acting.begin)(carry)
     act, finish = jax.jit(driver.acting.act), jax.jit(driver.acting.finish)
     params = driver.learning.publish(learner, 0.25)
     _, step = environment.recv()
     for _ in range(T):
-        buffer, actions = act(buffer, params, step)
+        buffer, actions = act(buffer, params, carry.keys, step)
         environment.send(lanes, np.asarray(actions))
         _, step = environment.recv()
-    trajectory, *_ = finish(buffer, step)
+    trajectory, *_ = finish(buffer, carry, lanes, np.zeros(T, np.int32), step)
 
     def cut(axis, x):
         return jnp.moveaxis(x.reshape(*x.shape[:axis], num_shards, B // num_shards, *x.shape[axis + 1 :]), axis, 0)

@@ -10,7 +10,7 @@ from podracer import atari, environments, spaces
 from podracer.sebulba import gymnasium_spaces
 from podracer.sebulba.envpool import AtariOptions
 from podracer.sebulba.seeds import first_seed
-from podracer.types import EnvSpec
+from podracer.types import EnvSpec, HostStep
 
 
 def rollout(environment, length, choose):
@@ -240,7 +240,7 @@ def test_atari_protocols_and_scores():
 def test_a_first_row_carries_no_reward():
     """Whatever the environment says of the step that it reset on."""
     first, terminated = np.array([True, False, False]), np.array([False, True, False])
-    row = gymnasium_spaces.rows(np.zeros(3), np.array([7.0, 7.0, 7.0]), terminated, first, terminated)
+    row = HostStep.of(np.zeros(3), np.array([7.0, 7.0, 7.0]), terminated, first, terminated).timestep
     np.testing.assert_array_equal(row.reward, np.array([0, 7, 7], np.float32))
     np.testing.assert_array_equal(row.discount, np.array([1, 0, 1], np.float32))
     assert row.reward.dtype == row.discount.dtype == np.float32
