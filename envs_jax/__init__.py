@@ -24,8 +24,10 @@ _CLASSES = {
     "deep_sea": "DeepSea",
     "gridworld": "Gridworld",
     "memory_chain": "MemoryChain",
+    "memory_maze": "MemoryMaze",
     "pendulum": "Pendulum",
     "pixel_catch": "PixelCatch",
+    "t_maze": "TMaze",
 }
 
 

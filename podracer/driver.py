@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from podracer import ops
+from podracer.learner import Experience
 from podracer.types import LearnerState
 
 
@@ -20,11 +21,18 @@ class RunState(NamedTuple):
       learner: leading dim [P], the population.
       actors: the acting side, of the driver's own kind; () where it begins anew.
       env_steps: real transitions so far, [P].
+      experience: what was learnt from and is replayed; leading dims of its ring are the driver's.
     """
 
     learner: LearnerState
     actors: Any
     env_steps: ops.Counter
+    experience: Experience
+
+
+def without_replay(state: RunState) -> RunState:
+    """The state but for what is replayed."""
+    return state._replace(experience=state.experience._replace(ring=()))
 
 
 class TrainingDivergedError(RuntimeError):

@@ -23,6 +23,7 @@ from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "ppo": (agents.PPOConfig, agents.ppo),
+    "r2d2": (agents.R2D2Config, agents.r2d2),
     "vtrace": (agents.VTraceConfig, agents.vtrace),
 }
 """Agents that have a name: their config and what makes them."""
@@ -50,6 +51,8 @@ class RunConfig:
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
+        run that goes on fills a new one before it learns.
       keep_checkpoints: how many of the newest are kept.
     """
 
@@ -69,6 +72,7 @@ class RunConfig:
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
+    checkpoint_replay: bool = True
     keep_checkpoints: int = configs.field(3, low=1)
 
     def __post_init__(self):

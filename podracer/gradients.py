@@ -36,25 +36,32 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int) -> int:
 
 
 def accumulate(
-    loss: Callable[[ArrayTree, Any], tuple[jax.Array, Metrics]], params: ArrayTree, groups: ArrayTree
-) -> tuple[ArrayTree, Metrics]:
+    loss: Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]], params: ArrayTree, groups: ArrayTree
+) -> tuple[ArrayTree, Metrics, Any]:
     """The gradient and the metrics of a loss, which both are sums over groups.
 
     Args:
-      loss: `(params, group) -> (loss, metrics)`, without collectives.
+      loss: `(params, group) -> (loss, (metrics, each))`, without collectives.
       params: what the gradient is with respect to.
       groups: leading dim [number of groups].
+
+    Returns:
+      The gradient, the metrics, and `each` of every group, with a leading dim [number of groups].
     """
     gradient = jax.grad(loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], groups)
     if jax.tree.leaves(groups)[0].shape[0] == 1:
-        return gradient(params, first)
+        grads, (metrics, each) = gradient(params, first)
+        return grads, metrics, jax.tree.map(lambda x: x[None], each)
 
-    def add(sums: Any, group: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, gradient(params, group)), None
+    def add(sums: Any, group: Any) -> tuple[Any, Any]:
+        grads, (metrics, each) = gradient(params, group)
+        return jax.tree.map(jnp.add, sums, (grads, metrics)), each
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first))
-    return lax.scan(add, zeros, groups)[0]
+    grads, (metrics, _) = jax.eval_shape(gradient, params, first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
+    (grads, metrics), each = lax.scan(add, zeros, groups)
+    return grads, metrics, each
 
 
 def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:

@@ -33,14 +33,15 @@ def orthogonal(scale: float) -> Callable[..., jax.Array]:
 
 
 class Dense(nn.Module):
-    """A dense layer on the last axis, orthogonal weights times `scale`."""
+    """A dense layer on the last axis; orthogonal weights times `scale`, or Glorot's uniform ones if None."""
 
     size: int
-    scale: float = np.sqrt(2)
+    scale: float | None = np.sqrt(2)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        weights = self.param("kernel", orthogonal(self.scale), (x.shape[-1], self.size))
+        init = nn.initializers.glorot_uniform() if self.scale is None else orthogonal(self.scale)
+        weights = self.param("kernel", init, (x.shape[-1], self.size))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
         product = _product_with_cpu_gradient if jax.default_backend() == "cpu" else jnp.matmul
         y = product(x.reshape(-1, x.shape[-1]), weights)
@@ -72,28 +73,30 @@ _product_with_cpu_gradient.defvjp(_product_forward, _product_backward)
 
 
 class MLP(nn.Module):
-    """Dense layers, orthogonal weights scaled by sqrt(2)."""
+    """Dense layers; weights as in `Dense`."""
 
     sizes: tuple[int, ...]
     activation: str
+    scale: float | None = np.sqrt(2)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = {"relu": nn.relu, "tanh": nn.tanh}[self.activation]
         for size in self.sizes:
-            x = activation(Dense(size)(x))
+            x = activation(Dense(size, self.scale)(x))
         return x
 
 
 class LSTM(nn.Module):
-    """An LSTM over [T, B, F] that restarts from zeros before every `first` row."""
+    """An LSTM over [T, B, F] that restarts from zeros before every `first` row; input weights as in `Dense`."""
 
     size: int
+    scale: float | None = 1.0
 
     @nn.compact
     def __call__(self, x: jax.Array, first: jax.Array, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
         # The input projection does not depend on the recurrence: one large product before the scan.
-        gates_x = Dense(4 * self.size, scale=1.0, name="input")(x)
+        gates_x = Dense(4 * self.size, self.scale, name="input")(x)
         kernel = self.param("recurrent", orthogonal(1.0), (self.size, 4 * self.size))
 
         def step(carry: ArrayTree, now: tuple[jax.Array, jax.Array]) -> tuple[ArrayTree, jax.Array]:
@@ -129,27 +132,30 @@ class ConvNet(nn.Module):
     """Plain valid convolutions and a dense layer; images [N, H, W, C] to features [N, dense]."""
 
     layout: ConvNetSpec
+    scale: float | None = np.sqrt(2)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for features, kernel, stride in self.layout.layers:
-            x = nn.relu(Conv(features, kernel, stride)(x))
-        return nn.relu(Dense(self.layout.dense)(x.reshape(x.shape[0], -1)))
+            x = nn.relu(Conv(features, kernel, stride, glorot=self.scale is None)(x))
+        return nn.relu(Dense(self.layout.dense, self.scale)(x.reshape(x.shape[0], -1)))
 
 
 class ResNet(nn.Module):
     """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256]."""
 
+    scale: float | None = np.sqrt(2)
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for features in (16, 32, 32):
-            x = Conv(features, 3, 1, padding="SAME")(x)
+            x = Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(x)
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
-                y = Conv(features, 3, 1, padding="SAME")(nn.relu(x))
-                x = x + Conv(features, 3, 1, padding="SAME")(nn.relu(y))
+                y = Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(nn.relu(x))
+                x = x + Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(nn.relu(y))
         x = nn.relu(x)
-        return nn.relu(Dense(256)(x.reshape(x.shape[0], -1)))
+        return nn.relu(Dense(256, self.scale)(x.reshape(x.shape[0], -1)))
 
 
 class Conv(nn.Module):
@@ -159,11 +165,13 @@ class Conv(nn.Module):
     kernel: int
     stride: int
     padding: str = "VALID"
+    glorot: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.kernel, self.kernel, x.shape[-1], self.features)
-        weights = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        init = nn.initializers.glorot_uniform() if self.glorot else nn.initializers.lecun_normal()
+        weights = self.param("kernel", init, shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         conv = _conv_with_cpu_gradient if jax.default_backend() == "cpu" else _conv
         return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Actor-critic networks: torsos, an LSTM core with resets, and heads, behind plain `init` and `apply`.
+"""Networks of agents: torsos, an LSTM core with resets, and heads, behind plain `init` and `apply`.
 
 A `Network` is two functions, so one written in Linen, Equinox, Haiku or by hand plugs in alike:
 
@@ -43,11 +43,12 @@ class Inputs(NamedTuple):
 
 
 class Network(NamedTuple):
-    """An actor-critic network.
+    """An actor-critic network, or one of action values.
 
     Attributes:
       init: `(key) -> params`.
-      apply: `(params, Inputs [T, B], state [B]) -> (policy outputs [T, B, P], values [T, B], state [B])`.
+      apply: `(params, Inputs [T, B], state [B]) -> (policy outputs [T, B, P], values [T, B], state [B])`; of action
+        values, the outputs are those and `values` the state's.
       start: `(num_lanes) -> state [num_lanes]`, the state at an episode's start; `()` makes it feed-forward.
     """
 
@@ -112,17 +113,43 @@ def make(
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
-        observation_space=spec.observation_space,
-        action_space=spec.action_space,
-        torso=_choose_torso(spec, torso),
-        hidden_sizes=tuple(hidden_sizes),
-        activation=activation,
+        body=_body(spec, torso, hidden_sizes, activation, lstm_size),
         separate=separate,
-        lstm_size=lstm_size,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
     )
+    return _network(spec, module, lstm_size)
 
+
+def make_q(
+    spec: EnvSpec,
+    *,
+    torso: Torso = "auto",
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: Literal["relu", "tanh"] = "relu",
+    lstm_size: int = 0,
+    head_size: int = 512,
+) -> Network:
+    """A network of action values: torso, optional LSTM and dueling heads (Wang et al. 2016), Glorot uniform weights.
+
+    Args:
+      spec: of the environment; its actions are discrete.
+      torso: as in `make`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      lstm_size: as in `make`.
+      head_size: units of each head.
+
+    Raises:
+      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
+    """
+    if not isinstance(spec.action_space, spaces.Discrete):
+        raise ValueError(f"{spec.name} takes actions in {spec.action_space}; action values need Discrete ones.")
+    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size), scale=None)
+    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=spec.action_space.num_values), lstm_size)
+
+
+def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:
     def start(num_lanes: int) -> ArrayTree:
         return (jnp.zeros((num_lanes, lstm_size)), jnp.zeros((num_lanes, lstm_size))) if lstm_size else ()
 
@@ -162,31 +189,60 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     return flat.astype(jnp.float32) / 255.0 if space.dtype == np.uint8 else flat.astype(jnp.float32)
 
 
-class ActorCritic(nn.Module):
-    """Torso, optional LSTM, policy and value heads; see `make`."""
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """What comes before the heads; see `make`. `scale` is that of `layers.Dense`; None is Glorot's everywhere."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
     torso: Torso
     hidden_sizes: tuple[int, ...]
     activation: str
-    separate: bool
     lstm_size: int
+    scale: float | None = np.sqrt(2)
+
+    def features(self, name: str, observation: ArrayTree) -> jax.Array:
+        """[T, B, F] of the torso, within a module's compact call."""
+        if self.torso == "mlp":
+            features = encode(observation, self.observation_space, leading=2)
+            return MLP(self.hidden_sizes, self.activation, self.scale, name=name)(features)
+        image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
+        module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
+        features = module(name=name, scale=self.scale)(image.reshape(-1, *image.shape[2:]).astype(jnp.float32) / 255.0)
+        return features.reshape(*image.shape[:2], -1)
+
+    def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
+        """[T, B, lstm_size] of the LSTM and its state, within a module's compact call."""
+        # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
+        keep = (~inputs.first).astype(jnp.float32)[..., None]
+        action = encode(inputs.previous_action, self.action_space, leading=2) * keep
+        joined = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
+        scale = None if self.scale is None else 1.0
+        return LSTM(self.lstm_size, scale, name="core")(joined, inputs.first, state)
+
+
+def _body(
+    spec: EnvSpec, torso: Torso, hidden_sizes: Sequence[int], activation: Literal["relu", "tanh"], lstm_size: int
+) -> Body:
+    torso = _choose_torso(spec, torso)
+    return Body(spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, lstm_size)
+
+
+class ActorCritic(nn.Module):
+    """Torso, optional LSTM, policy and value heads; see `make`."""
+
+    body: Body
+    separate: bool
     num_outputs: int
     free_scale: bool
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
-        features = self._torso("torso", inputs.observation)
-        value_features = self._torso("value_torso", inputs.observation) if self.separate else features
-        if self.lstm_size:
-            # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
-            keep = (~inputs.first).astype(jnp.float32)[..., None]
-            action = encode(inputs.previous_action, self.action_space, leading=2) * keep
-            core_inputs = [features, action, inputs.reward[..., None]]
-            if self.separate:
-                core_inputs.append(value_features)
-            features, state = LSTM(self.lstm_size, name="core")(jnp.concatenate(core_inputs, -1), inputs.first, state)
+        features = self.body.features("torso", inputs.observation)
+        value_features = self.body.features("value_torso", inputs.observation) if self.separate else features
+        if self.body.lstm_size:
+            both = [features, value_features] if self.separate else [features]
+            features, state = self.body.core(both, inputs, state)
             value_features = features
         num_heads = self.num_outputs // 2 if self.free_scale else self.num_outputs
         outputs = Dense(num_heads, scale=0.01, name="policy")(features)
@@ -196,21 +252,31 @@ class ActorCritic(nn.Module):
         values = Dense(1, scale=1.0, name="value")(value_features)[..., 0]
         return outputs, values, state
 
-    def _torso(self, name: str, observation: ArrayTree) -> jax.Array:
-        if self.torso == "mlp":
-            features = encode(observation, self.observation_space, leading=2)
-            return MLP(self.hidden_sizes, self.activation, name=name)(features)
-        image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
-        module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
-        features = module(name=name)(image.reshape(-1, *image.shape[2:]).astype(jnp.float32) / 255.0)
-        return features.reshape(*image.shape[:2], -1)
+
+class DuelingQ(nn.Module):
+    """Torso, optional LSTM, and dueling heads: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
+
+    body: Body
+    head_size: int
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
+        features = self.body.features("torso", inputs.observation)
+        if self.body.lstm_size:
+            features, state = self.body.core([features], inputs, state)
+        head = lambda name, size: Dense(size, None, name=name)(  # noqa: E731
+            nn.relu(Dense(self.head_size, None, name=f"{name}_hidden")(features))
+        )
+        values, advantages = head("value", 1), head("advantage", self.num_actions)
+        return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state
 
 
 # Acting and learning with a network
 
 
 class ActorState(NamedTuple):
-    """What an actor-critic agent remembers of a lane.
+    """What an agent remembers of a lane for its network.
 
     Attributes:
       core: the core's state.
@@ -288,3 +354,16 @@ def inputs(network: Network, trajectory: Trajectory) -> Inputs:
 def unroll(network: Network, params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
     """All T+1 rows of a trajectory for learning: policy outputs [T+1, B, P] and values [T+1, B]."""
     return network.apply(params, inputs(network, trajectory), trajectory.actor_state.core)[:2]
+
+
+def without_frames(state: ActorState) -> ActorState:
+    """The state as replay keeps it: frames are rebuilt from observations (`with_frames`)."""
+    return state._replace(frames=())
+
+
+def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, frame_stack: int) -> ActorState:
+    """The state with its frames again, from the `frame_stack - 1` rows before it: observations and first [n - 1, B]."""
+    if frame_stack == 1:
+        return kept
+    nothing = jnp.zeros_like(jnp.moveaxis(observation, 0, 1))
+    return kept._replace(frames=ops.stack_frames(nothing, observation, first)[1])

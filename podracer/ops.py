@@ -142,6 +142,39 @@ def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
 
 
+def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:
+    """Returns of n steps that bootstrap from `values` behind them, [T, B]; on masked transitions the value itself.
+
+    The horizon is shorter where the rows end, where an episode was truncated and before a break: the return then
+    bootstraps from the last row that belongs to it. A termination ends it without a value.
+
+    Args:
+      values: [T+1, B]; what a return bootstraps from at every row.
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      n: how many rewards.
+    """
+    returns = values
+    for _ in range(n):
+        longer = step.reward + step.discount * returns[1:]
+        returns = jnp.concatenate([jnp.where(step.mask > 0, longer, values[:-1]), values[-1:]])
+    return returns[:-1]
+
+
+def rescale(x: jax.Array, eps: float = 1e-3) -> jax.Array:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018, proposition A.2), float32."""
+    return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + eps * x
+
+
+def unrescale(y: jax.Array, eps: float = 1e-3) -> jax.Array:
+    """The inverse of `rescale`, exact to a few ulp (`rlax.signed_parabolic` is off by 3e-4 near 0).
+
+    With d = sqrt(|x| + 1) - 1, |y| = (1 + 2 eps) d + eps d^2: the positive root, in the form without cancellation.
+    """
+    b = 1.0 + 2.0 * eps
+    d = 2.0 * jnp.abs(y) / (b + jnp.sqrt(b * b + 4.0 * eps * jnp.abs(y)))
+    return jnp.sign(y) * d * (d + 2.0)
+
+
 # Counters
 
 

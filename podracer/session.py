@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import checkpoint, evaluate, metrics, rundir
-from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, without_replay
 from podracer.experiment import Experiment
+from podracer.learner import Experience
 from podracer.result import Result
 from podracer.version import __version__
 
@@ -77,12 +78,19 @@ class Session:
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
             try:
-                _, state, self._notes = self._checkpoints.restore(experiment.driver.like())
+                _, state, self._notes = self._checkpoints.restore(self._saved(experiment.driver.like()))
             except checkpoint.CheckpointError:
                 self._checkpoints.close()
                 raise
+            if not experiment.run.checkpoint_replay:
+                counts = state.experience.counts.emptied()
+                state = state._replace(experience=Experience(counts, experiment.driver.init().experience.ring))
             return state
         return experiment.driver.init()
+
+    def _saved(self, state: RunState) -> RunState:
+        """What a checkpoint holds of a state."""
+        return state if self._experiment.run.checkpoint_replay else without_replay(state)
 
     @staticmethod
     def _updates(state: RunState) -> int:
@@ -143,7 +151,7 @@ class Session:
             self._evaluate(state, env_steps)
         newest = max(self._saved_steps(), default=-1)
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
-            self._checkpoints.save(env_steps, state)
+            self._checkpoints.save(env_steps, self._saved(state))
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
@@ -167,7 +175,7 @@ class Session:
         state, experiment = self._state, self._experiment
         env_steps = int(counter_values(state.env_steps).min())
         if not complete and self._checkpoints:
-            self._checkpoints.save(env_steps, state)
+            self._checkpoints.save(env_steps, self._saved(state))
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, state.learner, self._log.rows, self._directory)

@@ -14,6 +14,7 @@ import numpy as np
 
 from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
+from podracer.driver import without_replay
 from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
@@ -114,7 +115,8 @@ def load(
         raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
     checkpoints = checkpoint.Checkpoints(directory, read_only=True)
     try:
-        _, state, problems = checkpoints.restore(experiment.driver.like())
+        like = experiment.driver.like()
+        _, state, problems = checkpoints.restore(like if experiment.run.checkpoint_replay else without_replay(like))
     finally:
         checkpoints.close()
     for problem in problems:

@@ -257,6 +257,49 @@ class ActorParams(NamedTuple):
     aux: ArrayTree = ()
 
 
+class Batch(NamedTuple):
+    """What an agent with prioritised replay learns from.
+
+    Attributes:
+      trajectory: sequences [T, B].
+      weight: float32 [B]; importance weights.
+    """
+
+    trajectory: Trajectory
+    weight: jax.Array
+
+
+class Replay(NamedTuple):
+    """How an agent's experience is replayed (see `podracer.replay`); numbers are over all devices.
+
+    Attributes:
+      capacity: sequences that are kept.
+      length: rows of a sequence, the bootstrap row included.
+      min_size: sequences that must be there before the first update.
+      batch_size: sequences that are sampled for an update.
+      ratio: sequences sampled per sequence added; None samples one batch for every rollout, which joins it.
+      context: rows before a sequence that `restore` sees.
+      priority_exponent: alpha; 0 samples uniformly.
+      importance_exponent: beta.
+      keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a sequence.
+      restore: `(kept [B], observations [context, B], first [context, B]) -> actor_state [B]`.
+      priority: `(TimeStep [length, B] without observations, extras [length, B]) -> [B]`; the first priority of a
+        sequence, from what acting recorded; None gives every sequence the same.
+    """
+
+    capacity: int
+    length: int
+    min_size: int
+    batch_size: int
+    ratio: float | None
+    context: int
+    priority_exponent: float
+    importance_exponent: float
+    keep: Callable[[ArrayTree], ArrayTree]
+    restore: Callable[[ArrayTree, ArrayTree, jax.Array], ArrayTree]
+    priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
+
+
 class Agent(NamedTuple):
     """An agent is a bundle of pure functions that knows no device, thread, jit or file.
 
@@ -267,9 +310,11 @@ class Agent(NamedTuple):
       actor_params: `(LearnerState, progress) -> ActorParams`; what acting needs, published.
       start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
-      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`.
+      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`. With a
+        `replay` that has priorities: `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       recurrent: whether an action depends on earlier rows of the episode.
+      replay: how experience is replayed, or None for learning from every rollout once.
     """
 
     name: str
@@ -278,9 +323,10 @@ class Agent(NamedTuple):
     actor_params: Callable[[LearnerState, jax.Array], ActorParams]
     start: Callable[[jax.Array, int], ArrayTree]
     act: Callable[..., tuple[ArrayTree, ArrayTree, ArrayTree]]
-    learn: Callable[[LearnerState, Trajectory, jax.Array, jax.Array], tuple[LearnerState, Metrics]]
+    learn: Callable[..., Any]
     hyper: dict[str, float]
     recurrent: bool = False
+    replay: Replay | None = None
 
 
 class EpisodeStats(NamedTuple):

@@ -57,7 +57,7 @@ def complaint(capsys, command):
         ("--verbose", "unknown command '--verbose'"),
         ("train vtrace", "train needs an agent and an environment"),
         ("train --resume vtrace catch", "train needs an agent and an environment"),
-        ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, vtrace."),
+        ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, r2d2, vtrace."),
         ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("train vtrace zzz", "unknown environment 'zzz'; Known: cartpole, catch,"),
         ("train vtrace catch --tota-steps 5", "--tota-steps, 5; did you mean --total-steps?"),

@@ -23,7 +23,7 @@ def trajectory_of(T, B, observation=None):
 def loss(params, trajectory):
     lanes = trajectory.actor_state["memory"] * params["a"] + trajectory.lane.astype(jnp.float32)
     each = jnp.sin(trajectory.extras["x"] * params["b"]) * lanes[None] + jnp.sum(trajectory.timesteps.reward, 0)[None]
-    return jnp.sum(jnp.square(each)), {"sum": jnp.sum(each)}
+    return jnp.sum(jnp.square(each)), ({"sum": jnp.sum(each)}, jnp.sum(each, axis=0))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 12])
@@ -31,7 +31,8 @@ def test_groups_make_the_whole(groups):
     params, trajectory = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}, trajectory_of(5, 12)
     split = gradients.split_lanes(trajectory, groups)
     found = jax.jit(lambda p, t: gradients.accumulate(loss, p, t))(params, split)
-    expected = jax.grad(loss, has_aux=True)(params, trajectory)
+    grads, (metrics, each) = jax.grad(loss, has_aux=True)(params, trajectory)
+    expected = grads, metrics, each.reshape(groups, -1)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, expected)
 
 

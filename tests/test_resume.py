@@ -21,6 +21,9 @@ CASES = {
     "vtrace": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --agent.optimizer rmsprop "
     "--agent.momentum 0.9",
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
+    # A replay with its priorities, and a target network.
+    "r2d2": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 --agent.trace-length 12 "
+    "--agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 --agent.target-update-interval 7",
     # Both actors' environments, and the parameters that their next rollouts need.
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",

@@ -313,16 +313,17 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         if config.learning_rate_decay:
             learning_rate = learning_rate * (1.0 - progress)
 
-        def loss_fn(params: ArrayTree, batch: Samples) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             outputs, values, _ = network.apply(params, batch.inputs, batch.core)
-            return loss(outputs, values, batch, distribution, learner.hyper, config)
+            total, metrics = loss(outputs, values, batch, distribution, learner.hyper, config)
+            return total, (metrics, ())
 
         def minibatch(carry: tuple[ArrayTree, ArrayTree], units: jax.Array) -> tuple[Any, Metrics]:
             params, opt_state = carry
             batch = weigh(take(samples, units), config)
             T, n = batch.mask.shape
             groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
-            grads, metrics = gradients.accumulate(loss_fn, params, groups)
+            grads, metrics, _ = gradients.accumulate(loss_fn, params, groups)
             params, opt_state, norm = optimizer.step(
                 transformation,
                 ops.global_sum(grads),

@@ -233,13 +233,14 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
 
         count = jnp.maximum(ops.global_sum(jnp.sum(ops.transitions(trajectory).mask)), 1.0)
 
-        def loss_fn(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             outputs, values = nets.unroll(network, params, trajectory)
-            return loss(outputs, values, trajectory, distribution, learner.hyper, config, count)
+            total, metrics = loss(outputs, values, trajectory, distribution, learner.hyper, config, count)
+            return total, (metrics, ())
 
         T, B = trajectory.policy_version.shape
         groups = gradients.split_lanes(trajectory, B // gradients.at_a_time(timesteps.observation, T, B))
-        grads, metrics = ops.global_sum(gradients.accumulate(loss_fn, learner.params, groups))
+        grads, metrics = ops.global_sum(gradients.accumulate(loss_fn, learner.params, groups)[:2])
         decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
         learning_rate = learner.hyper["learning_rate"] * decay
         params, opt_state, grad_norm = optimizer.step(

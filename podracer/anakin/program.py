@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from podracer import ops
+from podracer import learner, ops
 from podracer.anakin import autoreset
 from podracer.driver import RunState
+from podracer.learner import Experience
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
 
@@ -42,6 +43,24 @@ class Actors(NamedTuple):
     agent: ArrayTree
     lane: jax.Array
     key: jax.Array
+
+
+class Member(NamedTuple):
+    """What a member of a population has of a `RunState`: all but the counts, which are the same for all."""
+
+    learner: LearnerState
+    actors: Actors
+    env_steps: ops.Counter
+    ring: ArrayTree
+
+    @classmethod
+    def of(cls, state: RunState) -> Member:
+        """The members of a state, [P]."""
+        return cls(state.learner, state.actors, state.env_steps, state.experience.ring)
+
+    def joined(self, counts: learner.Counts) -> RunState:
+        """The state that members [P] are of."""
+        return RunState(self.learner, self.actors, self.env_steps, Experience(counts, self.ring))
 
 
 class Limits(NamedTuple):
@@ -66,7 +85,8 @@ class Report(NamedTuple):
     Attributes:
       metrics: sums over updates; divide by `updates`.
       episodes: sums over the episodes that ended.
-      updates: int32; updates of this call.
+      updates: int32; rollouts of this call, each learnt from in one update (or as a replay ratio says).
+      num_updates: int32; updates of the learner since the run began.
       env_steps: real transitions since the run began.
       finite: bool; every metric of every update was a finite number.
     """
@@ -74,6 +94,7 @@ class Report(NamedTuple):
     metrics: Metrics
     episodes: EpisodeStats
     updates: jax.Array
+    num_updates: jax.Array
     env_steps: ops.Counter
     finite: jax.Array
 
@@ -102,29 +123,28 @@ class Settings(NamedTuple):
 def make(agent: Agent, environment: Environment, topology: Topology, settings: Settings) -> Program:
     """Builds the program of a run; nothing is compiled before the first call."""
     population, shards = topology.population, topology.num_shards
-    state_specs = RunState(
-        PartitionSpec(POPULATION_AXIS),  # type: ignore[arg-type]
-        PartitionSpec(POPULATION_AXIS, DATA_AXIS),  # type: ignore[arg-type]
-        PartitionSpec(POPULATION_AXIS),  # type: ignore[arg-type]
-    )
+    learning = learner.make(agent, lanes=topology.envs_per_shard, groups=1, num_shards=shards)
+    state_specs = _by_part(PartitionSpec)
 
-    def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
+    def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> Member:
         learner_key, actor_key, _ = run_keys(seed)
-        learner = agent.init(learner_key, hyper)
+        state = agent.init(learner_key, hyper)
         actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
             jnp.arange(shards, dtype=jnp.int32)
         )
-        return RunState(learner, actors, ops.Counter.of(0))
+        ring = jax.eval_shape(lambda: learning.ring(_trajectory(agent, environment, settings, state, actors)))
+        ring = jax.tree.map(lambda x: jnp.zeros((shards, *x.shape), x.dtype), ring)
+        return Member(state, actors, ops.Counter.of(0), ring)
 
     def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         # Jitting without output shardings and placing afterwards keeps the program the same on any mesh.
         if population == 1:
             member = init_member(seeds[0], {name: value[0] for name, value in hyper.items()})
-            return jax.tree.map(lambda x: x[None], member)
-        return jax.vmap(init_member)(seeds, hyper)
+            return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
+        return jax.vmap(init_member)(seeds, hyper).joined(learning.counts())
 
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        return _run(agent, environment, settings, state, limits)
+        return _run(agent, environment, settings, learning, state, limits)
 
     mapped = jax.shard_map(
         step,
@@ -163,14 +183,22 @@ def place(state: RunState, topology: Topology) -> RunState:
     return jax.device_put(state, _shardings(topology))
 
 
+def _by_part(place: Callable[..., Any]) -> RunState:
+    """`place(*axes)` of every part of a state."""
+    by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
+    return RunState(by_member, by_shard, by_member, Experience(place(), by_shard))
+
+
 def _shardings(topology: Topology) -> RunState:
-    by_member, by_shard = topology.sharding(POPULATION_AXIS), topology.sharding(POPULATION_AXIS, DATA_AXIS)
-    return RunState(by_member, by_shard, by_member)  # type: ignore[arg-type]
+    return _by_part(topology.sharding)
 
 
 def _spread(prefix: RunState, state: RunState) -> RunState:
     """One sharding per leaf of `state`."""
-    return RunState(*(jax.tree.map(lambda _, s=s: s, part) for s, part in zip(prefix, state)))
+    spread = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
+    counts, ring = (spread(s, part) for s, part in zip(prefix.experience, state.experience))
+    learner, actors, env_steps = (spread(s, part) for s, part in zip(prefix[:3], state[:3]))
+    return RunState(learner, actors, env_steps, Experience(counts, ring))
 
 
 def _init_actors(
@@ -187,27 +215,37 @@ def _run(
     agent: Agent,
     environment: Environment,
     settings: Settings,
+    learning: learner.Learner,
     state: RunState,
     limits: Limits,
 ) -> tuple[RunState, Report]:
     """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
 
-    def update_member(member: RunState) -> tuple[RunState, Metrics, EpisodeStats, jax.Array]:
+    def update_member(member: Member, counts: learner.Counts) -> tuple[Member, learner.Counts, Metrics, EpisodeStats]:
         progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
-        update = lambda actors: _update_shard(agent, environment, settings, member.learner, actors, progress)  # noqa: E731
+
+        def update(actors: Actors, ring: ArrayTree) -> Any:
+            return _update_shard(agent, environment, settings, learning, member.learner, actors, ring, counts, progress)
+
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
-        actors, (learner, metrics, episodes, transitions) = jax.vmap(update, axis_name="shard", out_axes=(0, None))(
-            member.actors
-        )
-        return RunState(learner, actors, member.env_steps.add(transitions)), metrics, episodes, transitions
+        (actors, ring), (state, now, metrics, episodes, transitions) = jax.vmap(
+            update, axis_name="shard", out_axes=(0, None)
+        )(member.actors, member.ring)
+        return Member(state, actors, member.env_steps.add(transitions), ring), now, metrics, episodes
 
     @jax.jit  # traced once, for the shapes of the metrics and for the loop
     def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
+        member, counts = Member.of(state), state.experience.counts
         if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
             # A batch dimension of one costs a transposed layout here and there; a single run does without.
-            out = update_member(jax.tree.map(lambda x: x[0], state))
-            return jax.tree.map(lambda x: x[None], out[:3])
-        return jax.vmap(update_member)(state)[:3]
+            member, counts, *numbers = update_member(jax.tree.map(lambda x: x[0], member), counts)
+            member, numbers = jax.tree.map(lambda x: x[None], (member, numbers))
+        else:
+            # All members have counted the same: what branches on counts is the same branch for all.
+            member, counts, *numbers = jax.vmap(update_member, in_axes=(0, None), out_axes=(0, None, 0, 0))(
+                member, counts
+            )
+        return member.joined(counts), *numbers  # type: ignore[return-value]
 
     def body(carry: Any) -> Any:
         state, report, _ = carry
@@ -215,7 +253,12 @@ def _run(
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
         report = Report(
-            add(report.metrics, metrics), add(report.episodes, episodes), report.updates + 1, state.env_steps, finite
+            add(report.metrics, metrics),
+            add(report.episodes, episodes),
+            report.updates + 1,
+            state.learner.num_updates,
+            state.env_steps,
+            finite,
         )
         return state, report, wanted(report)
 
@@ -229,7 +272,12 @@ def _run(
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
     members = state.env_steps.low.shape
     nothing = Report(
-        zeros(metrics), zeros(episodes), jnp.zeros(members, jnp.int32), state.env_steps, jnp.ones(members, bool)
+        zeros(metrics),
+        zeros(episodes),
+        jnp.zeros(members, jnp.int32),
+        state.learner.num_updates,
+        state.env_steps,
+        jnp.ones(members, bool),
     )
     state, report, _ = lax.while_loop(lambda carry: carry[2], body, (state, nothing, wanted(nothing)))
     return state, report
@@ -239,17 +287,30 @@ def _update_shard(
     agent: Agent,
     environment: Environment,
     settings: Settings,
-    learner: LearnerState,
+    learning: learner.Learner,
+    state: LearnerState,
     actors: Actors,
+    ring: ArrayTree,
+    counts: learner.Counts,
     progress: jax.Array,
-) -> tuple[Actors, tuple[LearnerState, Metrics, EpisodeStats, jax.Array]]:
+) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, learner.Counts, Metrics, EpisodeStats, jax.Array]]:
     # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
     keys = jax.random.split(actors.key, 4 + settings.rollout_length)
     key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
-    actors, trajectory, episodes = rollout(agent, environment, settings, learner, actors, progress, rollout_keys)
-    learner, metrics = agent.learn(learner, trajectory, progress, learn_key)
+    actors, trajectory, episodes = rollout(agent, environment, settings, state, actors, progress, rollout_keys)
+    state, counts, ring, metrics = learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
-    return actors._replace(key=key), (learner, metrics, *ops.global_sum((episodes, transitions)))
+    sums = ops.global_sum((episodes, transitions))
+    return (actors._replace(key=key), ring), (state, counts, metrics, *sums)
+
+
+def _trajectory(
+    agent: Agent, environment: Environment, settings: Settings, state: LearnerState, actors: Actors
+) -> Trajectory:
+    """A rollout of the first of all shards: for its shapes."""
+    actors = jax.tree.map(lambda x: x[0], actors)
+    keys = jax.random.split(actors.key, 2 + settings.rollout_length)
+    return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]
 
 
 def rollout(

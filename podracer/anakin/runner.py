@@ -16,6 +16,7 @@ import numpy as np
 
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
+from podracer.learner import means
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""
@@ -122,8 +123,8 @@ class _Reader:
             return self.env_steps, per_call
         steps = counter_values(report.env_steps)
         transitions = int((steps - self._steps).sum())
-        self._steps, self._updates = steps, self._updates + updates
-        metrics = {name: np.asarray(value) / updates for name, value in report.metrics.items()}
+        self._steps, self._updates = steps, int(np.max(report.num_updates))
+        metrics = means(report.metrics, updates)
         if not np.any(report.finite):
             raise TrainingDivergedError.of(metrics, self.env_steps, self._updates)
         with np.errstate(invalid="ignore", divide="ignore"):

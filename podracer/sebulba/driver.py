@@ -15,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 from podracer import ops
 from podracer.anakin.program import run_keys
 from podracer.driver import Progress, RunState, counter_values
+from podracer.learner import Experience
 from podracer.sebulba import acting, learning, runner
 from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
@@ -76,7 +77,8 @@ class Sebulba:
         finally:
             environment.close()
         self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs)
-        self.learning = learning.make(agent, layout.mesh, layout.num_shards, updates_per_batch)
+        trajectory = self._shapes(layout.actors[0]).trajectory
+        self.learning = learning.make(agent, layout, trajectory, updates_per_batch)
         self._start = jax.jit(self.acting.start)
         self._begin: dict[Any, Callable[..., Any]] = {}
         self._act: dict[Any, Callable[..., Any]] = {}
@@ -103,7 +105,7 @@ class Sebulba:
         if resumes := self._first_resumes():
             published = (self._save(self.learning.publish(learner, 0.0)),) * len(self._layout.actors)
             saved = LockstepState(published, resumes)
-        return self._state(learner, saved, 0)
+        return self._state(learner, saved, 0, self.learning.experience())
 
     def like(self) -> RunState:
         everywhere = self.learning.state_sharding
@@ -117,17 +119,22 @@ class Sebulba:
             saved = LockstepState(published, jax.tree.map(lambda x: abstract(x, x.sharding), resumes))
         lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
         counter = jax.eval_shape(lambda: ops.Counter.of(0))
-        return RunState(jax.tree.map(lead, learner), saved, jax.tree.map(lead, counter))
+        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        experience = jax.tree.map(place, jax.eval_shape(self.learning.experience), self.learning.experience_sharding)
+        return RunState(jax.tree.map(lead, learner), saved, jax.tree.map(lead, counter), experience)
 
     def _initial_learner(self) -> LearnerState:
         hyper = {name: jnp.float32(value) for name, value in self._hyper.items()}
         return self._agent.init(jax.random.key(0), hyper)
 
-    def _state(self, learner: LearnerState, saved: Any, env_steps: int) -> RunState:
-        """A copy that outlives the donation of the learner's state, with the leading dim of a population of one."""
+    def _state(self, learner: LearnerState, saved: Any, env_steps: int, experience: Experience) -> RunState:
+        """A state with the leading dim of a population of one.
+
+        The learner's is a copy, which outlives its donation; the experience may be too large for that.
+        """
         counter = jax.device_put(ops.Counter.of(env_steps), self.learning.state_sharding)
         lead = jax.jit(lambda tree: jax.tree.map(lambda x: x[None], tree))
-        return RunState(lead(learner), saved, lead(counter))
+        return RunState(lead(learner), saved, lead(counter), experience)
 
     def _first_resumes(self) -> tuple[Resume, ...]:
         """Where the actors of a fresh run begin; () where that cannot be saved, or need not be."""
@@ -178,9 +185,8 @@ class Sebulba:
 
     def check(self) -> None:
         trajectory = self._shapes(self._layout.actors[0]).trajectory
-        jax.eval_shape(
-            self.learning.update, jax.eval_shape(self._initial_learner), trajectory, *self._update_arguments()
-        )
+        learner, experience = jax.eval_shape(self._initial_learner), jax.eval_shape(self.learning.experience)
+        jax.eval_shape(self.learning.update, learner, experience, trajectory, *self._update_arguments())
 
     def _update_arguments(self) -> tuple[Any, ...]:
         return jnp.int32(0), jnp.float32(0), jax.random.key(0)
@@ -218,7 +224,8 @@ class Sebulba:
         learner = jax.eval_shape(self._initial_learner)
         everywhere = self.learning.state_sharding
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
-        self._update = self.learning.update.lower(learner, trajectory, *self._update_arguments()).compile()
+        experience = self.like().experience
+        self._update = self.learning.update.lower(learner, experience, trajectory, *self._update_arguments()).compile()
         return time.perf_counter() - start
 
     # Running
@@ -253,7 +260,8 @@ class Sebulba:
             key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
             parts=self._parts,
             learner=learner,
-            rollouts=int(learner.num_updates) // self._parts,
+            experience=state.experience,
+            rollouts=int(state.experience.counts.batches) // self._parts,
             env_steps=int(counter_values(state.env_steps)[0]),
             total_steps=total_steps,
             resumes=list(state.actors.resumes) if state.actors else [],
@@ -296,7 +304,7 @@ class Sebulba:
             versions = crew.wiring.store.snapshot()[:-1]
             published = [self._save(version.params[self._layout.actors[0]]) for version in versions]
             saved = LockstepState(tuple(published), tuple(loop.resumes))
-        return self._state(loop.learner, saved, loop.env_steps)
+        return self._state(loop.learner, saved, loop.env_steps, loop.experience)
 
 
 class _Shapes(NamedTuple):

@@ -7,17 +7,18 @@ shards give equal results on any number of learner devices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from podracer import ops
+from podracer import learner, ops
 from podracer.gradients import split_lanes
-from podracer.topology import DATA_AXIS
-from podracer.types import ActorParams, Agent, LearnerState, Metrics, Trajectory
+from podracer.learner import Experience
+from podracer.topology import DATA_AXIS, HostTopology
+from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
 class Learning(NamedTuple):
@@ -25,50 +26,89 @@ class Learning(NamedTuple):
 
     Attributes:
       init: `(key, hyper) -> LearnerState`, a copy on every learner device.
-      update: `(LearnerState, Trajectory, part int32, progress, key) -> (LearnerState, Metrics)`; learns from the
-        `part`-th of `updates_per_batch` parts of every shard's lanes. The state is donated.
+      experience: `() -> Experience`; at the beginning, ring [S] over the learner devices.
+      update: `(LearnerState, Experience, Trajectory, part int32, progress, key) -> (LearnerState, Experience,
+        Metrics)`; learns from the `part`-th of `updates_per_batch` parts of every shard's lanes. State and experience
+        are donated.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
       like: the shapes of a trajectory, with the shardings of one that was spread.
       spread: puts a trajectory of one device on the learner devices, without waiting.
       state_sharding: of a LearnerState.
+      experience_sharding: of an Experience.
     """
 
     init: Callable[..., LearnerState]
-    update: Callable[..., tuple[LearnerState, Metrics]]
+    experience: Callable[[], Experience]
+    update: Callable[..., tuple[LearnerState, Experience, Metrics]]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
     spread: Callable[[Trajectory], Trajectory]
     state_sharding: NamedSharding
+    experience_sharding: Experience
 
 
-def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) -> Learning:
-    """The learning functions on a mesh whose only axis is `data`."""
+def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per_batch: int = 1) -> Learning:
+    """The learning functions on the learner mesh, whose only axis is `data`.
+
+    Args:
+      agent: the agent.
+      layout: actors and learners.
+      trajectory: of one actor, for its shapes.
+      updates_per_batch: parts of a trajectory that are learnt from in turn.
+
+    Raises:
+      ValueError: where a replay does not fit the layout.
+    """
+    mesh, num_shards = layout.mesh, layout.num_shards
+    if agent.replay is not None and updates_per_batch > 1:
+        raise ValueError(
+            f"updates_per_batch={updates_per_batch}: {agent.name} replays; its replay_ratio says how often."
+        )
+    core = learner.make(
+        agent,
+        lanes=layout.envs_per_actor // num_shards,
+        groups=len(layout.actors),
+        num_shards=num_shards,
+    )
     by_lane = Trajectory(*(PartitionSpec(None, DATA_AXIS) for _ in Trajectory._fields))._replace(  # type: ignore[arg-type]
         actor_state=PartitionSpec(DATA_AXIS), lane=PartitionSpec(DATA_AXIS)
     )
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere, over_shards = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+    experience_specs = Experience(PartitionSpec(), PartitionSpec(DATA_AXIS))  # type: ignore[arg-type]
     shards_here = num_shards // mesh.size
 
     def update(
-        learner: LearnerState, trajectory: Trajectory, part: jax.Array, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
+        state: LearnerState,
+        experience: Experience,
+        trajectory: Trajectory,
+        part: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Experience, Metrics]:
         first_shard = lax.axis_index(DATA_AXIS) * shards_here
+        counts = experience.counts
+        key = jax.random.fold_in(key, counts.batches)
+        # Which actor's lanes they are, the same on all shards.
+        group = trajectory.lane[0] // layout.envs_per_actor
 
-        def shard(trajectory: Trajectory, index: jax.Array) -> tuple[LearnerState, Metrics]:
-            shard_key = jax.random.fold_in(jax.random.fold_in(key, learner.num_updates), first_shard + index)
-            new, metrics = agent.learn(learner, _part(trajectory, part), progress, shard_key)
-            lag = (learner.num_updates - trajectory.policy_version).astype(jnp.float32)
+        def shard(trajectory: Trajectory, ring: ArrayTree, index: jax.Array) -> Any:
+            shard_key = jax.random.fold_in(key, first_shard + index)
+            new, now, ring, metrics = core.learn(
+                state, counts, ring, _part(trajectory, part), group, progress, shard_key
+            )
+            lag = (state.num_updates - trajectory.policy_version).astype(jnp.float32)
             metrics |= {
                 "sebulba/policy_lag": ops.global_mean(lag, jnp.ones_like(lag)),
                 "sebulba/policy_lag_max": ops.global_max(lag),
             }
-            return new, metrics
+            return ring, (new, now, metrics)
 
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
         split = split_lanes(trajectory, shards_here)
-        return jax.vmap(shard, axis_name="shard", in_axes=(0, 0), out_axes=None)(
-            split, jnp.arange(shards_here, dtype=jnp.int32)
+        ring, (new, now, metrics) = jax.vmap(shard, axis_name="shard", out_axes=(0, None))(
+            split, experience.ring, jnp.arange(shards_here, dtype=jnp.int32)
         )
+        return new, Experience(now, ring), metrics
 
     def _part(trajectory: Trajectory, part: jax.Array) -> Trajectory:
         if updates_per_batch == 1:
@@ -80,8 +120,8 @@ def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) 
     mapped = jax.shard_map(
         update,
         mesh=mesh,
-        in_specs=(PartitionSpec(), by_lane, PartitionSpec(), PartitionSpec(), PartitionSpec()),
-        out_specs=PartitionSpec(),
+        in_specs=(PartitionSpec(), experience_specs, by_lane, PartitionSpec(), PartitionSpec(), PartitionSpec()),
+        out_specs=(PartitionSpec(), experience_specs, PartitionSpec()),
         # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
@@ -103,16 +143,27 @@ def make(agent: Agent, mesh: Mesh, num_shards: int, updates_per_batch: int = 1) 
             return trajectory  # it is there
         return jax.device_put(trajectory, shardings(trajectory))
 
+    def experience() -> Experience:
+        on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, num_shards)), trajectory)
+        ring = jax.eval_shape(core.ring, on_a_shard)
+        return Experience(core.counts(), jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring))
+
+    experience_sharding = Experience(
+        jax.tree.map(lambda _: everywhere, core.counts()),
+        jax.tree.map(lambda _: over_shards, jax.eval_shape(experience).ring),
+    )
     publish_jit = jax.jit(publish)
     return Learning(
         init=jax.jit(agent.init, out_shardings=everywhere),
-        update=jax.jit(mapped, donate_argnums=0),
+        experience=jax.jit(experience, out_shardings=experience_sharding),
+        update=jax.jit(mapped, donate_argnums=(0, 1)),
         publish=lambda learner, progress: jax.tree.map(
             lambda x: x.addressable_shards[0].data, publish_jit(learner, jnp.float32(progress))
         ),
         like=like,
         spread=spread,
         state_sharding=everywhere,
+        experience_sharding=experience_sharding,
     )
 
 

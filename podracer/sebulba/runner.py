@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.driver import Progress, TrainingDivergedError
+from podracer.learner import Experience, means
 from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
 from podracer.types import LearnerState, Metrics
 
@@ -90,11 +91,12 @@ class Learner:
     def __init__(
         self,
         *,
-        update: Callable[..., tuple[LearnerState, Metrics]],
+        update: Callable[..., tuple[LearnerState, Experience, Metrics]],
         publish: Callable[[LearnerState, float], Any],
         key: jax.Array,
         parts: int,
         learner: LearnerState,
+        experience: Experience,
         rollouts: int,
         env_steps: int,
         total_steps: int,
@@ -102,7 +104,8 @@ class Learner:
     ):
         self._update, self._publish, self._key = update, publish, key
         self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
-        self.learner, self.rollouts, self.env_steps, self.resumes = learner, rollouts, env_steps, resumes
+        self.learner, self.experience, self.rollouts = learner, experience, rollouts
+        self.env_steps, self.resumes = env_steps, resumes
 
     def run(
         self,
@@ -137,7 +140,9 @@ class Learner:
         progress = jnp.float32(min(self.env_steps / self._total_steps, 1.0))
         metrics = []
         for part in self._parts:
-            self.learner, part_metrics = self._update(self.learner, rollout.trajectory, part, progress, self._key)
+            self.learner, self.experience, part_metrics = self._update(
+                self.learner, self.experience, rollout.trajectory, part, progress, self._key
+            )
             metrics.append(part_metrics)
         self.env_steps += rollout.transitions
         self.rollouts += 1
@@ -187,12 +192,13 @@ class _Report:
         fetched, episodes = jax.device_get((self._metrics, [rollout.episodes for rollout in self._rollouts]))
         seconds = self.seconds
         self.restart_clock()
-        self._updates += len(fetched)
         every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
-        metrics = {name: values.mean(keepdims=True) for name, values in every.items()}
+        sums = {name: values.sum(keepdims=True) for name, values in every.items()}
+        self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
+        if not all(np.all(np.isfinite(value)) for value in sums.values()):
+            raise TrainingDivergedError.of(sums, self._learner.env_steps, self._updates)
+        metrics = means(sums, len(fetched))
         metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
-        if not all(np.all(np.isfinite(value)) for value in metrics.values()):
-            raise TrainingDivergedError.of(metrics, self._learner.env_steps, self._updates)
         returns, lengths, count = (sum(float(getattr(e, name)) for e in episodes) for name in episodes[0]._fields)
         scalars = {
             "episode/return": returns / count if count else np.nan,

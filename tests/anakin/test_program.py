@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, ops
+from podracer import agents, learner, ops
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.anakin import program
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
@@ -299,7 +299,7 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
     np.testing.assert_allclose(used, rates, rtol=0.05)
     for i, rate in enumerate(rates):
         single, alone = run.advance(run.start(seed=5 + i, learning_rate=[rate]), 10)
-        member = jax.tree.map(lambda x, i=i: x[i : i + 1], (state, report))
+        member = jax.tree.map(lambda x, i=i: x[i : i + 1], (program.Member.of(state), report))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
             harness.numbers_of((member[0].learner.params, member[0].learner.hyper, member[0].env_steps)),
@@ -377,23 +377,27 @@ def test_rewards_that_are_not_finite_are_reported(name: str) -> None:
 def one_update(agent: Agent, reset_pool: int) -> Any:
     """An update of one shard, with no key in a batch: JAX's checker takes the transpose that makes for a use."""
     prog = harness.make_program(agent, COUNTING, num_envs=2, reset_pool=reset_pool)
-    learner, actors, _ = harness.initial(prog, agent, [0])
-    learner, actors = jax.tree.map(lambda x: x[0], learner), jax.tree.map(lambda x: x[0, 0], actors)
+    member = program.Member.of(harness.initial(prog, agent, [0]))
+    state = jax.tree.map(lambda x: x[0], member.learner)
+    actors, ring = jax.tree.map(lambda x: x[0, 0], (member.actors, member.ring))
     settings = program.Settings(T, reset_pool)
+    core = learner.make(agent, lanes=2, groups=1, num_shards=1)
 
     @jax.jit
-    def update(learner: LearnerState, actors: program.Actors) -> Any:
-        function = lambda _: program._update_shard(agent, COUNTING, settings, learner, actors, jnp.float32(0))  # noqa: E731
+    def update(state: LearnerState, actors: program.Actors, ring: Any) -> Any:
+        function = lambda _: program._update_shard(  # noqa: E731
+            agent, COUNTING, settings, core, state, actors, ring, core.counts(), jnp.float32(0)
+        )
         return harness.over_axes(function)(jnp.zeros((1, 1)))
 
     with jax.debug_key_reuse(True):
-        return update(learner, actors)
+        return update(state, actors, ring)
 
 
 @pytest.mark.parametrize(("name", "reset_pool"), [("vtrace", 0), ("ppo", 2)])
 def test_no_key_is_used_twice(name: str, reset_pool: int) -> None:
     """Under JAX's own checker."""
-    _, (_, metrics, _, _) = one_update(agent_of(name, lstm_size=3), reset_pool)
+    _, (_, _, metrics, _, _) = one_update(agent_of(name, lstm_size=3), reset_pool)
     assert np.isfinite(metrics["loss/total"]).all()
 
 

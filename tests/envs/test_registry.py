@@ -9,7 +9,9 @@ import pytest
 import envs_jax
 from podracer.types import Environment
 
-ALL = ("cartpole", "catch", "deep_sea", "gridworld", "memory_chain", "pendulum", "pixel_catch")
+ALL = (
+    *("cartpole", "catch", "deep_sea", "gridworld", "memory_chain", "memory_maze", "pendulum", "pixel_catch", "t_maze"),
+)
 
 
 def test_names():

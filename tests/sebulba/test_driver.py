@@ -227,7 +227,9 @@ def test_the_learner_is_anakins(name, num_shards):
         lambda state, trajectory, key: agent.learn(state, trajectory, progress, key), learner, whole, keys
     )
     expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
-    actual, found = driver.learning.update(learner, driver.learning.spread(trajectory), jnp.int32(0), progress, key)
+    actual, _, found = driver.learning.update(
+        learner, driver.learning.experience(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
+    )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), harness.numbers_of(actual), expected
     )
@@ -248,10 +250,10 @@ def test_updates_per_batch_take_every_lane_once():
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
     update = driver.learning.update
 
-    def observed(learner, trajectory, part, progress, key):
-        new, metrics = update(learner, trajectory, part, progress, key)
+    def observed(learner, experience, trajectory, part, progress, key):
+        new, experience, metrics = update(learner, experience, trajectory, part, progress, key)
         seen.append((int(part), float(metrics["lanes"])))
-        return new, metrics
+        return new, experience, metrics
 
     driver.compile(driver.init())
     driver._update = observed

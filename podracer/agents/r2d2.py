@@ -1,0 +1,289 @@
+"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019), as SEED RL reproduced it (Espeholt et al. 2020).
+
+Action values of a recurrent dueling network are learnt from prioritised sequences. A sequence brings the recurrent
+state that the actor had before it; its first rows only burn the state in. Targets are double-Q returns of n steps, in
+rescaled values (SEED RL, section 3.2 and tables 8 and 9).
+
+    h(r_{t+1} + ... + gamma^n h^-1(Q_target(x_{t+n}, argmax_a Q(x_{t+n}, a))))        h: podracer.ops.rescale
+
+Deviations from the papers, all of them defaults that a field sets back (`R2D2Config.atari()` sets them all):
+
+*   Small networks, shorter sequences, more updates and a larger learning rate: what small tasks like.
+*   The target network is copied every 200 updates rather than 2,500.
+
+What no field changes: weights are Glorot's except those of the LSTM's recurrence, which are orthogonal; returns are
+shorter at the end of a sequence, and stop at truncations and breaks, where they bootstrap. With `lstm_size=0` this is
+the Ape-X form of DQN (Horgan et al. 2018), on sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import gradients, nets, ops, optimizer
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
+
+
+@dataclasses.dataclass(frozen=True)
+class R2D2Config:
+    """The agent's settings. Paper values are those of SEED RL's table 8.
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: 610 actors in all).
+      rollout_length: T, rows from one sequence to the next (paper: 40).
+      burn_in: rows that open a sequence and are not learnt from (paper: 40).
+      trace_length: transitions of a sequence that are learnt from (paper: 80).
+      n_step: rewards in a return (paper: 5).
+      discount: gamma (paper: 0.997).
+      learning_rate: of Adam (paper: 1e-4).
+      adam_eps: (paper: 1e-3).
+      max_grad_norm: clip by global norm (paper: 80).
+      batch_size: sequences per update, over all devices (paper: 64).
+      replay_capacity: sequences that are kept, over all devices (paper: 100,000).
+      replay_min_size: sequences before the first update (paper: 5,000).
+      replay_ratio: sequences sampled per sequence added (paper: 0.75).
+      priority_exponent: alpha (paper: 0.9).
+      importance_exponent: beta (paper: 0.6).
+      priority_max_weight: eta; a priority is eta max|td| + (1 - eta) mean|td| (paper: 0.9).
+      target_update_interval: updates between copies to the target network (paper: 2,500).
+      value_rescaling: whether values are in the scale of h (paper: True).
+      epsilon_base: lane i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)) (paper: 0.4).
+      epsilon_alpha: (paper: 7).
+      evaluation_epsilon: of all lanes in evaluation (paper: 1e-3).
+      frame_stack: how many of the newest observations the network sees (paper: 4).
+      torso: see `podracer.nets.make_q`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      lstm_size: units of the LSTM core, 0 for none (paper: 512).
+      head_size: units of each dueling head (paper: 512).
+    """
+
+    envs_per_device: int = configs.field(64, low=1)
+    rollout_length: int = configs.field(20, low=1)
+    burn_in: int = configs.field(10, low=0)
+    trace_length: int = configs.field(40, low=1)
+    n_step: int = configs.field(5, low=1)
+    discount: float = configs.field(0.997, low=0.0, high=1.0, tunable=True)
+    learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    adam_eps: float = configs.field(1e-3, low=0.0)
+    max_grad_norm: float = configs.field(80.0, low=0.0, tunable=True)
+    batch_size: int = configs.field(64, low=1)
+    replay_capacity: int = configs.field(10_000, low=1)
+    replay_min_size: int = configs.field(500, low=1)
+    replay_ratio: float = configs.field(2.0, low=0.0)
+    priority_exponent: float = configs.field(0.9, low=0.0, high=1.0)
+    importance_exponent: float = configs.field(0.6, low=0.0, high=1.0)
+    priority_max_weight: float = configs.field(0.9, low=0.0, high=1.0)
+    target_update_interval: int = configs.field(200, low=1)
+    value_rescaling: bool = True
+    epsilon_base: float = configs.field(0.4, low=0.0, high=1.0)
+    epsilon_alpha: float = configs.field(7.0, low=0.0)
+    evaluation_epsilon: float = configs.field(1e-3, low=0.0, high=1.0)
+    frame_stack: int = configs.field(1, low=1)
+    torso: nets.Torso = "auto"
+    hidden_sizes: tuple[int, ...] = configs.field((64,), low=1)
+    activation: Literal["relu", "tanh"] = "relu"
+    lstm_size: int = configs.field(64, low=0)
+    head_size: int = configs.field(64, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.replay_min_size > self.replay_capacity:
+            raise ValueError(
+                f"replay_min_size={self.replay_min_size} is more than replay_capacity={self.replay_capacity}; "
+                "learning would never begin."
+            )
+
+    @classmethod
+    def atari(cls, **overrides) -> R2D2Config:
+        """SEED RL's configuration for Atari (table 8), but for the number of actors."""
+        paper = {
+            "rollout_length": 40,
+            "burn_in": 40,
+            "trace_length": 80,
+            "learning_rate": 1e-4,
+            "replay_capacity": 100_000,
+            "replay_min_size": 5_000,
+            "replay_ratio": 0.75,
+            "target_update_interval": 2_500,
+            "frame_stack": 4,
+            "torso": "nature",
+            "lstm_size": 512,
+            "head_size": 512,
+        }
+        return cls(**(paper | overrides))
+
+
+class Memory(NamedTuple):
+    """What the agent remembers of a lane: its network's state, and epsilon, float32 [B], which never changes."""
+
+    net: nets.ActorState
+    epsilon: jax.Array
+
+
+def targets(values: jax.Array, step: ops.Transitions, hyper: Mapping[str, jax.Array], config: R2D2Config) -> jax.Array:
+    """What the values of the actions taken should be, [T, B], in the network's scale.
+
+    Args:
+      values: [T+1, B]; what to bootstrap from, in the network's scale.
+      step: [T, B].
+      hyper: tunable numbers.
+      config: the static settings.
+    """
+    step = step._replace(discount=hyper["discount"] * step.discount)
+    if not config.value_rescaling:
+        return ops.n_step(values, step, config.n_step)
+    return ops.rescale(ops.n_step(ops.unrescale(values), step, config.n_step))
+
+
+def sequence_priority(errors: jax.Array, mask: jax.Array, config: R2D2Config) -> jax.Array:
+    """eta max|td| + (1 - eta) mean|td| over the valid transitions (Kapturowski et al. 2019, section 2.3), [B]."""
+    errors = jnp.abs(errors) * mask
+    mean = jnp.sum(errors, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
+    eta = config.priority_max_weight
+    return eta * jnp.max(errors, axis=0) + (1.0 - eta) * mean
+
+
+def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network | None = None) -> Agent:
+    """The R2D2 agent for an environment with discrete actions.
+
+    Args:
+      spec: the environment's spec.
+      config: settings; defaults if None.
+      network: your own network, whose outputs are action values (see `podracer.nets.Network`); the config's if None.
+
+    Raises:
+      ValueError: for an action space or torso that does not fit.
+    """
+    config = config or R2D2Config()
+    network = network or nets.make_q(
+        nets.stacked_spec(spec, config.frame_stack),
+        torso=config.torso,
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        lstm_size=config.lstm_size,
+        head_size=config.head_size,
+    )
+    transformation = optimizer.make("adam", eps=config.adam_eps)
+    hyper = configs.tunables(config)
+
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        params = network.init(key)
+        target = jax.tree.map(jnp.copy, params)
+        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return ActorParams(learner.params, learner.num_updates)
+
+    def start(lanes: jax.Array, num_lanes: int) -> Memory:
+        exponent = 1.0 + config.epsilon_alpha * lanes.astype(jnp.float32) / max(num_lanes - 1, 1)
+        return Memory(
+            nets.start(network, spec, lanes.shape[0], config.frame_stack), jnp.float32(config.epsilon_base) ** exponent
+        )
+
+    def act(
+        actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, Memory]:
+        q, _, net = nets.step(network, actor.params, memory.net, timestep)
+        num_actions = q.shape[-1]
+        chance, choice = jax.random.uniform(key, (2, q.shape[0]))
+        any_action = jnp.minimum(jnp.floor(choice * num_actions).astype(jnp.int32), num_actions - 1)
+        epsilon = config.evaluation_epsilon if evaluation else memory.epsilon
+        action = jnp.where(chance < epsilon, any_action, jnp.argmax(q, axis=-1).astype(jnp.int32))
+        extras = {"q_taken": _of(q, action), "q_max": jnp.max(q, axis=-1)}
+        return action, extras, memory._replace(net=net.after(action))
+
+    def unroll(params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
+        """Action values of the rows behind the burn-in."""
+        if network.recurrent and config.burn_in:
+            opening = jax.tree.map(lambda x: x[: config.burn_in], inputs)
+            core = lax.stop_gradient(network.apply(params, opening, core)[2])
+        return network.apply(params, jax.tree.map(lambda x: x[config.burn_in :], inputs), core)[0]
+
+    def learn(
+        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        B = batch.weight.shape[0]
+        mask = ops.transitions(batch.trajectory).mask[config.burn_in :]
+        batch_size, count = ops.global_sum((jnp.float32(B), jnp.sum(mask)))
+
+        def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            trajectory = batch.trajectory
+            inputs, core = nets.inputs(network, trajectory), trajectory.actor_state.core
+            q, q_target = unroll(params, inputs, core), unroll(learner.aux, inputs, core)
+            step = jax.tree.map(lambda x: x[config.burn_in :], ops.transitions(trajectory))
+            bootstrap = _of(q_target, jnp.argmax(q, axis=-1).astype(jnp.int32))
+            taken = _of(q[:-1], trajectory.actions[config.burn_in :])
+            errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, learner.hyper, config)) - taken)
+            total = jnp.sum(batch.weight * 0.5 * jnp.sum(jnp.square(errors), axis=0)) / batch_size
+            mean = lambda x: jnp.sum(step.mask * x) / jnp.maximum(count, 1.0)  # noqa: E731
+            metrics = {"loss/total": total, "value/mean": mean(taken), "value/td_error": mean(jnp.abs(errors))}
+            return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
+
+        T = config.burn_in + config.trace_length
+        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, T, B)
+        split = Batch(gradients.split_lanes(batch.trajectory, groups), gradients.split(batch.weight, groups, 0))
+        grads, metrics, priorities = gradients.accumulate(loss, learner.params, split)
+        grads, metrics = ops.global_sum((grads, metrics))
+        params, opt_state, grad_norm = optimizer.step(
+            transformation,
+            grads,
+            learner.opt_state,
+            learner.params,
+            learning_rate=learner.hyper["learning_rate"],
+            max_grad_norm=learner.hyper["max_grad_norm"],
+        )
+        num_updates = learner.num_updates + 1
+        copy = num_updates % config.target_update_interval == 0
+        target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params, learner.aux)
+        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
+        return learner, metrics | {"grad/norm": grad_norm}, priorities.reshape(B)
+
+    def first_priority(rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
+        """From what the actor thought of its actions, with its own greedy value as the bootstrap."""
+        reward, discount, first, taken, best = (
+            x[config.burn_in :] for x in (rows.reward, rows.discount, rows.first, extras["q_taken"], extras["q_max"])
+        )
+        step = ops.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
+        numbers = {name: jnp.float32(value) for name, value in hyper.items()}
+        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)
+
+    replay = Replay(
+        capacity=config.replay_capacity,
+        length=config.burn_in + config.trace_length + 1,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.replay_ratio,
+        context=config.frame_stack - 1,
+        priority_exponent=config.priority_exponent,
+        importance_exponent=config.importance_exponent,
+        keep=lambda memory: nets.without_frames(memory.net),
+        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+        priority=first_priority,
+    )
+    return Agent(
+        name="r2d2",
+        config=config,
+        init=init,
+        actor_params=actor_params,
+        start=start,
+        act=act,
+        learn=learn,
+        hyper=hyper,
+        recurrent=network.recurrent,
+        replay=replay,
+    )
+
+
+def _of(q: jax.Array, action: jax.Array) -> jax.Array:
+    """The values [...] of actions [...] among q [..., A]."""
+    # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.
+    actions = jnp.arange(q.shape[-1]).reshape((1,) * action.ndim + (-1,))
+    return jnp.sum(jnp.where(action[..., None] == actions, q, 0.0), axis=-1)

@@ -1,0 +1,169 @@
+"""What a driver does with a rollout: learn from it at once, or add it to a replay and learn from samples.
+
+How many updates follow a rollout is decided by counting what went into the replay and what came out, never by time:
+runs repeat, and the replay ratio is what the configuration says.
+"""
+
+from __future__ import annotations
+
+import fractions
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podracer import ops, replay
+from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Trajectory
+
+
+class Counts(NamedTuple):
+    """What has happened, the same on all shards of all devices and for all members of a population.
+
+    Attributes:
+      rollouts: int32 [groups]; rollouts of each group since the replay was empty.
+      batches: int32 []; calls of `learn` since the run began.
+      since: int32 []; calls of `learn` with a replay of its minimum size, modulo what the ratio repeats in.
+    """
+
+    rollouts: jax.Array
+    batches: jax.Array
+    since: jax.Array
+
+    def emptied(self) -> Counts:
+        """The counts once the replay was lost."""
+        return self._replace(rollouts=jnp.zeros_like(self.rollouts), since=jnp.zeros_like(self.since))
+
+
+class Experience(NamedTuple):
+    """What learning keeps of what was lived through.
+
+    Attributes:
+      counts: without leading dims.
+      ring: `replay.Ring` of every shard, or () without replay.
+    """
+
+    counts: Counts
+    ring: Any
+
+
+class Learner(NamedTuple):
+    """The functions of a learner; `ring` is one shard's.
+
+    Attributes:
+      counts: `() -> Counts`; at the beginning.
+      ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
+      learn: `(LearnerState, Counts, ring, Trajectory, group int32, progress, key) -> (LearnerState, Counts, ring,
+        Metrics)`; runs under `ops.DATA_AXES`. Metrics are sums over the updates of this call (see `means`).
+    """
+
+    counts: Callable[[], Counts]
+    ring: Callable[[Trajectory], ArrayTree]
+    learn: Callable[..., tuple[LearnerState, Counts, ArrayTree, Metrics]]
+
+
+PER_CALL = ("replay/size", "replay/updates", "sebulba/policy_lag", "sebulba/policy_lag_max")
+"""Metrics of a call of `learn`; all others are of its updates, of which an agent with replay may do none or several."""
+
+
+def means(sums: Mapping[str, Any], calls: int) -> dict[str, np.ndarray]:
+    """Means of metrics from their sums over calls of `learn`; NaN where there was nothing to average."""
+    updates = sums.get("replay/updates", np.float64(calls))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {name: np.asarray(x) / (calls if name in PER_CALL else updates) for name, x in sums.items()}
+
+
+def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
+    """The learner of an agent.
+
+    Args:
+      agent: the agent.
+      lanes: of a trajectory on one shard.
+      groups: actors whose trajectories come in turn, each with lanes of its own.
+      num_shards: S.
+
+    Raises:
+      ValueError: where a replay does not fit the rollouts or the shards.
+    """
+
+    def counts() -> Counts:
+        return Counts(jnp.zeros(groups, jnp.int32), jnp.int32(0), jnp.int32(0))
+
+    def count(counts: Counts, group: jax.Array) -> Counts:
+        return counts._replace(rollouts=counts.rollouts.at[group].add(1), batches=counts.batches + 1)
+
+    if agent.replay is None:
+
+        def learn_at_once(
+            learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
+        ) -> tuple[LearnerState, Counts, Any, Metrics]:
+            learner, metrics = agent.learn(learner, trajectory, *rest)
+            return learner, count(counts, group), ring, metrics
+
+        return Learner(counts, lambda trajectory: (), learn_at_once)
+
+    spec = agent.replay
+    plan = replay.layout(
+        spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
+    )
+    if spec.batch_size % num_shards:
+        raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
+    n = spec.batch_size // num_shards
+    assert spec.ratio is not None
+    updates = fractions.Fraction(spec.ratio).limit_denominator(10_000) * lanes * num_shards / spec.batch_size
+
+    def due(counts: Counts) -> tuple[jax.Array, jax.Array]:
+        """How many updates this call owes, and the next `since`."""
+        ready = num_shards * replay.num_sequences(plan, counts.rollouts) >= spec.min_size
+        p, q = updates.numerator, updates.denominator
+        whole, part = divmod(p, q)  # whole + part / q updates a call, in int32 without overflow
+        now = whole + ((counts.since + 1) * part) // q - (counts.since * part) // q
+        return jnp.where(ready, now, 0), jnp.where(ready, (counts.since + 1) % q, counts.since)
+
+    def learn(
+        learner: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        trajectory: Trajectory,
+        group: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
+        counts = count(counts, group)
+        num_updates, since = due(counts)
+
+        def update(learner: LearnerState, priority: jax.Array, key: jax.Array) -> tuple[Any, jax.Array, Metrics]:
+            sample_key, learn_key = jax.random.split(key)
+            now = ring._replace(priority=priority)
+            at = replay.sample(plan, spec, now, counts.rollouts, sample_key, n)
+            batch = Batch(replay.gather(plan, spec, now, at), at.weight)
+            learner, metrics, priorities = agent.learn(learner, batch, progress, learn_key)
+            now, overwritten = replay.update(plan, spec, now, counts.rollouts, at, priorities)
+            even = jnp.ones(n)
+            metrics |= {
+                "replay/age": ops.global_mean(at.age.astype(jnp.float32), even),
+                "replay/priority": ops.global_mean(priorities, even),
+                "replay/priority_max": ops.global_max(priorities),
+                "replay/weight": ops.global_mean(at.weight, even),
+                "replay/overwritten": ops.global_sum(overwritten),
+            }
+            return learner, now.priority, metrics
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            learner, priority, sums = carry
+            learner, priority, metrics = update(learner, priority, jax.random.fold_in(key, i))
+            return learner, priority, jax.tree.map(jnp.add, sums, metrics)
+
+        shapes = jax.eval_shape(update, learner, ring.priority, key)[2]
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        learner, priority, sums = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
+        metrics = sums | {
+            "replay/size": (num_shards * replay.num_sequences(plan, counts.rollouts)).astype(jnp.float32),
+            "replay/updates": num_updates.astype(jnp.float32),
+        }
+        return learner, counts._replace(since=since), ring._replace(priority=priority), metrics
+
+    return Learner(counts, lambda trajectory: replay.init(plan, spec, trajectory), learn)

@@ -1,0 +1,339 @@
+"""Replay against a plain record of everything that was ever added."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from podracer import learner, nets, replay
+from podracer.types import Replay, TimeStep, Trajectory
+
+T, B, GROUPS = 4, 3, 2
+
+
+def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=None, **more):
+    frames = context + 1
+    settings = {"min_size": 1, "batch_size": 8, "ratio": 1.0} | more
+    return Replay(
+        capacity=capacity,
+        length=length,
+        context=context,
+        priority_exponent=alpha,
+        importance_exponent=beta,
+        keep=nets.without_frames,
+        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, frames),
+        priority=priority,
+        **settings,
+    )
+
+
+class Streams:
+    """Endless streams of rows, every number of which is another; a rollout of any group can be cut off next."""
+
+    def __init__(self, seed, context):
+        self.rng, self.context = np.random.default_rng(seed), context
+        self.rows = [
+            [] for _ in range(GROUPS * B)
+        ]  # of each lane: (observation, reward, discount, first, last, action)
+        self.counts = np.zeros(GROUPS, np.int32)
+
+    def _row(self, lane, t):
+        # A break here and there, without a last row before it.
+        first = t == 0 or self.rng.random() < 0.15
+        number = np.float32(1000 * lane + t)
+        return (np.array([number]), number + 0.25, 1.0, first, False, 10_000 * lane + t)
+
+    def rollout(self, group):
+        lanes = np.arange(group * B, (group + 1) * B)
+        begin = self.counts[group] * T
+        for lane in lanes:
+            while len(self.rows[lane]) < begin + T + 1:
+                self.rows[lane].append(self._row(lane, len(self.rows[lane])))
+        columns = [
+            np.stack([np.stack([self.rows[l][begin + t][i] for l in lanes]) for t in range(T + 1)]) for i in range(6)
+        ]
+        observation, reward, discount, first, last = (np.asarray(c) for c in columns[:5])
+        actions = columns[5][:T].astype(np.int32)
+        self.counts[group] += 1
+        frames = np.stack([self.frames(lane, begin) for lane in lanes])
+        state = nets.ActorState((jnp.asarray(observation[0, :, 0]) + 0.5,), (), jnp.asarray(frames))
+        steps = TimeStep(*map(jnp.asarray, (
+            observation.astype(np.float32), reward.astype(np.float32), discount.astype(np.float32), first, last
+        )))  # fmt: skip
+        version = jnp.broadcast_to(jnp.int32(self.counts[group]), (T, B))
+        extras = {"double": jnp.asarray(2.0 * actions, jnp.float32)}
+        return Trajectory(steps, jnp.asarray(actions), extras, state, version, jnp.asarray(lanes, jnp.int32))
+
+    def frames(self, lane, row):
+        """The `context` observations before a row in its episode, zeros where there are none."""
+        out = []
+        for back in range(self.context, 0, -1):
+            # An observation counts if no episode opened between it and the row before.
+            inside = row - back >= 0 and not any(self.rows[lane][r][3] for r in range(row - back + 1, row))
+            out.append(self.rows[lane][row - back][0] if inside else np.zeros(1))
+        return np.array(out, np.float32)
+
+
+def filled(spec, order, seed=0):
+    streams = Streams(seed, spec.context)
+    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    add = jax.jit(lambda ring, trajectory, group, number: replay.add(plan, spec, ring, trajectory, group, number))
+    ring = None
+    for group in order:
+        number = int(streams.counts[group])
+        trajectory = streams.rollout(group)
+        ring = replay.init(plan, spec, trajectory) if ring is None else ring
+        ring = add(ring, trajectory, jnp.int32(group), jnp.int32(number))
+    return plan, ring, streams
+
+
+def eligible(plan, spec, streams):
+    """(lane, rollout) of all sequences that are all there, by brute force."""
+    found = set()
+    for lane in range(GROUPS * B):
+        end = int(streams.counts[lane // B]) * T
+        for start in range(0, end, T):
+            rows = range(start - spec.context, start + spec.length)
+            if rows[0] >= 0 and rows[-1] < end and rows[0] // T > end // T - 1 - plan.slots:
+                found.add((lane, start // T))
+    return found
+
+
+ORDERS = {
+    "in turn": [0, 1] * 9,
+    "one ahead": [0] * 11 + [1] * 3 + [0, 1, 1, 0],
+    "few": [0, 0, 0, 1],
+    "wrapped twice": [0, 1, 1] * 12,
+}
+
+
+@pytest.mark.parametrize("context", [0, 3])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+def test_sequences_are_the_streams(order, context):
+    spec = spec_of(context=context)
+    plan, ring, streams = filled(spec, order)
+    counts = jnp.asarray(streams.counts)
+    index = np.flatnonzero(np.asarray(ring.priority) > 0)
+    lanes = index // plan.slots
+    newest = streams.counts[lanes // B] - 1
+    rollouts = newest - (newest - index % plan.slots) % plan.slots
+    assert set(zip(lanes, rollouts)) == eligible(plan, spec, streams)
+    assert len(index) == int(replay.num_sequences(plan, counts)) <= plan.size * B * GROUPS
+    if not len(index):
+        return
+    at = replay.Sample(jnp.asarray(index, jnp.int32), jnp.asarray(rollouts, jnp.int32), None, None)
+    found = replay.gather(plan, spec, ring, at)
+    for i, (lane, rollout) in enumerate(zip(lanes, rollouts)):
+        start = rollout * T
+        rows = streams.rows[lane][start : start + spec.length]
+        for got, column in zip(found.timesteps, range(5)):
+            np.testing.assert_array_equal(np.asarray(got)[:, i], np.stack([row[column] for row in rows]))
+        actions = np.array([row[5] for row in rows[:-1]])
+        np.testing.assert_array_equal(np.asarray(found.actions)[:, i], actions)
+        np.testing.assert_array_equal(np.asarray(found.extras["double"])[:, i], 2.0 * actions)
+        versions = 1 + (start + np.arange(spec.length - 1)) // T
+        np.testing.assert_array_equal(np.asarray(found.policy_version)[:, i], versions)
+        assert float(found.actor_state.core[0][i]) == rows[0][0][0] + 0.5, "the state before row 0"
+        assert int(found.lane[i]) == lane
+        if context:
+            np.testing.assert_array_equal(found.actor_state.frames[i], streams.frames(lane, start))
+
+
+def test_capacity_is_what_was_asked_for():
+    for capacity in (1, 6, 7, 100):
+        spec = spec_of(capacity=capacity)
+        ring = filled(spec, [0, 1] * 40)[1]
+        there = int(jnp.sum(ring.priority > 0))
+        assert capacity <= there < capacity + B * GROUPS
+
+
+def sampled(plan, spec, ring, counts, n, times, num_shards=1):
+    draw = lambda ring, key: replay.sample(plan, spec, ring, counts, key, n)  # noqa: E731
+    keys = jax.random.split(jax.random.key(1), (times, num_shards))
+    rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_shards, *x.shape)), ring)
+    run = jax.jit(
+        lambda keys: jax.lax.map(lambda key: harness.over_shards(lambda _, r, k: draw(r, k), 0, rings, key), keys)
+    )
+    return run(keys)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9])
+def test_sequences_are_drawn_by_priority(alpha):
+    spec = spec_of(alpha=alpha, capacity=900)
+    plan, ring, streams = filled(spec, [0, 1] * 180)
+    counts = jnp.asarray(streams.counts)
+    there = np.flatnonzero(np.asarray(ring.priority) > 0)
+    rng = np.random.default_rng(0)
+    raw = rng.exponential(size=len(there)).astype(np.float32) + np.float32(0.2)
+    at = replay.Sample(
+        jnp.asarray(there, jnp.int32), replay._generation(plan, jnp.asarray(there), counts)[0], None, None
+    )
+    ring, overwritten = replay.update(plan, spec, ring, counts, at, jnp.asarray(raw))
+    assert float(overwritten) == 0
+    drawn = sampled(plan, spec, ring, counts, n=16, times=5000)
+    seen = np.bincount(np.asarray(drawn.index).ravel(), minlength=len(ring.priority))
+    assert set(np.flatnonzero(seen)) <= set(there), "a sequence that is not there was drawn"
+    expected = raw.astype(np.float64) ** alpha
+    expected *= 80_000 / expected.sum()
+    assert expected.min() > 5
+    # Strata make the counts steadier than independent draws: only too much variation is a failure.
+    assert scipy.stats.chisquare(seen[there], expected).pvalue > 1e-3
+    # And importance weights undo it.
+    chance = np.asarray(ring.priority)[np.asarray(drawn.index)] / np.sum(np.asarray(ring.priority))
+    weights = (len(there) * chance) ** -spec.importance_exponent
+    weights /= weights.max(axis=(1, 2), keepdims=True)
+    np.testing.assert_allclose(drawn.weight, weights, rtol=1e-4)
+    np.testing.assert_array_equal(
+        drawn.age, np.asarray(streams.counts)[np.asarray(drawn.index) // plan.slots // B] - 1 - drawn.generation
+    )
+
+
+def test_weights_are_normalised_over_all_shards():
+    spec = spec_of(capacity=60)
+    plan, ring, streams = filled(spec, [0, 1] * 20)
+    counts = jnp.asarray(streams.counts)
+    rings = [ring, ring._replace(priority=ring.priority * jnp.linspace(0.1, 3.0, len(ring.priority)))]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *rings)
+    keys = jax.random.split(jax.random.key(0), 2)
+    drawn = harness.over_shards(lambda _, r, k: replay.sample(plan, spec, r, counts, k, 8), 0, stacked, keys)
+    raw = []
+    for shard in range(2):
+        mass = np.asarray(rings[shard].priority)
+        size = 2 * np.sum(mass > 0)
+        raw.append((size * mass[np.asarray(drawn.index[shard])] / (2 * mass.sum())) ** -0.6)
+    np.testing.assert_allclose(drawn.weight, np.array(raw) / np.max(raw), rtol=1e-5)
+    assert float(jnp.max(drawn.weight)) == 1.0
+
+
+def test_small_masses_and_large_ones():
+    """A million priorities over nine orders of magnitude: nothing of mass 0 is drawn, and blocks get their share."""
+    rng = np.random.default_rng(3)
+    masses = (10.0 ** rng.uniform(-6, 3, 1_024_000)).astype(np.float32)
+    masses[rng.random(1_024_000) < 0.5] = 0.0
+    blocks = masses.reshape(-1, replay.BLOCK)[:64]
+    u = jnp.asarray(rng.random((64, 400)), jnp.float32)
+    within = jax.jit(jax.vmap(lambda m, u: replay._invert(m[None], u)))(blocks, u)
+    assert np.all(np.take_along_axis(blocks, np.asarray(within), 1) > 0)
+    sums = jnp.asarray(masses.reshape(-1, replay.BLOCK).sum(1))
+    strata = (jnp.arange(4096, dtype=jnp.float32) + 0.5) / 4096
+    drawn = np.bincount(np.asarray(replay._invert(sums[None], strata)), minlength=len(sums))
+    expected = np.asarray(sums, np.float64) / np.sum(np.asarray(sums, np.float64)) * 4096
+    assert np.max(np.abs(drawn - expected)) <= 1.5
+    for edge in (0.0, 1.0 - 2**-24, 1.0):
+        assert masses.reshape(-1)[replay._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
+
+
+def test_priorities_of_what_is_gone_are_dropped():
+    spec = spec_of(alpha=1.0)
+    plan, ring, streams = filled(spec, [0, 1] * 9)
+    before = jnp.asarray(streams.counts)
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
+    oldest = np.asarray(drawn.age) == plan.size + plan.span - 2
+    assert 0 < oldest.sum() < 64
+    ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0])
+    counts = jnp.asarray(streams.counts)
+    gone = oldest & (np.asarray(drawn.index) // plan.slots < B)
+    priority = jnp.arange(1.0, 65.0)
+    after, overwritten = replay.update(plan, spec, ring, counts, drawn, priority)
+    assert int(overwritten) == gone.sum() > 0
+    written, old = np.asarray(after.priority), np.asarray(ring.priority)
+    for i in np.unique(np.asarray(drawn.index)):
+        mine = (np.asarray(drawn.index) == i) & ~gone
+        assert written[i] in (np.asarray(priority)[mine] if mine.any() else [old[i]])
+    untouched = np.setdiff1d(np.arange(len(old)), np.asarray(drawn.index))
+    np.testing.assert_array_equal(written[untouched], old[untouched])
+
+
+def test_the_ring_is_written_in_place():
+    """Adding to a large ring allocates next to nothing: all of it is donated."""
+    spec = spec_of(capacity=30_000)
+    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    trajectory = Streams(0, spec.context).rollout(0)
+    ring = jax.eval_shape(lambda: replay.init(plan, spec, trajectory))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring))
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    add = jax.jit(lambda *args: replay.add(plan, spec, *args), donate_argnums=0)
+    memory = add.lower(ring, trajectory, number, number).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= size
+    assert memory.temp_size_in_bytes < size / 100
+
+
+def test_bytes_are_those_of_the_frames():
+    """1e5 sequences of 84x84 frames, 40 new rows each, with an LSTM of 512: at most 1.1 times the bytes of the frames."""
+    lanes, rows = 256, 40
+    frame = jax.ShapeDtypeStruct((rows + 1, lanes, 84, 84), jnp.uint8)
+    number = lambda dtype, n: jax.ShapeDtypeStruct((n, lanes), dtype)  # noqa: E731
+    steps = TimeStep(frame, *(number(d, rows + 1) for d in (jnp.float32, jnp.float32, bool, bool)))
+    core = jax.ShapeDtypeStruct((lanes, 512), jnp.float32)
+    state = nets.ActorState(
+        (core, core), jax.ShapeDtypeStruct((lanes,), jnp.int32), jax.ShapeDtypeStruct((lanes, 3, 84, 84), jnp.uint8)
+    )
+    extras = {"q_taken": number(jnp.float32, rows), "q_max": number(jnp.float32, rows)}
+    lane = jax.ShapeDtypeStruct((lanes,), jnp.int32)
+    trajectory = Trajectory(steps, number(jnp.int32, rows), extras, state, number(jnp.int32, rows), lane)
+    spec = spec_of(length=121, capacity=100_000)
+    plan = replay.layout(spec, rollout_length=rows, lanes=lanes, groups=1, num_shards=1)
+    ring = jax.eval_shape(lambda t: replay.init(plan, spec, t), trajectory)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring))
+    assert plan.size * lanes >= 100_000
+    assert size <= 1.1 * 100_000 * rows * 84 * 84
+
+
+class Learns:
+    """An agent that learns nothing and tells what it was given."""
+
+    class config:  # noqa: N801
+        rollout_length = T
+
+    def __init__(self, spec):
+        self.replay, self.name = spec, "learns"
+
+    def learn(self, state, batch, progress, key):
+        seen = jnp.sum(batch.trajectory.timesteps.reward)
+        return state + 1, {"seen": seen}, jnp.ones(batch.weight.shape)
+
+
+@pytest.mark.parametrize(("ratio", "batch"), [(1.0, 6), (0.75, 8), (2.5, 2), (0.1, 8), (3.0, 1)])
+def test_the_ratio_is_counted(ratio, batch):
+    spec = spec_of(ratio=ratio, batch_size=batch, min_size=12, capacity=60)
+    core = learner.make(Learns(spec), lanes=B, groups=GROUPS, num_shards=1)
+    streams = Streams(0, spec.context)
+    learn = jax.jit(harness.alone(core.learn))
+    state, counts, ring = jnp.int32(0), core.counts(), None
+    updates, added = [], 0
+    for i in range(60):
+        group = i % GROUPS
+        trajectory = streams.rollout(group)
+        ring = core.ring(trajectory) if ring is None else ring
+        state, counts, ring, metrics = learn(
+            state, counts, ring, trajectory, jnp.int32(group), jnp.float32(0), jax.random.key(i)
+        )
+        ready = int(metrics["replay/size"]) >= 12
+        updates.append(int(metrics["replay/updates"]))
+        added += B * ready
+        assert int(metrics["replay/size"]) == int(jnp.sum(ring.priority > 0))
+        assert ready or updates[-1] == 0
+        assert sum(updates) * batch <= ratio * added + 1e-6 < (sum(updates) + 1) * batch
+    assert int(state) == sum(updates) > 0
+    np.testing.assert_array_equal(counts.rollouts, streams.counts)
+    assert int(counts.batches) == 60
+
+
+def test_a_rollout_must_fit_into_a_sequence():
+    with pytest.raises(ValueError, match="lower rollout_length to 3 or less"):
+        replay.layout(spec_of(length=4), rollout_length=4, lanes=1, groups=1, num_shards=1)
+    with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards"):
+        learner.make(Learns(spec_of()), lanes=1, groups=1, num_shards=3)
+
+
+def test_means_are_of_updates():
+    sums = {"loss/total": np.array([6.0]), "replay/updates": np.array([3.0]), "replay/size": np.array([40.0])}
+    means = learner.means(sums, 4)
+    assert {name: float(x[0]) for name, x in means.items()} == {
+        "loss/total": 2.0, "replay/updates": 0.75, "replay/size": 10.0
+    }  # fmt: skip
+    nothing = {"loss/total": np.array([0.0]), "replay/updates": np.array([0.0])}
+    assert np.isnan(learner.means(nothing, 4)["loss/total"][0])
+    assert float(learner.means({"loss/total": np.array([6.0])}, 4)["loss/total"][0]) == 1.5
