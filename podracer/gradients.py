@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import ops
 from podracer.types import ArrayTree, Metrics, Trajectory
 
 ROWS_IN_CACHE = {"images": 48, "vectors": 2700}
@@ -66,9 +67,7 @@ def accumulate(
 
 def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     """[T, B] -> [groups, T, B / groups]; group g has the g-th block of lanes."""
-    axes = {"actor_state": 0, "lane": 0}
-    parts = zip((axes.get(name, 1) for name in Trajectory._fields), trajectory)
-    return Trajectory(*(jax.tree.map(lambda x, a=a: split(x, groups, a), part) for a, part in parts))
+    return ops.by_lane(lambda axis, x: split(x, groups, axis), trajectory)
 
 
 def split(x: jax.Array, groups: int, axis: int) -> jax.Array:

@@ -108,15 +108,54 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
+    size = lambda counts: num_shards * replay.num_sequences(plan, counts.rollouts)  # noqa: E731
+    ring = lambda trajectory: replay.init(plan, spec, trajectory)  # noqa: E731
+
+    if spec.fraction:
+        mixed = round(lanes * spec.fraction / (1.0 - spec.fraction))
+        if not 0 < mixed <= lanes or not np.isclose(mixed / (mixed + lanes), spec.fraction):
+            raise ValueError(
+                f"replay_fraction={spec.fraction} of a batch cannot join {lanes} new lanes per shard: use 0.5, or "
+                f"n / (n + {lanes}) with n up to {lanes}."
+            )
+
+        def learn_mixed(
+            learner: LearnerState,
+            counts: Counts,
+            ring: replay.Ring,
+            trajectory: Trajectory,
+            group: jax.Array,
+            progress: jax.Array,
+            key: jax.Array,
+        ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+            sample_key, learn_key = jax.random.split(key)
+            ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
+            counts = count(counts, group)
+            at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, mixed)
+            # Before there is anything to replay, the newest rollout is seen twice.
+            there = size(counts) > 0
+            old = replay.gather(plan, spec, ring, at)
+            new = ops.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, mixed, axis=axis), trajectory)
+            old = jax.tree.map(lambda a, b: jnp.where(there, a, b), old, new)
+            both = ops.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
+            learner, metrics = agent.learn(learner, both, progress, learn_key)
+            age = jnp.where(there, at.age, 0).astype(jnp.float32)
+            metrics |= {
+                "replay/size": size(counts).astype(jnp.float32),
+                "replay/age": ops.global_mean(age, jnp.ones(mixed)),
+            }
+            return learner, counts, ring, metrics
+
+        return Learner(counts, ring, learn_mixed)
+
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
     n = spec.batch_size // num_shards
-    assert spec.ratio is not None
     updates = fractions.Fraction(spec.ratio).limit_denominator(10_000) * lanes * num_shards / spec.batch_size
 
     def due(counts: Counts) -> tuple[jax.Array, jax.Array]:
         """How many updates this call owes, and the next `since`."""
-        ready = num_shards * replay.num_sequences(plan, counts.rollouts) >= spec.min_size
+        ready = size(counts) >= spec.min_size
         p, q = updates.numerator, updates.denominator
         whole, part = divmod(p, q)  # whole + part / q updates a call, in int32 without overflow
         now = whole + ((counts.since + 1) * part) // q - (counts.since * part) // q
@@ -161,9 +200,9 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         learner, priority, sums = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
         metrics = sums | {
-            "replay/size": (num_shards * replay.num_sequences(plan, counts.rollouts)).astype(jnp.float32),
+            "replay/size": size(counts).astype(jnp.float32),
             "replay/updates": num_updates.astype(jnp.float32),
         }
         return learner, counts._replace(since=since), ring._replace(priority=priority), metrics
 
-    return Learner(counts, lambda trajectory: replay.init(plan, spec, trajectory), learn)
+    return Learner(counts, ring, learn)

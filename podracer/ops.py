@@ -7,6 +7,7 @@ Nothing here stops gradients; pass values with `stop_gradient` where targets sho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +75,13 @@ def transitions(trajectory: Trajectory) -> Transitions:
 def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
     """Row T of the time steps, [1, B]."""
     return jax.tree.map(lambda x: x[-1:], trajectory.timesteps)
+
+
+def by_lane(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
+    """`function(axis of the lanes, *leaves)` of all leaves of trajectories."""
+    axes: Any = Trajectory(1, 1, 1, 0, 1, 0)  # type: ignore[arg-type]
+    parts = (jax.tree.map(lambda *x, a=a: function(a, *x), *part) for a, *part in zip(axes, *trajectories))
+    return Trajectory(*parts)
 
 
 # Returns

@@ -27,6 +27,10 @@ BLOCK = 256
 there are: a running sum of a million float32 would favour some of them by more than 10%."""
 
 
+LEAST_PRIORITY = 1e-6
+"""What priorities are raised to: a sequence that is learnt to the last bit can still be drawn, with a finite weight."""
+
+
 class Ring(NamedTuple):
     """What a shard remembers, of L lanes and W rollouts of T rows each.
 
@@ -165,15 +169,15 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
     lost = lanes * plan.slots + (number + plan.before) % plan.slots
     begun = number - plan.span + 1
     complete = begun >= plan.before
-    first_priority = jnp.ones(B)
+    mass = jnp.ones(B)
     if replay.priority is not None:
         rows = _rows(plan, begun, jnp.arange(plan.length, dtype=jnp.int32), B)
         take = lambda x: x[lanes[None], rows]  # noqa: E731
         seen = jax.tree.map(take, ring.rows._replace(observation=()))
-        first_priority = replay.priority(seen, jax.tree.map(take, ring.extras)) ** replay.priority_exponent
+        mass = _mass(replay, replay.priority(seen, jax.tree.map(take, ring.extras)))
     priority = ring.priority.at[lost].set(0.0)
     index = lanes * plan.slots + begun % plan.slots
-    priority = priority.at[index].set(jnp.where(complete, first_priority, priority[index]))
+    priority = priority.at[index].set(jnp.where(complete, mass, priority[index]))
     return ring._replace(priority=priority)
 
 
@@ -248,9 +252,12 @@ def update(
     there = (generation == at.generation) & (ring.priority[at.index] > 0)
     # Those that are gone are sent out of bounds, where nothing is written.
     index = jnp.where(there, at.index, ring.priority.shape[0])
-    priority = jnp.maximum(priority**replay.priority_exponent, jnp.finfo(jnp.float32).tiny)
-    written = ring.priority.at[index].set(priority, mode="drop")
+    written = ring.priority.at[index].set(_mass(replay, priority), mode="drop")
     return ring._replace(priority=written), jnp.sum((~there).astype(jnp.float32))
+
+
+def _mass(replay: Replay, priority: jax.Array) -> jax.Array:
+    return jnp.maximum(priority, LEAST_PRIORITY) ** replay.priority_exponent
 
 
 def num_sequences(plan: Layout, counts: jax.Array) -> jax.Array:

@@ -275,28 +275,31 @@ class Replay(NamedTuple):
     Attributes:
       capacity: sequences that are kept.
       length: rows of a sequence, the bootstrap row included.
-      min_size: sequences that must be there before the first update.
-      batch_size: sequences that are sampled for an update.
-      ratio: sequences sampled per sequence added; None samples one batch for every rollout, which joins it.
       context: rows before a sequence that `restore` sees.
-      priority_exponent: alpha; 0 samples uniformly.
-      importance_exponent: beta.
       keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a sequence.
       restore: `(kept [B], observations [context, B], first [context, B]) -> actor_state [B]`.
+      fraction: of every batch that is replayed: the newest rollout is the rest, and there is one update for each
+        rollout. 0 learns from samples only, of which the next three numbers say how many and when.
+      min_size: sequences that must be there before the first update.
+      batch_size: sequences that are sampled for an update.
+      ratio: sequences sampled per sequence added.
+      priority_exponent: alpha; 0 samples uniformly.
+      importance_exponent: beta.
       priority: `(TimeStep [length, B] without observations, extras [length, B]) -> [B]`; the first priority of a
         sequence, from what acting recorded; None gives every sequence the same.
     """
 
     capacity: int
     length: int
-    min_size: int
-    batch_size: int
-    ratio: float | None
     context: int
-    priority_exponent: float
-    importance_exponent: float
     keep: Callable[[ArrayTree], ArrayTree]
     restore: Callable[[ArrayTree, ArrayTree, jax.Array], ArrayTree]
+    fraction: float = 0.0
+    min_size: int = 1
+    batch_size: int = 1
+    ratio: float = 1.0
+    priority_exponent: float = 0.0
+    importance_exponent: float = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
 
 
@@ -310,8 +313,8 @@ class Agent(NamedTuple):
       actor_params: `(LearnerState, progress) -> ActorParams`; what acting needs, published.
       start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
-      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`. With a
-        `replay` that has priorities: `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
+      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`. Where
+        all of a batch is replayed, `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       recurrent: whether an action depends on earlier rows of the episode.
       replay: how experience is replayed, or None for learning from every rollout once.

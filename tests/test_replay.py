@@ -246,6 +246,19 @@ def test_priorities_of_what_is_gone_are_dropped():
     np.testing.assert_array_equal(written[untouched], old[untouched])
 
 
+def test_what_is_learnt_to_the_last_bit_does_no_harm():
+    """Priorities of 0 can be drawn, and weights stay finite."""
+    spec = spec_of(priority=lambda rows, extras: jnp.zeros(rows.reward.shape[1]))
+    plan, ring, streams = filled(spec, [0, 1] * 9)
+    counts = jnp.asarray(streams.counts)
+    assert int(jnp.sum(ring.priority > 0)) == int(replay.num_sequences(plan, counts))
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, counts, n=8, times=1))
+    ring, _ = replay.update(plan, spec, ring, counts, drawn, jnp.where(jnp.arange(8) < 4, 0.0, 1e4))
+    drawn = sampled(plan, spec, ring, counts, n=8, times=20)
+    assert np.all(np.isfinite(drawn.weight))
+    assert np.max(drawn.weight) == 1.0
+
+
 def test_the_ring_is_written_in_place():
     """Adding to a large ring allocates next to nothing: all of it is donated."""
     spec = spec_of(capacity=30_000)
@@ -319,6 +332,41 @@ def test_the_ratio_is_counted(ratio, batch):
     assert int(state) == sum(updates) > 0
     np.testing.assert_array_equal(counts.rollouts, streams.counts)
     assert int(counts.batches) == 60
+
+
+def test_old_rollouts_join_new_ones():
+    """Half of a batch is a rollout from before, or the newest one again while there is none."""
+    spec = spec_of(length=T + 1, capacity=30, alpha=0.0, beta=0.0, fraction=0.5)
+    agent = Learns(spec)
+    seen = []
+    agent.learn = lambda state, trajectory, progress, key: (state + 1, {"rows": trajectory.timesteps.observation})
+    core = learner.make(agent, lanes=B, groups=GROUPS, num_shards=1)
+    streams = Streams(0, spec.context)
+    learn = jax.jit(harness.alone(core.learn))
+    state, counts, ring = jnp.int32(0), core.counts(), None
+    for i in range(40):
+        trajectory = streams.rollout(i % GROUPS)
+        ring = core.ring(trajectory) if ring is None else ring
+        state, counts, ring, metrics = learn(
+            state, counts, ring, trajectory, jnp.int32(i % GROUPS), jnp.float32(0), jax.random.key(i)
+        )
+        rows = np.asarray(metrics["rows"])[..., 0]
+        new = np.asarray(trajectory.timesteps.observation)[..., 0]
+        np.testing.assert_array_equal(rows[:, :B], new)
+        if int(metrics["replay/size"]) == 0:
+            assert i < 2 * GROUPS
+            np.testing.assert_array_equal(rows[:, B:], new)
+        else:
+            # Stretches of streams that begin where rollouts do, older than the newest of that lane.
+            np.testing.assert_array_equal(np.diff(rows[:, B:], axis=0), 1)
+            lane, row = np.divmod(rows[0, B:].astype(int), 1000)
+            np.testing.assert_array_equal(row % T, 0)
+            assert np.all(row // T < streams.counts[lane // B] - 1)
+            seen += list(zip(lane, row))
+    assert int(state) == 40
+    assert len(set(seen)) > 30
+    with pytest.raises(ValueError, match=r"use 0.5, or n / \(n \+ 4\)"):
+        learner.make(Learns(spec._replace(fraction=0.3)), lanes=4, groups=1, num_shards=1)
 
 
 def test_a_rollout_must_fit_into_a_sequence():

@@ -23,7 +23,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import distributions, gradients, nets, ops, optimizer
-from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, Replay, TimeStep, Trajectory
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
@@ -56,6 +56,8 @@ class VTraceConfig:
       reward_transform: "none"; "abs_one" clips to [-1, 1] (Atari); "asymmetric_paper" is
         0.3 min(tanh r, 0) + 5 max(tanh r, 0); "asymmetric_code" is 5 tanh(r / 5), negatives times 0.3, as in the
         authors' code.
+      replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
+      replay_capacity: trajectories that are kept, over all devices; the oldest go first (paper: 10,000).
       frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
@@ -82,6 +84,8 @@ class VTraceConfig:
     rho_bar_pg: float = configs.field(1.0, low=0.0, tunable=True)
     correction: Correction = "vtrace"
     reward_transform: RewardTransform = "none"
+    replay_fraction: float = configs.field(0.0, low=0.0, high=0.9)
+    replay_capacity: int = configs.field(10_000, low=1)
     frame_stack: int = configs.field(1, low=1)
     torso: nets.Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
@@ -254,6 +258,14 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         metrics |= {"grad/norm": grad_norm, "grad/learning_rate": learning_rate}
         return learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1), metrics
 
+    replay = Replay(
+        capacity=config.replay_capacity,
+        length=config.rollout_length + 1,
+        context=config.frame_stack - 1,
+        keep=nets.without_frames,
+        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+        fraction=config.replay_fraction,
+    )
     return Agent(
         name="vtrace",
         config=config,
@@ -264,4 +276,5 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         learn=learn,
         hyper=configs.tunables(config),
         recurrent=network.recurrent,
+        replay=replay if config.replay_fraction else None,
     )

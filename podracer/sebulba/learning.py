@@ -115,7 +115,7 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
             return trajectory
         size = trajectory.lane.shape[0] // updates_per_batch
         cut = lambda axis, x: lax.dynamic_slice_in_dim(x, part * size, size, axis)  # noqa: E731
-        return _by_lane(cut, trajectory)
+        return ops.by_lane(cut, trajectory)
 
     mapped = jax.shard_map(
         update,
@@ -165,10 +165,3 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
         state_sharding=everywhere,
         experience_sharding=experience_sharding,
     )
-
-
-def _by_lane(function: Callable[[int, jax.Array], jax.Array], trajectory: Trajectory) -> Trajectory:
-    """Applies `function(axis of the lanes, leaf)` to all leaves of a trajectory."""
-    axes = {"actor_state": 0, "lane": 0}
-    parts = zip((axes.get(name, 1) for name in Trajectory._fields), trajectory)
-    return Trajectory(*(jax.tree.map(lambda x, a=a: function(a, x), part) for a, part in parts))

@@ -1,4 +1,4 @@
-"""Both agents on every probe environment: the values and the policy that they learn are the analytic ones."""
+"""All agents on every probe environment: the values and the policy that they learn are the analytic ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets
-from podracer.agents import PPOConfig, VTraceConfig
+from podracer import agents, nets, ops
+from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
 from podracer.types import Agent, LearnerState, TimeStep
 
@@ -38,6 +38,47 @@ def made(name: str, probe: probes.Probe, lstm_size: int) -> tuple[Agent, nets.Ne
     if name == "vtrace":
         return agents.vtrace(probe.spec, VTraceConfig(**VTRACE), network), network
     return agents.ppo(probe.spec, PPOConfig(**PPO), network), network
+
+
+R2D2: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 8,
+    "burn_in": 0,
+    "trace_length": 8,
+    "n_step": 3,
+    "learning_rate": 3e-3,
+    "replay_capacity": 1000,
+    "replay_min_size": 100,
+    "batch_size": 32,
+    "replay_ratio": 8.0,
+    "target_update_interval": 20,
+}
+
+
+@pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
+@pytest.mark.parametrize("rescaling", [True, False])
+def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
+    """The largest of them at every observation, and which it is."""
+    network = nets.make_q(probe.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
+    agent = agents.r2d2(probe.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
+    prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
+    state, report = prog.step(
+        harness.initial(prog, agent, list(range(SEEDS))), program.Limits.of(STEPS, STEPS, 10_000)
+    )
+    assert np.all(report.finite)
+    table = probe.values(GAMMA)
+    N = len(table)
+    rows = nets.Inputs(jnp.stack([x for x, _ in table])[None], jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
+    for seed in range(SEEDS):
+        params = jax.tree.map(lambda x, i=seed: x[i], state.learner.params)
+        values = jnp.max(network.apply(params, rows, ())[0][0], axis=-1)
+        found = ops.unrescale(values) if rescaling else values
+        np.testing.assert_allclose(found, [value for _, value in table], atol=0.15)
+        if probe.optimal_actions is not None:
+            observation, best = (np.stack(x) for x in zip(*probe.optimal_actions, strict=True))
+            B = len(best)
+            rows_of = nets.Inputs(jnp.asarray(observation)[None], jnp.zeros((1, B)), jnp.ones((1, B), bool), ())
+            np.testing.assert_array_equal(jnp.argmax(network.apply(params, rows_of, ())[0][0], axis=-1), best)
 
 
 def trained(name: str, probe: probes.Probe, lstm_size: int = 0) -> tuple[Agent, nets.Network, LearnerState]:

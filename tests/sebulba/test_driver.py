@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, distributions, nets, ops, topology
+from podracer import agents, distributions, nets, ops, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.sebulba.driver import Sebulba
 from podracer.sebulba.stepped import SteppedEnvironments
@@ -85,6 +85,49 @@ def test_trajectories_keep_the_contract(name, threads, lockstep):
     learnt = sum(p.transitions for p in progress)
     assert learnt == int(final.env_steps.low[0]) >= 600
     assert progress[-1].updates == int(final.learner.num_updates[0])
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_replayed_sequences_keep_the_contract(num_shards):
+    """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
+    config = agents.R2D2Config(
+        rollout_length=T,
+        burn_in=3,
+        trace_length=9,
+        hidden_sizes=(8,),
+        lstm_size=4,
+        head_size=8,
+        batch_size=4,
+        replay_capacity=100,
+        replay_min_size=10,
+        replay_ratio=0.5,
+    )
+    agent = agents.r2d2(COUNTING.spec, config)
+    driver = driver_of(agent, threads=2, num_shards=num_shards)
+    final, _, progress, _ = run(driver, total_steps=3000)
+    counts, rings = final.experience
+    assert int(counts.batches) * T * B >= 3000
+    assert np.min(counts.rollouts) > 3
+    assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
+    lanes = B // num_shards
+    plan = replay.layout(agent.replay, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
+    seen = []
+    for shard in range(num_shards):
+        ring = jax.tree.map(lambda x, s=shard: x[s], rings)
+        own = [actor * B + shard * lanes + i for actor in range(2) for i in range(lanes)]
+        np.testing.assert_array_equal(ring.lane, own)
+        index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
+        generation, newest = replay._generation(plan, index, counts.rollouts)
+        at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
+        sequences = replay.gather(plan, agent.replay, ring, at)
+        core = sequences.actor_state.core
+        seen.append(np.asarray(sequences.timesteps.observation)[0, :, :2])
+        # Its check takes every lane for one stream: here it may stand for several sequences.
+        numbered = jnp.arange(len(index), dtype=jnp.int32)
+        counting.check_trajectory(sequences._replace(actor_state=(), extras=(), lane=numbered))
+        assert np.any(np.abs(np.asarray(core[0])) > 0)
+    rows = np.concatenate(seen)
+    assert len(np.unique(rows, axis=0)) == len(rows) >= 100
 
 
 def test_every_step_has_a_key_of_its_own():
