@@ -22,7 +22,7 @@ import envs_jax
 import podracer
 from podracer import config as configs
 from podracer import environments, metrics, plots, rundir
-from podracer.bench import anakin, sebulba
+from podracer.bench import anakin, replay, sebulba
 from podracer.experiment import AGENTS
 
 Arguments = TypeVar("Arguments")
@@ -33,7 +33,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs | agents                  what there is
-  podracer bench anakin|sebulba [options] measure speed
+  podracer bench anakin|sebulba|replay    measure speed
   podracer --version"""
 
 
@@ -279,15 +279,20 @@ def _refuse_arguments(command: str, argv: list[str]) -> None:
 
 def _bench(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
-        print("usage: podracer bench anakin|sebulba [options]; podracer bench anakin --help lists the options")
+        print("usage: podracer bench anakin|sebulba|replay [options]; podracer bench anakin --help lists the options")
         return 0
-    if not argv or argv[0] not in ("anakin", "sebulba"):
+    if not argv or argv[0] not in BENCHES:
         given = f", not {argv[0]!r}" if argv else ""
-        raise InputError(f"bench needs what to measure: podracer bench anakin|sebulba{given}.")
-    if argv[0] == "anakin":
-        return anakin.main(_parse(anakin.AnakinArguments, argv[1:], "podracer bench anakin"))
-    return sebulba.main(_parse(sebulba.SebulbaArguments, argv[1:], "podracer bench sebulba"))
+        raise InputError(f"bench needs what to measure: podracer bench anakin|sebulba|replay{given}.")
+    arguments, main = BENCHES[argv[0]]
+    return main(_parse(arguments, argv[1:], f"podracer bench {argv[0]}"))
 
+
+BENCHES: dict[str, tuple[type, Callable[..., int]]] = {
+    "anakin": (anakin.AnakinArguments, anakin.main),
+    "sebulba": (sebulba.SebulbaArguments, sebulba.main),
+    "replay": (replay.ReplayArguments, replay.main),
+}
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,

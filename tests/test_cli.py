@@ -92,8 +92,8 @@ def complaint(capsys, command):
         ("plot nowhere", "nowhere holds no run: there is no metrics.jsonl in it."),
         ("envs catch", "envs takes no arguments, but got catch."),
         ("agents ppo", "agents takes no arguments, but got ppo."),
-        ("bench", "bench needs what to measure: podracer bench anakin|sebulba."),
-        ("bench everything", "podracer bench anakin|sebulba, not 'everything'."),
+        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
+        ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
         ("bench anakin --agents pppo", "unknown agent 'pppo'; did you mean 'ppo'?"),
     ],
 )
@@ -143,7 +143,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
     [
         ("", "podracer train AGENT ENV"),
         ("--help", "podracer train AGENT ENV"),
-        ("-h", "podracer bench anakin|sebulba"),
+        ("-h", "podracer bench anakin|sebulba|replay"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
         ("train --help", "environments: cartpole, catch"),
@@ -154,7 +154,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("plot --help", "--metric"),
         ("envs --help", "pixel_catch"),
         ("agents --help", "Proximal policy optimisation"),
-        ("bench --help", "podracer bench anakin|sebulba"),
+        ("bench --help", "podracer bench anakin|sebulba|replay"),
         ("bench anakin --help", "--repeats"),
     ],
 )

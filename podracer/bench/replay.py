@@ -1,0 +1,169 @@
+"""`podracer bench replay`: how long adding, sampling and updating take, and what a transition costs in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import Mesh, PartitionSpec
+
+from podracer import config as configs
+from podracer import ops, replay, spaces
+from podracer.agents import R2D2Config, r2d2
+from podracer.bench.measure import describe_machine, table, write
+from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
+from podracer.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayArguments:
+    """Measure replay with R2D2's sequences: 121 rows, one every 40 rows.
+
+    Attributes:
+      sequences: capacities.
+      batch_size: sequences of a sample.
+      lanes: that are added to at once.
+      frame: bytes of an observation; 84x84 frames for a large capacity need more memory than most machines have.
+      repeats: measurements of each thing; the median counts.
+      seconds: how long one measurement should take.
+      json: also write the figures to this file.
+    """
+
+    sequences: tuple[int, ...] = (3_000, 100_000, 1_000_000)
+    batch_size: int = configs.field(64, low=1)
+    lanes: int = configs.field(64, low=1)
+    frame: int = configs.field(16, low=1)
+    repeats: int = configs.field(5, low=1)
+    seconds: float = configs.field(0.5, low=0.01)
+    json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+def main(arguments: ReplayArguments) -> int:
+    """Measures, prints a table, writes JSON."""
+    results = []
+    for sequences in arguments.sequences:
+        print(f"measuring {sequences:,} sequences ...", file=sys.stderr, flush=True)
+        results.append(measure(sequences, arguments))
+    print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    lines = [["sequences", "MiB", "bytes/transition", "add", "sample", "gather", "update"]]
+    for r in results:
+        times = [f"{r[name]:.3f}" for name in ("add_ms", "sample_ms", "gather_ms", "update_ms")]
+        lines.append([f"{r['sequences']:,}", f"{r['bytes'] / 2**20:,.0f}", f"{r['bytes_per_transition']:.1f}", *times])
+    print(table(lines))
+    print(f"ms a call, medians; {arguments.batch_size} sequences a sample, {arguments.lanes} lanes an add.")
+    print(f"84x84 frames, 100,000 sequences: {full_size() / (100_000 * 40 * 84 * 84):.3f} bytes per byte of frames.")
+    if arguments.json:
+        write(arguments.json, "podracer bench replay", arguments, results)
+    return 0
+
+
+def _agent(shape: tuple[int, ...]) -> Agent:
+    config = R2D2Config.atari(frame_stack=1, torso="mlp", hidden_sizes=(8,))
+    spec = EnvSpec("frames", spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(18), None)
+    return r2d2(spec, config)
+
+
+def _trajectory(agent: Agent, shape: tuple[int, ...], lanes: int) -> Trajectory:
+    """A rollout of zeros."""
+    T = agent.config.rollout_length
+    number = lambda n, dtype: jnp.zeros((n, lanes), dtype)  # noqa: E731
+    steps = TimeStep(
+        jnp.zeros((T + 1, lanes, *shape), jnp.uint8),
+        *(number(T + 1, dtype) for dtype in (jnp.float32, jnp.float32, bool, bool)),
+    )
+    extras = {"q_taken": number(T, jnp.float32), "q_max": number(T, jnp.float32)}
+    lane = jnp.arange(lanes, dtype=jnp.int32)
+    return Trajectory(steps, number(T, jnp.int32), extras, agent.start(lane, lanes), number(T, jnp.int32), lane)
+
+
+def _plan(agent: Agent, sequences: int, lanes: int) -> tuple[Any, replay.Layout]:
+    assert agent.replay is not None
+    spec = agent.replay._replace(capacity=sequences)
+    return spec, replay.layout(spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=1, num_shards=1)
+
+
+def full_size() -> int:
+    """Bytes of a replay of 100,000 sequences of 84x84 frames in 256 lanes, with an LSTM of 512, by shapes alone."""
+    agent = _agent((84, 84))
+    spec, plan = _plan(agent, 100_000, 256)
+    return _bytes(jax.eval_shape(lambda: replay.init(plan, spec, _trajectory(agent, (84, 84), 256))))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
+    """Times of one capacity, full."""
+    shape = (arguments.frame,)
+    agent = _agent(shape)
+    spec, plan = _plan(agent, sequences, arguments.lanes)
+    trajectory = _trajectory(agent, shape, arguments.lanes)
+    # Only the time is measured: the recurrent state would be 4 KiB a sequence.
+    spec = spec._replace(keep=lambda memory: (), restore=lambda kept, observation, first: ())
+    mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ops.DATA_AXES)
+
+    def jitted(function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+        mapped = jax.shard_map(
+            function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=donate)
+
+    add = jitted(lambda ring, number: replay.add(plan, spec, ring, trajectory, jnp.int32(0), number), (0,))
+    n = arguments.batch_size
+    sample = jitted(lambda ring, counts, key: replay.sample(plan, spec, ring, counts, key, n))
+    gather = jitted(lambda ring, at: replay.gather(plan, spec, ring, at))
+    update = jitted(lambda ring, counts, at: replay.update(plan, spec, ring, counts, at, jnp.ones(n))[0], (0,))
+
+    ring = jax.jit(lambda: replay.init(plan, spec, trajectory))()
+    size = _bytes(ring)
+    number = 0
+    for _ in range(plan.slots + 1):
+        ring = add(ring, jnp.int32(number))
+        number += 1
+    counts, key = jnp.array([number], jnp.int32), jax.random.key(0)
+    at = sample(ring, counts, key)
+
+    def timed(call: Callable[[], Any]) -> float:
+        jax.block_until_ready(call())
+        runs = []
+        for _ in range(arguments.repeats):
+            start, calls = time.perf_counter(), 0
+            while time.perf_counter() - start < arguments.seconds:
+                jax.block_until_ready(call())
+                calls += 1
+            runs.append((time.perf_counter() - start) / calls * 1e3)
+        return statistics.median(runs)
+
+    def add_one() -> Any:
+        nonlocal ring, number
+        ring, number = add(ring, jnp.int32(number)), number + 1
+        return ring.priority
+
+    def update_one() -> Any:
+        nonlocal ring
+        ring = update(ring, jnp.array([number], jnp.int32), at)
+        return ring.priority
+
+    result = {
+        "sequences": sequences,
+        "bytes": size,
+        "bytes_per_transition": size / (plan.slots * plan.lanes * plan.rollout_length),
+        "sample_ms": timed(lambda: sample(ring, counts, key)),
+        "gather_ms": timed(lambda: gather(ring, at)),
+        "update_ms": timed(update_one),
+        "add_ms": timed(add_one),
+    }
+    return result
