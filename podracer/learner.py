@@ -7,6 +7,7 @@ runs repeat, and the replay ratio is what the configuration says.
 from __future__ import annotations
 
 import fractions
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -62,6 +63,28 @@ class Learner(NamedTuple):
     counts: Callable[[], Counts]
     ring: Callable[[Trajectory], ArrayTree]
     learn: Callable[..., tuple[LearnerState, Counts, ArrayTree, Metrics]]
+
+
+def require_room(experience: Experience, devices: list[Any]) -> None:
+    """Checks that a replay fits.
+
+    Args:
+      experience: shapes; its ring is spread evenly over the devices.
+      devices: all of one kind.
+
+    Raises:
+      ValueError: where a device has less memory than its part needs.
+    """
+    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(experience.ring)) / len(devices)
+    stats = devices[0].memory_stats() or {}
+    # CPU devices share the machine's memory, and say nothing of it.
+    shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
+    there = stats.get("bytes_limit", shared)
+    if needed > there:
+        raise ValueError(
+            f"the replay needs {needed / 2**30:.1f} GiB on each device, and {devices[0]} has {there / 2**30:.1f} GiB; "
+            "lower replay_capacity, or use more devices."
+        )
 
 
 PER_CALL = ("replay/size", "replay/updates", "sebulba/policy_lag", "sebulba/policy_lag_max")

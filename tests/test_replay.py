@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import podracer
 from podracer import learner, nets, replay
 from podracer.types import Replay, TimeStep, Trajectory
 
@@ -374,6 +375,14 @@ def test_a_rollout_must_fit_into_a_sequence():
         replay.layout(spec_of(length=4), rollout_length=4, lanes=1, groups=1, num_shards=1)
     with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards"):
         learner.make(Learns(spec_of()), lanes=1, groups=1, num_shards=3)
+
+
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+def test_a_replay_that_does_not_fit_is_refused(arch):
+    """Before anything is made."""
+    message = r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity"
+    with pytest.raises(ValueError, match=message):
+        podracer.train("r2d2", "pixel_catch", config={"replay_capacity": 10**8}, arch=arch, progress=False)
 
 
 def test_means_are_of_updates():

@@ -11,6 +11,7 @@ import numpy as np
 
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState
+from podracer.learner import require_room
 from podracer.topology import Topology
 from podracer.types import Agent, Environment
 
@@ -45,7 +46,9 @@ class Anakin:
         return self._layout.describe()
 
     def check(self) -> None:
-        jax.eval_shape(self.program.step, self.program.like(), program.Limits.of(0, 1, 0))
+        like = self.program.like()
+        require_room(like.experience, self.devices)
+        jax.eval_shape(self.program.step, like, program.Limits.of(0, 1, 0))
 
     def init(self) -> RunState:
         hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}

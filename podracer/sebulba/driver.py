@@ -15,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 from podracer import ops
 from podracer.anakin.program import run_keys
 from podracer.driver import Progress, RunState, counter_values
-from podracer.learner import Experience
+from podracer.learner import Experience, require_room
 from podracer.sebulba import acting, learning, runner
 from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
@@ -186,6 +186,7 @@ class Sebulba:
     def check(self) -> None:
         trajectory = self._shapes(self._layout.actors[0]).trajectory
         learner, experience = jax.eval_shape(self._initial_learner), jax.eval_shape(self.learning.experience)
+        require_room(experience, list(self._layout.mesh.devices.flat))
         jax.eval_shape(self.learning.update, learner, experience, trajectory, *self._update_arguments())
 
     def _update_arguments(self) -> tuple[Any, ...]:

@@ -1,0 +1,73 @@
+"""Does V-trace learn from fewer steps when half of every batch is replayed (IMPALA, section 5.2.2)?
+
+    python benchmarks/vtrace_replay.py [--seeds 5]
+
+Five seeds side by side, on catch and on cartpole, with and without. Writes curves and the mean return over the whole of
+training (the area under the curve) to `benchmarks/results/vtrace_replay-<environment>.png` and `vtrace_replay.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+
+import podracer
+from podracer import plots
+from podracer.bench import measure
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+STEPS = {"catch": 150_000, "cartpole": 500_000}
+FRACTIONS = {"without replay": 0.0, "half replayed": 0.5}
+
+
+def area(history, member):
+    """The mean evaluation return over training, by the trapezoidal rule from 0 steps on."""
+    rows = [row for row in history if "eval/return_mean" in row and row["member"] == member]
+    x = np.array([row["env_steps"] for row in rows], float)
+    y = np.array([row["eval/return_mean"] for row in rows])
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    seeds = parser.parse_args().seeds
+    results = {}
+    for env, steps in STEPS.items():
+        histories = {}
+        for label, fraction in FRACTIONS.items():
+            result = podracer.train(
+                "vtrace",
+                env,
+                config={"replay_fraction": fraction},
+                total_steps=steps,
+                population=seeds,
+                eval_every=steps // 25,
+                progress=False,
+            )
+            histories[label] = result.history
+            areas = [area(result.history, member) for member in range(seeds)]
+            results[f"{env}, {label}"] = {
+                "mean_return_over_training": areas,
+                "final": [member["eval_return_mean"] for member in result.summary["members"]],
+            }
+            print(f"{env}, {label}: {np.mean(areas):.3f} ({min(areas):.3f} to {max(areas):.3f})", flush=True)
+        title = f"V-trace on {env}, {seeds} seeds: mean, least and most"
+        plots.learning_curve(
+            histories, RESULTS / f"vtrace_replay-{env}.png", title=title, metric="eval/return_mean"
+        )
+    report = {
+        "command": f"python benchmarks/vtrace_replay.py --seeds {seeds}",
+        "commit": measure.commit(),
+        "machine": measure.describe_machine(),
+        "versions": measure.versions(),
+        "results": results,
+    }
+    (RESULTS / "vtrace_replay.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
