@@ -71,7 +71,9 @@ ROWS = (
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
+    Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
     # Sebulba, on environments in C++.
+    Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),

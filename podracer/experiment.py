@@ -48,6 +48,8 @@ class RunConfig:
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
       queue_capacity: of Sebulba; rollouts that may wait for the learner, one per actor thread if None.
       env_timeout: of Sebulba; seconds that environments may take to answer.
+      env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
+        before the run ends with an error.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
@@ -69,6 +71,7 @@ class RunConfig:
     updates_per_batch: int = configs.field(1, low=1)
     queue_capacity: int | None = configs.field(None, low=1)
     env_timeout: float = configs.field(60.0, low=0.1)
+    env_restarts: int = configs.field(0, low=0)
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
@@ -232,5 +235,6 @@ def _sebulba(
         updates_per_batch=run.updates_per_batch,
         queue_capacity=run.queue_capacity,
         env_timeout=run.env_timeout,
+        env_restarts=run.env_restarts,
     )
     return driver, layout.num_envs, layout.num_shards

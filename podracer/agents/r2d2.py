@@ -77,7 +77,7 @@ class R2D2Config:
     batch_size: int = configs.field(64, low=1)
     replay_capacity: int = configs.field(10_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
-    replay_ratio: float = configs.field(2.0, low=0.0)
+    replay_ratio: float = configs.field(16.0, low=0.0)
     priority_exponent: float = configs.field(0.9, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     priority_max_weight: float = configs.field(0.9, low=0.0, high=1.0)

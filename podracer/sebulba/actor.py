@@ -81,6 +81,9 @@ class Wiring:
 class Actor(threading.Thread):
     """Acts until the channel or the store is closed; keeps what went wrong in `error`.
 
+    `number` is that of the rollout it is at, of all actors'. `waiting_since` is when it began to wait for its
+    environment, if it does.
+
     Args:
       index: of the actor; it names the thread.
       device: where it acts.
@@ -108,7 +111,7 @@ class Actor(threading.Thread):
         self._make_environment = make_environment
         self._lanes = lanes
         self._carry: Any = carry
-        self._number = begun + (index - begun) % wiring.num_actors
+        self.number = begun + (index - begun) % wiring.num_actors
         self._wiring = wiring
         self._ending = threading.Event()
 
@@ -125,8 +128,9 @@ class Actor(threading.Thread):
         except Closed:
             pass
         except BaseException as error:
-            self.error = error
-            self._wiring.channel.close()
+            if not self._ending.is_set():  # or nobody waits for it any more
+                self.error = error
+                self._wiring.channel.close()
         finally:
             self._carry = None
             if environment is not None:
@@ -143,7 +147,7 @@ class Actor(threading.Thread):
         _require_all_lanes(lanes, step)
         while True:
             t0 = clock()
-            published = store.wait(self._number - wiring.num_actors) if wiring.lockstep else None
+            published = store.wait(self.number - wiring.num_actors) if wiring.lockstep else None
             waited = clock() - t0
             transitions, inference, stepping = 0, 0.0, 0.0
             versions = np.empty(T, np.int32)  # a new one: the last one may not have crossed yet
@@ -173,7 +177,7 @@ class Actor(threading.Thread):
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             wiring.channel.put(self.index, Rollout(trajectory, episodes, transitions, seconds, resume))
             queued = clock() - t1
-            self._number += wiring.num_actors
+            self.number += wiring.num_actors
 
 
 def _require_all_lanes(lanes: np.ndarray, step: HostStep) -> None:

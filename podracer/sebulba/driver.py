@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ class Sebulba:
         otherwise learnt as they come, each step acted by the newest parameters.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
       queue_capacity: rollouts that may wait for the learner; one per actor if None.
-      env_timeout: seconds after which an environment that does not answer ends the run.
+      env_timeout: seconds after which an environment that does not answer ends the run,
+      env_restarts: or is replaced, so many times.
     """
 
     arch = "sebulba"
@@ -66,10 +68,11 @@ class Sebulba:
         updates_per_batch: int = 1,
         queue_capacity: int | None = None,
         env_timeout: float = 60.0,
+        env_restarts: int = 0,
     ):
         self._agent, self._environments, self._layout = agent, environments, layout
         self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
-        self._parts, self._timeout = updates_per_batch, env_timeout
+        self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
         self._capacity = max(queue_capacity or 0, len(layout.actors))
         environment = environments.make(1, first_seed(seed, "evaluation"))
         try:
@@ -295,8 +298,21 @@ class Sebulba:
             num_actors=num_actors,
             keep_resume=bool(saved),
         )
+        started = itertools.count(begun + 1)
+
+        def replace(actor: Actor) -> Actor:
+            # Another stream of random numbers, and of environments, than any before.
+            stream = next(started) + 2**20
+            make = functools.partial(self._make_environment, actor.index, stream)
+            lanes, carry = jax.device_put(
+                (self._lanes(actor.index), self._carry(actor.index, actor.device, stream)), actor.device
+            )
+            new = Actor(actor.index, actor.device, make, lanes, carry, begun, wiring)
+            new.number = actor.number
+            return new
+
         actors = self._actors(saved, begun, wiring)
-        return runner.Crew(actors, wiring, self._environments.spec.name, self._timeout)
+        return runner.Crew(actors, wiring, self._environments.spec.name, self._timeout, self._restarts, replace)
 
     def _snapshot(self, loop: runner.Learner, crew: runner.Crew) -> RunState:
         saved: Any = ()

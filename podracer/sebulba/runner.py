@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +34,21 @@ class Crew:
       wiring: what they share.
       environment: its name, for messages.
       timeout: seconds that an environment may take to answer.
+      restarts: how often an actor whose environment does not answer is replaced before the run ends.
+      replace: `(actor) -> Actor`; one that goes on in its place, with new environments.
     """
 
-    def __init__(self, actors: list[Actor], wiring: Wiring, environment: str, timeout: float):
-        self.actors, self.wiring = actors, wiring
-        self._environment, self._timeout = environment, timeout
+    def __init__(
+        self,
+        actors: list[Actor],
+        wiring: Wiring,
+        environment: str,
+        timeout: float,
+        restarts: int,
+        replace: Callable[[Actor], Actor],
+    ):
+        self.actors, self.wiring, self.restarts = actors, wiring, restarts
+        self._environment, self._timeout, self._replace = environment, timeout, replace
 
     def __enter__(self) -> Crew:
         for actor in self.actors:
@@ -68,21 +79,32 @@ class Crew:
         return None
 
     def check(self) -> None:
-        """Raises ActorError where an actor failed, ended, or hangs."""
+        """Replaces an actor that hangs, if there are restarts left.
+
+        Raises:
+          ActorError: where an actor failed, ended, or hangs.
+        """
         for actor in self.actors:  # first of all, for one that fails ends the others
             if actor.error is not None:
                 problem = f"{type(actor.error).__name__}: {actor.error}"
                 raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
         now = time.perf_counter()
-        for actor in self.actors:
+        for i, actor in enumerate(self.actors):
             since = actor.waiting_since
             if not actor.is_alive():
                 raise ActorError(f"{actor.name} ended without a word.")
             if since is not None and now - since > self._timeout:
-                raise ActorError(
-                    f"{actor.name}: {self._environment} has not answered for {now - since:.0f} s; if that is how long "
-                    f"it takes, raise env_timeout={self._timeout:g}."
-                )
+                problem = f"{actor.name}: {self._environment} has not answered for {now - since:.0f} s"
+                if not self.restarts:
+                    raise ActorError(
+                        f"{problem}; if that is how long it takes, raise env_timeout={self._timeout:g}; if it happens "
+                        "now and then, let env_restarts replace the environments."
+                    )
+                self.restarts -= 1
+                print(f"{problem}; starting new ones ({self.restarts} restart(s) left).", file=sys.stderr, flush=True)
+                actor.stop()
+                self.actors[i] = self._replace(actor)
+                self.actors[i].start()
 
 
 class Learner:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import threading
 import time
 
@@ -93,6 +94,24 @@ def test_an_environment_that_hangs_is_named():
     ):
         train(hosts.Steps(misbehave), env_timeout=0.5)
     assert time.monotonic() - start < 20.0
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_an_environment_that_hangs_is_replaced_if_asked(mode, capfd):
+    hangs = [4.0, 4.0]
+
+    def misbehave(number, thread):
+        if number == 8 and thread.startswith("actor 0") and hangs:
+            time.sleep(hangs.pop())
+
+    environments = hosts.Steps(misbehave)
+    result = train(environments, env_timeout=0.5, env_restarts=2, actor_threads=2, mode=mode, total_steps=2000)
+    assert result.summary["complete"]
+    said = re.findall(r"actor 0 .*: steps has not answered for .*\((\d) restart", capfd.readouterr().err)
+    assert said == ["1", "0"]
+    # Lockstep also makes the first ones to see whether they can be saved.
+    assert len({seed for seed, _ in environments.seeds}) == 4, "two actors, and two of the first one's"
+    assert hosts.within(10.0, lambda: not hosts.live_actors()), "who woke up too late went home"
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):

@@ -1,0 +1,72 @@
+"""Does R2D2 remember? With its LSTM and without, five seeds side by side, where only memory helps.
+
+    python benchmarks/memory_tasks.py [--seeds 5] [--episodes 1000]
+
+Writes `benchmarks/results/memory_tasks.json` and a picture per task. Without memory the best return is 0 on average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+
+import podracer
+from podracer import plots
+from podracer.bench import measure
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+SMALL = {"lstm_size": 32, "hidden_sizes": (32,), "head_size": 32}
+TASKS = {
+    "memory_chain": {
+        "env_options": {"length": 20},
+        "total_steps": 150_000,
+        # Episodes have 22 rows with the reset: a sequence is two of them.
+        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 4.0},
+    },
+    "t_maze": {
+        "total_steps": 350_000,
+        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
+        "config": SMALL | {"discount": 0.95, "epsilon_base": 0.6, "epsilon_alpha": 3.0},
+    },
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=1000)
+    arguments = parser.parse_args()
+    results = {}
+    for env, task in TASKS.items():
+        histories = {}
+        for label, change in (("LSTM", {}), ("feed-forward", {"lstm_size": 0})):
+            start = time.perf_counter()
+            result = podracer.train(
+                "r2d2",
+                env,
+                **(task | {"config": task["config"] | change}),
+                population=arguments.seeds,
+                eval_episodes=arguments.episodes,
+                progress=False,
+            )
+            seconds = time.perf_counter() - start
+            histories[label] = result.history
+            returns = [member["eval_return_mean"] for member in result.summary["members"]]
+            results[f"{env}, {label}"] = {"returns": returns, "seconds": seconds, "updates": result.summary["updates"]}
+            print(f"{env}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
+        title = f"R2D2 on {env}, {arguments.seeds} seeds: mean, least and most"
+        plots.learning_curve(histories, RESULTS / f"memory_tasks-{env}.png", title=title, metric="eval/return_mean")
+    report = {
+        "command": f"python benchmarks/memory_tasks.py --seeds {arguments.seeds} --episodes {arguments.episodes}",
+        "commit": measure.commit(),
+        "machine": measure.describe_machine(),
+        "versions": measure.versions(),
+        "results": results,
+    }
+    (RESULTS / "memory_tasks.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
