@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from podracer import ops, replay
-from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Trajectory
+from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Replay, Trajectory
 
 
 class Counts(NamedTuple):
@@ -110,79 +110,106 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     Raises:
       ValueError: where a replay does not fit the rollouts or the shards.
     """
-
-    def counts() -> Counts:
-        return Counts(jnp.zeros(groups, jnp.int32), jnp.int32(0), jnp.int32(0))
-
-    def count(counts: Counts, group: jax.Array) -> Counts:
-        return counts._replace(rollouts=counts.rollouts.at[group].add(1), batches=counts.batches + 1)
-
-    if agent.replay is None:
-
-        def learn_at_once(
-            learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
-        ) -> tuple[LearnerState, Counts, Any, Metrics]:
-            learner, metrics = agent.learn(learner, trajectory, *rest)
-            return learner, count(counts, group), ring, metrics
-
-        return Learner(counts, lambda trajectory: (), learn_at_once)
-
+    counts = lambda: Counts(jnp.zeros(groups, jnp.int32), jnp.int32(0), jnp.int32(0))  # noqa: E731
     spec = agent.replay
+    if spec is None:
+        return Learner(counts, lambda trajectory: (), _at_once(agent))
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
-    size = lambda counts: num_shards * replay.num_sequences(plan, counts.rollouts)  # noqa: E731
+    make_learn = _mixed if spec.fraction else _replayed
     ring = lambda trajectory: replay.init(plan, spec, trajectory)  # noqa: E731
+    return Learner(counts, ring, make_learn(agent, spec, plan, num_shards))
 
-    if spec.fraction:
-        mixed = round(lanes * spec.fraction / (1.0 - spec.fraction))
-        if not 0 < mixed <= lanes or not np.isclose(mixed / (mixed + lanes), spec.fraction):
-            raise ValueError(
-                f"replay_fraction={spec.fraction} of a batch cannot join {lanes} new lanes per shard: use 0.5, or "
-                f"n / (n + {lanes}) with n up to {lanes}."
-            )
 
-        def learn_mixed(
-            learner: LearnerState,
-            counts: Counts,
-            ring: replay.Ring,
-            trajectory: Trajectory,
-            group: jax.Array,
-            progress: jax.Array,
-            key: jax.Array,
-        ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-            sample_key, learn_key = jax.random.split(key)
-            ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
-            counts = count(counts, group)
-            at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, mixed)
-            # Before there is anything to replay, the newest rollout is seen twice.
-            there = size(counts) > 0
-            old = replay.gather(plan, spec, ring, at)
-            new = ops.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, mixed, axis=axis), trajectory)
-            old = jax.tree.map(lambda a, b: jnp.where(there, a, b), old, new)
-            both = ops.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
-            learner, metrics = agent.learn(learner, both, progress, learn_key)
-            age = jnp.where(there, at.age, 0).astype(jnp.float32)
-            metrics |= {
-                "replay/size": size(counts).astype(jnp.float32),
-                "replay/age": ops.global_mean(age, jnp.ones(mixed)),
-            }
-            return learner, counts, ring, metrics
+def _counted(counts: Counts, group: jax.Array) -> Counts:
+    return counts._replace(rollouts=counts.rollouts.at[group].add(1), batches=counts.batches + 1)
 
-        return Learner(counts, ring, learn_mixed)
 
+def _at_once(agent: Agent) -> Callable[..., Any]:
+    """Learning from every rollout once."""
+
+    def learn(
+        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
+    ) -> tuple[LearnerState, Counts, Any, Metrics]:
+        learner, metrics = agent.learn(learner, trajectory, *rest)
+        return learner, _counted(counts, group), ring, metrics
+
+    return learn
+
+
+def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
+    """Learning from every rollout once, next to replayed ones."""
+    lanes = plan.lanes
+    n = round(lanes * spec.fraction / (1.0 - spec.fraction))
+    if not 0 < n <= lanes or not np.isclose(n / (n + lanes), spec.fraction):
+        raise ValueError(
+            f"replay_fraction={spec.fraction} of a batch cannot join {lanes} new lanes per shard: use 0.5, or "
+            f"n / (n + {lanes}) with n up to {lanes}."
+        )
+
+    def learn(
+        learner: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        trajectory: Trajectory,
+        group: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        sample_key, learn_key = jax.random.split(key)
+        ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
+        counts = _counted(counts, group)
+        size = num_shards * replay.num_sequences(plan, counts.rollouts)
+        at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, n)
+        # Before there is anything to replay, the newest rollout is seen twice.
+        new = ops.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
+        old = jax.tree.map(lambda x, y: jnp.where(size > 0, x, y), replay.gather(plan, spec, ring, at), new)
+        both = ops.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
+        learner, metrics = agent.learn(learner, both, progress, learn_key)
+        age = jnp.where(size > 0, at.age, 0).astype(jnp.float32)
+        metrics |= {
+            "replay/size": size.astype(jnp.float32),
+            "replay/age": ops.global_mean(age, jnp.ones(n)),
+        }
+        return learner, counts, ring, metrics
+
+    return learn
+
+
+def _replayed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
+    """Learning from samples alone, as often as the replay ratio says."""
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
     n = spec.batch_size // num_shards
-    updates = fractions.Fraction(spec.ratio).limit_denominator(10_000) * lanes * num_shards / spec.batch_size
+    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * plan.lanes * num_shards / spec.batch_size
 
-    def due(counts: Counts) -> tuple[jax.Array, jax.Array]:
+    def due(counts: Counts, size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """How many updates this call owes, and the next `since`."""
-        ready = size(counts) >= spec.min_size
-        p, q = updates.numerator, updates.denominator
-        whole, part = divmod(p, q)  # whole + part / q updates a call, in int32 without overflow
+        whole, part = divmod(per_call.numerator, per_call.denominator)
+        q = per_call.denominator  # whole + part / q updates a call, in int32 without overflow
         now = whole + ((counts.since + 1) * part) // q - (counts.since * part) // q
+        ready = size >= spec.min_size
         return jnp.where(ready, now, 0), jnp.where(ready, (counts.since + 1) % q, counts.since)
+
+    def update(
+        learner: LearnerState, ring: replay.Ring, counts: Counts, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """One update; returns the priorities of the ring, all that it changes there."""
+        sample_key, learn_key = jax.random.split(key)
+        at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, n)
+        batch = Batch(replay.gather(plan, spec, ring, at), at.weight)
+        learner, metrics, priorities = agent.learn(learner, batch, progress, learn_key)
+        ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
+        even = jnp.ones(n)
+        metrics |= {
+            "replay/age": ops.global_mean(at.age.astype(jnp.float32), even),
+            "replay/priority": ops.global_mean(priorities, even),
+            "replay/priority_max": ops.global_max(priorities),
+            "replay/weight": ops.global_mean(at.weight, even),
+            "replay/overwritten": ops.global_sum(overwritten),
+        }
+        return learner, ring.priority, metrics
 
     def learn(
         learner: LearnerState,
@@ -194,38 +221,21 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
         ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
-        counts = count(counts, group)
-        num_updates, since = due(counts)
-
-        def update(learner: LearnerState, priority: jax.Array, key: jax.Array) -> tuple[Any, jax.Array, Metrics]:
-            sample_key, learn_key = jax.random.split(key)
-            now = ring._replace(priority=priority)
-            at = replay.sample(plan, spec, now, counts.rollouts, sample_key, n)
-            batch = Batch(replay.gather(plan, spec, now, at), at.weight)
-            learner, metrics, priorities = agent.learn(learner, batch, progress, learn_key)
-            now, overwritten = replay.update(plan, spec, now, counts.rollouts, at, priorities)
-            even = jnp.ones(n)
-            metrics |= {
-                "replay/age": ops.global_mean(at.age.astype(jnp.float32), even),
-                "replay/priority": ops.global_mean(priorities, even),
-                "replay/priority_max": ops.global_max(priorities),
-                "replay/weight": ops.global_mean(at.weight, even),
-                "replay/overwritten": ops.global_sum(overwritten),
-            }
-            return learner, now.priority, metrics
+        counts = _counted(counts, group)
+        size = num_shards * replay.num_sequences(plan, counts.rollouts)
+        num_updates, since = due(counts, size)
 
         def body(i: jax.Array, carry: Any) -> Any:
             learner, priority, sums = carry
-            learner, priority, metrics = update(learner, priority, jax.random.fold_in(key, i))
+            learner, priority, metrics = update(
+                learner, ring._replace(priority=priority), counts, progress, jax.random.fold_in(key, i)
+            )
             return learner, priority, jax.tree.map(jnp.add, sums, metrics)
 
-        shapes = jax.eval_shape(update, learner, ring.priority, key)[2]
+        shapes = jax.eval_shape(update, learner, ring, counts, progress, key)[2]
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learner, priority, sums = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
-        metrics = sums | {
-            "replay/size": size(counts).astype(jnp.float32),
-            "replay/updates": num_updates.astype(jnp.float32),
-        }
+        learner, priority, metrics = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
+        metrics |= {"replay/size": size.astype(jnp.float32), "replay/updates": num_updates.astype(jnp.float32)}
         return learner, counts._replace(since=since), ring._replace(priority=priority), metrics
 
-    return Learner(counts, ring, learn)
+    return learn
