@@ -26,9 +26,17 @@ TASKS = {
         "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 4.0},
     },
     "t_maze": {
-        "total_steps": 350_000,
+        "env_options": {"min_length": 3, "max_length": 7},
+        "total_steps": 250_000,
         # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
-        "config": SMALL | {"discount": 0.95, "epsilon_base": 0.6, "epsilon_alpha": 3.0},
+        "config": {
+            "discount": 0.9,
+            "epsilon_base": 0.6,
+            "epsilon_alpha": 2.0,
+            "burn_in": 0,
+            "trace_length": 20,
+            "target_update_interval": 100,
+        },
     },
 }
 

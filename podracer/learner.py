@@ -24,18 +24,18 @@ class Counts(NamedTuple):
     """What has happened, the same on all shards of all devices and for all members of a population.
 
     Attributes:
-      rollouts: int32 [groups]; rollouts of each group since the replay was empty.
       batches: int32 []; calls of `learn` since the run began.
-      since: int32 []; calls of `learn` with a replay of its minimum size, modulo what the ratio repeats in.
+      rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
+      owed: int32 []; the part of an update that is owed, in units of the replay ratio's denominator, or ().
     """
 
-    rollouts: jax.Array
     batches: jax.Array
-    since: jax.Array
+    rollouts: Any = ()
+    owed: Any = ()
 
     def emptied(self) -> Counts:
         """The counts once the replay was lost."""
-        return self._replace(rollouts=jnp.zeros_like(self.rollouts), since=jnp.zeros_like(self.since))
+        return self._replace(**jax.tree.map(jnp.zeros_like, {"rollouts": self.rollouts, "owed": self.owed}))
 
 
 class Experience(NamedTuple):
@@ -110,10 +110,10 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     Raises:
       ValueError: where a replay does not fit the rollouts or the shards.
     """
-    counts = lambda: Counts(jnp.zeros(groups, jnp.int32), jnp.int32(0), jnp.int32(0))  # noqa: E731
     spec = agent.replay
     if spec is None:
-        return Learner(counts, lambda trajectory: (), _at_once(agent))
+        return Learner(lambda: Counts(jnp.int32(0)), lambda trajectory: (), _at_once(agent))
+    counts = lambda: Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), jnp.int32(0))  # noqa: E731
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
@@ -122,8 +122,18 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     return Learner(counts, ring, make_learn(agent, spec, plan, num_shards))
 
 
-def _counted(counts: Counts, group: jax.Array) -> Counts:
-    return counts._replace(rollouts=counts.rollouts.at[group].add(1), batches=counts.batches + 1)
+def _added(
+    spec: Replay, plan: replay.Layout, ring: replay.Ring, counts: Counts, trajectory: Trajectory, group: jax.Array
+) -> tuple[replay.Ring, Counts]:
+    """The ring and the counts with one more rollout."""
+    number = counts.rollouts[group]
+    # A loop of one turn whose length XLA does not know. Left to itself, XLA:CPU writes the rollout twice, for what this
+    # call samples and for what it returns, and copies the whole ring to do so.
+    one_turn = 1 + jnp.minimum(counts.batches, 0)
+    add = lambda _, ring: replay.add(plan, spec, ring, trajectory, group, number)  # noqa: E731
+    ring = lax.fori_loop(0, one_turn, add, ring)
+    rollouts = counts.rollouts.at[group].add(1)
+    return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
 
 
 def _at_once(agent: Agent) -> Callable[..., Any]:
@@ -133,7 +143,7 @@ def _at_once(agent: Agent) -> Callable[..., Any]:
         learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
     ) -> tuple[LearnerState, Counts, Any, Metrics]:
         learner, metrics = agent.learn(learner, trajectory, *rest)
-        return learner, _counted(counts, group), ring, metrics
+        return learner, counts._replace(batches=counts.batches + 1), ring, metrics
 
     return learn
 
@@ -158,8 +168,7 @@ def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> 
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
         sample_key, learn_key = jax.random.split(key)
-        ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
-        counts = _counted(counts, group)
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         size = num_shards * replay.num_sequences(plan, counts.rollouts)
         at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, n)
         # Before there is anything to replay, the newest rollout is seen twice.
@@ -185,12 +194,12 @@ def _replayed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) 
     per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * plan.lanes * num_shards / spec.batch_size
 
     def due(counts: Counts, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How many updates this call owes, and the next `since`."""
+        """How many updates this call owes, and the part of one that is owed from then on."""
         whole, part = divmod(per_call.numerator, per_call.denominator)
-        q = per_call.denominator  # whole + part / q updates a call, in int32 without overflow
-        now = whole + ((counts.since + 1) * part) // q - (counts.since * part) // q
-        ready = size >= spec.min_size
-        return jnp.where(ready, now, 0), jnp.where(ready, (counts.since + 1) % q, counts.since)
+        ready, owed = size >= spec.min_size, counts.owed + part
+        more = owed >= per_call.denominator
+        owed = jnp.where(more, owed - per_call.denominator, owed)
+        return jnp.where(ready, whole + more.astype(jnp.int32), 0), jnp.where(ready, owed, counts.owed)
 
     def update(
         learner: LearnerState, ring: replay.Ring, counts: Counts, progress: jax.Array, key: jax.Array
@@ -220,10 +229,9 @@ def _replayed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) 
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        ring = replay.add(plan, spec, ring, trajectory, group, counts.rollouts[group])
-        counts = _counted(counts, group)
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         size = num_shards * replay.num_sequences(plan, counts.rollouts)
-        num_updates, since = due(counts, size)
+        num_updates, owed = due(counts, size)
 
         def body(i: jax.Array, carry: Any) -> Any:
             learner, priority, sums = carry
@@ -236,6 +244,6 @@ def _replayed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) 
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         learner, priority, metrics = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
         metrics |= {"replay/size": size.astype(jnp.float32), "replay/updates": num_updates.astype(jnp.float32)}
-        return learner, counts._replace(since=since), ring._replace(priority=priority), metrics
+        return learner, counts._replace(owed=owed), ring._replace(priority=priority), metrics
 
     return learn

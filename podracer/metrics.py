@@ -22,11 +22,14 @@ class Log:
     Args:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
-      resume_at: rows of an earlier part of the run up to this update are read back, later ones dropped.
+      resume_at: rows of an earlier part of the run up to this update and step are read back, later ones dropped.
     """
 
     def __init__(
-        self, directory: pathlib.Path | None, callback: LogCallback | None = None, resume_at: int | None = None
+        self,
+        directory: pathlib.Path | None,
+        callback: LogCallback | None = None,
+        resume_at: tuple[int, int] | None = None,
     ):
         self.rows: list[Row] = []
         self._callback = callback
@@ -37,7 +40,7 @@ class Log:
 
         path = directory / "metrics.jsonl"
         if resume_at is not None and path.exists():
-            self.rows = [row for row in read(path) if row["updates"] <= resume_at]
+            self.rows = until(read(path), *resume_at)
         partial = path.with_suffix(".partial")
         partial.write_text("".join(_line(row) for row in self.rows))
         partial.replace(path)
@@ -66,6 +69,11 @@ class Log:
         if self._file and self._board:
             self._file.close()
             self._board.close()
+
+
+def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:
+    """The rows up to an update and a step: with replay, several steps may have the same update."""
+    return [row for row in rows if row["updates"] <= updates and row["env_steps"] <= env_steps]
 
 
 def _line(row: Row) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from podracer import config as configs
 from podracer.experiment import RunConfig
 
-FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout")
+FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout", "env_restarts")
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")

@@ -61,7 +61,7 @@ class Session:
         self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
         self._notes: list[str] = []
         self._state = self._begin(resume)
-        self._log = metrics.Log(directory, log, self._updates(self._state) if resume else None)
+        self._log = metrics.Log(directory, log, self._position(self._state) if resume else None)
         previous = [row["time/train_seconds"] for row in self._log.rows if "time/train_seconds" in row]
         self._train_seconds = previous[-1] if previous else 0.0
         title = f"{experiment.agent.name} {experiment.description['env']}"
@@ -91,6 +91,10 @@ class Session:
     def _saved(self, state: RunState) -> RunState:
         """What a checkpoint holds of a state."""
         return state if self._experiment.run.checkpoint_replay else without_replay(state)
+
+    def _position(self, state: RunState) -> tuple[int, int]:
+        """The newest update and step."""
+        return self._updates(state), int(counter_values(state.env_steps).max())
 
     @staticmethod
     def _updates(state: RunState) -> int:

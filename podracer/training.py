@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
-from podracer.driver import without_replay
+from podracer.driver import counter_values, without_replay
 from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
@@ -122,8 +122,9 @@ def load(
     for problem in problems:
         print(problem, file=sys.stderr)
     updates = int(np.max(jax.device_get(state.learner.num_updates)))
+    steps = int(counter_values(state.env_steps).max())
     rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
-    result = Result(experiment, state.learner, [row for row in rows if row["updates"] <= updates], directory)
+    result = Result(experiment, state.learner, metrics.until(rows, updates, steps), directory)
     if (directory / "summary.json").exists():
         result.summary = json.loads((directory / "summary.json").read_text())
     return result

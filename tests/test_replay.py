@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import envs_jax
 import podracer
-from podracer import learner, nets, replay
+from podracer import agents, learner, nets, replay
+from podracer.anakin import program
 from podracer.types import Replay, TimeStep, Trajectory
 
 T, B, GROUPS = 4, 3, 2
@@ -272,6 +274,24 @@ def test_the_ring_is_written_in_place():
     memory = add.lower(ring, trajectory, number, number).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 100
+
+
+@pytest.mark.parametrize("name", ["vtrace", "r2d2"])
+def test_a_run_copies_no_ring(name):
+    """Also where a call adds and samples: the program's scratch memory is a small part of the ring."""
+    catch = envs_jax.make("catch")
+    if name == "vtrace":
+        config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=100_000, rollout_length=5)
+        agent = agents.vtrace(catch.spec, config)
+    else:
+        config = agents.R2D2Config(replay_capacity=50_000, rollout_length=5, burn_in=2, trace_length=8)
+        agent = agents.r2d2(catch.spec, config)
+    prog = harness.make_program(agent, catch, num_envs=8)
+    like = prog.like()
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.experience.ring))
+    memory = prog.step.lower(like, program.Limits.of(1, 1, 1)).compile().memory_analysis()
+    assert size > 5e7
+    assert memory.temp_size_in_bytes < size / 5
 
 
 def test_bytes_are_those_of_the_frames():

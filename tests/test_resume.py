@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 
+import podracer
 from podracer import cli
 
 pytestmark = pytest.mark.slow
@@ -24,6 +26,9 @@ CASES = {
     # A replay with its priorities, and a target network.
     "r2d2": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 --agent.trace-length 12 "
     "--agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 --agent.target-update-interval 7",
+    "r2d2-sebulba": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 "
+    "--agent.trace-length 12 --agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 "
+    "--arch sebulba --mode lockstep --actor-threads 2",
     # Both actors' environments, and the parameters that their next rollouts need.
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",
@@ -106,7 +111,7 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)
     assert set(before) == set(after)
-    acting = ("actors.resumes.1.environment", "actors.published.1") if agent == "sebulba" else ("actors.lanes", "actors.key")
+    acting = ("actors.resumes.1.environment", "actors.published.1") if agent.endswith("sebulba") else ("actors.lanes", "actors.key")
     for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", *acting):
         assert any(name.startswith(part) for name in before), part
     assert any(name.startswith("env_steps") for name in before)
@@ -130,3 +135,31 @@ def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
         return updates[-1], sum(row.get("episode/count", 0) for row in rows)
 
     assert episodes(run_dir) == episodes(reference)
+
+
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
+    settings = {
+        "config": {"replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 1.0, "lstm_size": 4},
+        "arch": arch,
+        "num_envs": 8,
+        "total_steps": 12_000,
+        "checkpoint_every": 3_000,
+        "checkpoint_replay": False,
+        "keep_checkpoints": 10,
+        "run_dir": tmp_path / "run",
+        "progress": False,
+    }
+    podracer.train("r2d2", "catch", **settings)
+    saved = sorted((tmp_path / "run" / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    for path in saved[2:]:
+        shutil.rmtree(path)
+    assert not [name for name in stored(tmp_path / "run") if "ring" in name]
+    updates = podracer.load(tmp_path / "run").learner.num_updates[0]
+    again = podracer.train("r2d2", "catch", **settings, resume=True)
+    assert again.summary["complete"]
+    assert again.summary["updates"] > int(updates) > 0
+    steps = int(saved[1].name)
+    sizes = [row["replay/size"] for row in again.history if "replay/size" in row and row["env_steps"] > steps]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] < (12_000 - steps) / 18 + 8, "it began anew"

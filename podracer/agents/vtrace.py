@@ -84,7 +84,7 @@ class VTraceConfig:
     rho_bar_pg: float = configs.field(1.0, low=0.0, tunable=True)
     correction: Correction = "vtrace"
     reward_transform: RewardTransform = "none"
-    replay_fraction: float = configs.field(0.0, low=0.0, high=0.9)
+    replay_fraction: float = configs.field(0.0, low=0.0, high=0.5)
     replay_capacity: int = configs.field(10_000, low=1)
     frame_stack: int = configs.field(1, low=1)
     torso: nets.Torso = "auto"

@@ -132,9 +132,13 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
             jnp.arange(shards, dtype=jnp.int32)
         )
-        ring = jax.eval_shape(lambda: learning.ring(_trajectory(agent, environment, settings, state, actors)))
-        ring = jax.tree.map(lambda x: jnp.zeros((shards, *x.shape), x.dtype), ring)
-        return Member(state, actors, ops.Counter.of(0), ring)
+        return Member(state, actors, ops.Counter.of(0), ())
+
+    def empty_ring(member: Member) -> ArrayTree:
+        """The ring of all members, from the shapes of one."""
+        trajectory = lambda m: _trajectory(agent, environment, settings, m.learner, m.actors)  # noqa: E731
+        ring = jax.eval_shape(lambda m: learning.ring(trajectory(m)), member)
+        return jax.tree.map(lambda x: jnp.zeros((population, shards, *x.shape), x.dtype), ring)
 
     def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         # Jitting without output shardings and placing afterwards keeps the program the same on any mesh.
@@ -158,18 +162,24 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
     quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init_jit = jax.jit(init, compiler_options=quick)
 
+    def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
+        state = place(init_jit(seeds, hyper), topology)
+        one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
+        # Made where it will be: one device might not hold all of it.
+        make_ring = jax.jit(lambda: empty_ring(one), out_shardings=topology.sharding(POPULATION_AXIS, DATA_AXIS))
+        return state._replace(experience=state.experience._replace(ring=make_ring()))
+
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
         state = jax.eval_shape(init, jnp.zeros(population, jnp.int32), hyper)
+        one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
+        ring = jax.eval_shape(lambda: empty_ring(one))
+        state = state._replace(experience=state.experience._replace(ring=ring))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(topology), state)
         )
 
-    return Program(
-        init=lambda seeds, hyper: place(init_jit(seeds, hyper), topology),
-        like=like,
-        step=jax.jit(mapped, donate_argnums=0),
-    )
+    return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0))
 
 
 def run_keys(seed: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:

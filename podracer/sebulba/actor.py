@@ -90,7 +90,7 @@ class Actor(threading.Thread):
       make_environment: called in the thread.
       lanes: int32 [B]; their global indices.
       carry: where it begins; consumed.
-      begun: rollouts that all actors together have handed over before.
+      number: of the rollout that it begins with, of all actors'.
       wiring: what it shares.
     """
 
@@ -101,7 +101,7 @@ class Actor(threading.Thread):
         make_environment: Callable[[], HostEnvironment],
         lanes: jax.Array,
         carry: Carry,
-        begun: int,
+        number: int,
         wiring: Wiring,
     ):
         super().__init__(name=f"actor {index} on {device}", daemon=True)
@@ -111,7 +111,7 @@ class Actor(threading.Thread):
         self._make_environment = make_environment
         self._lanes = lanes
         self._carry: Any = carry
-        self.number = begun + (index - begun) % wiring.num_actors
+        self.number = number
         self._wiring = wiring
         self._ending = threading.Event()
 
@@ -145,6 +145,7 @@ class Actor(threading.Thread):
         queued = 0.0
         lanes, step = environment.recv()
         _require_all_lanes(lanes, step)
+        self.waiting_since = None
         while True:
             t0 = clock()
             published = store.wait(self.number - wiring.num_actors) if wiring.lockstep else None
@@ -175,6 +176,8 @@ class Actor(threading.Thread):
                 resume = Resume(environment.save(), jax.tree.map(jnp.copy, carry))  # type: ignore[attr-defined]
             t1 = clock()
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
+            if self._ending.is_set():  # who was replaced hands nothing over
+                raise Closed
             wiring.channel.put(self.index, Rollout(trajectory, episodes, transitions, seconds, resume))
             queued = clock() - t1
             self.number += wiring.num_actors

@@ -181,7 +181,8 @@ class Sebulba:
                 )
             carry = saved.resumes[index].carry if saved else self._carry(index, device, begun)
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
-            actors.append(Actor(index, device, make, lanes, carry, begun, wiring))
+            number = begun + (index - begun) % wiring.num_actors
+            actors.append(Actor(index, device, make, lanes, carry, number, wiring))
         return actors
 
     # Compilation
@@ -307,9 +308,7 @@ class Sebulba:
             lanes, carry = jax.device_put(
                 (self._lanes(actor.index), self._carry(actor.index, actor.device, stream)), actor.device
             )
-            new = Actor(actor.index, actor.device, make, lanes, carry, begun, wiring)
-            new.number = actor.number
-            return new
+            return Actor(actor.index, actor.device, make, lanes, carry, actor.number, wiring)
 
         actors = self._actors(saved, begun, wiring)
         return runner.Crew(actors, wiring, self._environments.spec.name, self._timeout, self._restarts, replace)

@@ -100,9 +100,9 @@ class Crew:
                         f"{problem}; if that is how long it takes, raise env_timeout={self._timeout:g}; if it happens "
                         "now and then, let env_restarts replace the environments."
                     )
+                actor.stop()
                 self.restarts -= 1
                 print(f"{problem}; starting new ones ({self.restarts} restart(s) left).", file=sys.stderr, flush=True)
-                actor.stop()
                 self.actors[i] = self._replace(actor)
                 self.actors[i].start()
 

@@ -156,14 +156,17 @@ def test_masked_transitions_change_nothing():
 
 
 def test_the_loss_is_the_oracles():
-    """Row by row in NumPy: double-Q targets of n steps in rescaled values, half squares, importance weights."""
-    agent = made(lstm_size=0, burn_in=2, learning_rate=0.1)
+    """Row by row in NumPy: double-Q targets of n steps in rescaled values, half squares, importance weights.
+
+    Each network burns its own state in, which is unrolling it from the first row.
+    """
+    agent = made(burn_in=2, learning_rate=0.1)
     config = agent.config
     learner, _, _, batch = replayed(agent)
     other = agent.init(jax.random.key(9), harness.hyper(agent)).params
     learner = learner._replace(aux=other)
     weight = jnp.asarray(np.random.default_rng(0).random(batch.weight.shape), jnp.float32)
-    network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=0, head_size=8)
+    network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=6, head_size=8)
     online = np.asarray(nets.unroll(network, learner.params, batch.trajectory)[0], np.float64)
     target = np.asarray(nets.unroll(network, other, batch.trajectory)[0], np.float64)
     _, reward, discount, first, _ = (np.asarray(x, np.float64) for x in batch.trajectory.timesteps)
