@@ -51,15 +51,16 @@ def trajectories(agent):
 
 def learnt(agent, devices, made):
     """The learner's state after learning from trajectories on a number of devices, with SHARDS shards."""
-    mesh = topology.make_host(
-        num_envs=B, envs_per_actor=B, num_shards=SHARDS, actor_devices=len(jax.devices()) - devices or None
-    ).mesh
-    assert mesh.size == devices
-    functions = learning.make(agent, mesh, SHARDS)
+    layout = topology.make_host(
+        num_envs=None, envs_per_actor=B, num_shards=SHARDS, actor_devices=len(jax.devices()) - devices or None
+    )
+    assert layout.mesh.size == devices
+    functions = learning.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
+    experience = functions.experience()
     for trajectory in made:
-        learner, metrics = functions.update(
-            learner, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
+        learner, experience, metrics = functions.update(
+            learner, experience, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
         )
         norms.append(float(metrics["grad/norm"]))
     assert min(norms) > 0.01, f"clipping is not active: {norms}"
