@@ -72,8 +72,11 @@ class Log:
 
 
 def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:
-    """The rows up to an update and a step: with replay, several steps may have the same update."""
-    return [row for row in rows if row["updates"] <= updates and row["env_steps"] <= env_steps]
+    """The rows up to an update and a step: with replay, several steps may have the same update.
+
+    Members of a population have steps of their own: of theirs, only the updates count.
+    """
+    return [row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps)]
 
 
 def _line(row: Row) -> str:
