@@ -169,7 +169,7 @@ def test_a_population_of_64_is_64_single_runs(agent):
     for member in (0, 1, 31, 63):
         single = train(agent, num_envs=8, seed=3 + member, hyper={"learning_rate": rates(64)[member]})
         assert_close(flat(result, member), flat(single))
-    weights = np.asarray(result.learner.params["params"]["policy"]["kernel"])
+    weights = np.asarray(result.learner.params["params"]["advantage" if agent == "r2d2" else "policy"]["kernel"])
     assert len({w.tobytes() for w in weights}) == 64, "members that are alike"
 
 
