@@ -14,7 +14,7 @@ import time
 import jax
 
 import podracer
-from podracer.bench.measure import commit, describe_machine
+from podracer.bench.measure import write
 
 
 def resident_mib():
@@ -63,10 +63,7 @@ def main():
   print(f"last third against first: {growth['rss_mib']:+.1f} MiB of {mean(last, 'rss_mib'):.0f}, "
         f"{growth['live_arrays']:+.1f} arrays of {mean(last, 'live_arrays'):.0f}")
   if args.json:
-    command = f"python benchmarks/memory.py --agent {args.agent} --env {args.env} --minutes {args.minutes:g}"
-    about = {"command": command, "commit": commit(), "machine": describe_machine()}
-    result = about | {"growth": growth, "rows": rows}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(args.json, "python benchmarks/memory.py", vars(args), {"growth": growth, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Writes `benchmarks/results/memory_tasks.json` and a picture per task. Without me
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import time
 
@@ -66,14 +65,7 @@ def main():
             print(f"{env}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
         title = f"R2D2 on {env}, {arguments.seeds} seeds: mean, least and most"
         plots.learning_curve(histories, RESULTS / f"memory_tasks-{env}.png", title=title, metric="eval/return_mean")
-    report = {
-        "command": f"python benchmarks/memory_tasks.py --seeds {arguments.seeds} --episodes {arguments.episodes}",
-        "commit": measure.commit(),
-        "machine": measure.describe_machine(),
-        "versions": measure.versions(),
-        "results": results,
-    }
-    (RESULTS / "memory_tasks.json").write_text(json.dumps(report, indent=1) + "\n")
+    measure.write(RESULTS / "memory_tasks.json", "python benchmarks/memory_tasks.py", vars(arguments), results)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ training (the area under the curve) to `benchmarks/results/vtrace_replay-<enviro
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 
 import numpy as np
@@ -59,14 +58,7 @@ def main():
         plots.learning_curve(
             histories, RESULTS / f"vtrace_replay-{env}.png", title=title, metric="eval/return_mean"
         )
-    report = {
-        "command": f"python benchmarks/vtrace_replay.py --seeds {seeds}",
-        "commit": measure.commit(),
-        "machine": measure.describe_machine(),
-        "versions": measure.versions(),
-        "results": results,
-    }
-    (RESULTS / "vtrace_replay.json").write_text(json.dumps(report, indent=1) + "\n")
+    measure.write(RESULTS / "vtrace_replay.json", "python benchmarks/vtrace_replay.py", {"seeds": seeds}, results)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from playing import play
 
 from envs_jax.memory_maze import MemoryMaze, MemoryMazeOptions
 from envs_jax.testing import check_environment
@@ -16,22 +17,6 @@ OPTIONS = [MemoryMazeOptions(), MemoryMazeOptions(5), MemoryMazeOptions(9, num_g
 def starts(options, num_episodes, seed=0):
     keys = jax.random.split(jax.random.key(seed), num_episodes)
     return jax.device_get(jax.jit(jax.vmap(MemoryMaze(options).reset))(keys))
-
-
-def play(options, states, actions):
-    """Observations [B, T + 1, N] and transitions [B, T]; what follows a last row means nothing."""
-    environment = MemoryMaze(options)
-
-    def episode(state, actions):
-        def body(state, action):
-            state, transition = environment.step(state, action, jax.random.key(0))
-            return state, (environment.observe(state), transition)
-
-        observations, transitions = jax.lax.scan(body, state, actions)[1]
-        return environment.observe(state), observations, transitions
-
-    first, later, transitions = jax.device_get(jax.jit(jax.vmap(episode))(states, np.array(actions, np.int32)))
-    return np.concatenate([first[:, None], later], axis=1), transitions
 
 
 def oracle(options, walls, goals, cue, actions):
@@ -64,7 +49,7 @@ def test_every_row_follows_the_rules(options):
     limit = MemoryMaze(options).spec.max_episode_steps
     states = starts(options, 200)
     actions = np.random.default_rng(0).integers(0, 4, (200, limit))
-    observations, transitions = play(options, states, actions)
+    observations, transitions = play(MemoryMaze(options), states, actions)
     ends = set()
     for i in range(200):
         rows = oracle(options, states.walls[i], states.goals[i], states.cue[i], actions[i])
@@ -123,7 +108,7 @@ def test_nothing_but_the_first_observation_and_the_last_reward_depends_on_the_cu
     played = []
     for cue in range(num_goals):
         actions[:, 0] = rng.integers(0, 4, 300)
-        played.append(play(options, states._replace(cue=np.full(300, cue, np.int32)), actions))
+        played.append(play(MemoryMaze(options), states._replace(cue=np.full(300, cue, np.int32)), actions))
     observations, transitions = played[0]
     until = np.arange(limit) <= np.argmax(transitions.last, axis=1)[:, None]
     for others, their in played[1:]:

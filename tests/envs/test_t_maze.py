@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from playing import play
 
 from envs_jax.t_maze import TMaze, TMazeOptions, TMazeState
 from envs_jax.testing import check_environment
@@ -46,22 +47,6 @@ def start(length, cue):
     return TMazeState(zeros, np.array(length, np.int32), np.array(cue, np.int32), zeros, zeros)
 
 
-def play(options, states, actions):
-    """Observations [B, T + 1, 4] and transitions [B, T]; what follows a last row means nothing."""
-    environment = TMaze(options)
-
-    def episode(state, actions):
-        def body(state, action):
-            state, transition = environment.step(state, action, jax.random.key(0))
-            return state, (environment.observe(state), transition)
-
-        observations, transitions = jax.lax.scan(body, state, actions)[1]
-        return environment.observe(state), observations, transitions
-
-    first, later, transitions = jax.device_get(jax.jit(jax.vmap(episode))(states, np.array(actions, np.int32)))
-    return np.concatenate([first[:, None], later], axis=1), transitions
-
-
 def returns(transitions):
     """The sum of rewards [B] up to and including the first last row, and its index."""
     end = np.argmax(transitions.last, axis=1)
@@ -79,7 +64,7 @@ def test_every_row_follows_the_rules(options):
     actions = random_actions(rng, options, 300)
     length = rng.integers(options.min_length, options.max_length + 1, 300)
     cue = rng.choice([-1, 1], 300)
-    observations, transitions = play(options, start(length, cue), actions)
+    observations, transitions = play(TMaze(options), start(length, cue), actions)
     ends = set()
     for i in range(300):
         rows = oracle(options, length[i], cue[i], actions[i])
@@ -97,7 +82,7 @@ def test_the_optimum_takes_the_cue_and_nothing_else_will_do(options):
     actions = np.full((len(length), limit(options)), EAST)
     actions[np.arange(len(length)), length + 1] = np.where(cue == 1, NORTH, SOUTH)
     for sign, expected in ((1, options.correct_reward), (-1, options.wrong_reward)):
-        total, end = returns(play(options, start(length, sign * cue), actions)[1])
+        total, end = returns(play(TMaze(options), start(length, sign * cue), actions)[1])
         np.testing.assert_array_equal(total, np.float32(expected))
         np.testing.assert_array_equal(end + 1, length + 2)
 
@@ -108,8 +93,8 @@ def test_nothing_but_the_first_observation_and_the_reward_of_a_turn_depends_on_t
     actions, length = random_actions(rng, options, 500), rng.integers(5, 11, 500)
     others = actions.copy()
     others[:, 0] = rng.integers(0, 4, 500)
-    one, ones = play(options, start(length, [1] * 500), actions)
-    two, twos = play(options, start(length, [-1] * 500), others)
+    one, ones = play(TMaze(options), start(length, [1] * 500), actions)
+    two, twos = play(TMaze(options), start(length, [-1] * 500), others)
     total, end = returns(ones)
     until = np.arange(limit(options)) <= end[:, None]
     np.testing.assert_array_equal(one[:, 1:][until], two[:, 1:][until])
@@ -131,10 +116,10 @@ def test_lengths_and_cues_are_uniform_and_independent():
 def test_the_time_limit_truncates_and_a_turn_at_the_limit_terminates():
     options = TMazeOptions(2, 2, max_steps=4)
     actions = [[EAST, EAST, EAST, NORTH], [EAST, EAST, EAST, EAST]]
-    transitions = play(options, start([2, 2], [1, 1]), actions)[1]
+    transitions = play(TMaze(options), start([2, 2], [1, 1]), actions)[1]
     np.testing.assert_array_equal(transitions.last, [[False, False, False, True]] * 2)
     np.testing.assert_array_equal(transitions.discount, [[1, 1, 1, 0], [1, 1, 1, 1]])
-    transitions = play(TMazeOptions(), start([5], [1]), [[WEST] * 40])[1]
+    transitions = play(TMaze(TMazeOptions()), start([5], [1]), [[WEST] * 40])[1]
     np.testing.assert_array_equal(transitions.last[0], np.arange(1, 41) == 40)
     assert (transitions.discount == 1).all()
     assert TMaze().spec.max_episode_steps == 40
