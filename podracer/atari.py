@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from podracer import config as configs
+from podracer.agents import R2D2Config, VTraceConfig
 from podracer.sebulba.envpool import AtariOptions
 
 
@@ -17,6 +20,19 @@ def impala() -> AtariOptions:
 def seed() -> AtariOptions:
     """Espeholt et al. 2020, table 9 (that of R2D2): all 18 actions; lost lives end nothing; up to 30 no-ops."""
     return AtariOptions(full_action_space=True)
+
+
+def preset(agent: str) -> tuple[Any, AtariOptions]:
+    """An agent's settings for Atari, and the protocol that its paper reports.
+
+    Raises:
+      ValueError: for an agent that has none.
+    """
+    known = {"r2d2": (R2D2Config.atari, seed), "vtrace": (VTraceConfig.atari, impala)}
+    if agent not in known:
+        raise ValueError(f"{agent} has no preset for Atari; known: {', '.join(known)}.")
+    config, options = known[agent]
+    return config(), options()
 
 
 RANDOM_AND_HUMAN: dict[str, tuple[float, float]] = {

@@ -5,6 +5,7 @@ Bad input gives one line on stderr and exit code 2; a run that fails gives one l
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -13,7 +14,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import jax
 import tyro
@@ -123,7 +124,8 @@ def _train(argv: list[str]) -> int:
     if agent not in AGENTS:
         raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
-    arguments: Any = _parse(_train_arguments(AGENTS[agent][0], options), rest, f"podracer train {agent} {environment}")
+    config, env = _defaults(agent, environment, options, rest)
+    arguments: Any = _parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}")
     directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
     result = podracer.train(
         agent,
@@ -148,10 +150,25 @@ def _asks_for_help(argv: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(argv)
 
 
-def _train_arguments(agent_config: type, env_options: type) -> type:
+def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any]:
+    """What the other flags change: the settings of a preset, if there is one, or of the agent and environment."""
+    preset = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    preset.add_argument("--preset", nargs="?")
+    if preset.parse_known_args(argv)[0].preset != "atari":  # what is wrong with others is said with all that is wrong
+        return AGENTS[agent][0](), options()
+    if environment.startswith("envpool:"):
+        from podracer import atari  # which needs EnvPool
+
+        config, env = atari.preset(agent)
+        if type(env) is options:
+            return config, env
+    raise InputError(f"--preset atari: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+
+
+def _train_arguments(agent_config: Any, env_options: Any) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
-    path = pathlib.Path | None
+    path, preset = pathlib.Path | None, Literal["atari"] | None
     return dataclasses.make_dataclass(
         "TrainArguments",
         [
@@ -160,8 +177,9 @@ def _train_arguments(agent_config: type, env_options: type) -> type:
             ("resume", Annotated[bool, arg(help="continue the run in it")], False),
             ("gif", Annotated[path, arg(help="write an animation of the trained policy")], None),
             ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
-            ("agent", agent_config, agent_config()),
-            ("env", env_options, env_options()),
+            ("preset", Annotated[preset, arg(help="settings to begin with: those of the agent's paper")], None),
+            ("agent", type(agent_config), agent_config),
+            ("env", type(env_options), env_options),
         ],
         kw_only=True,
     )

@@ -11,6 +11,7 @@ from PIL import Image
 import envs_jax
 import podracer
 from podracer import cli
+from podracer.agents import R2D2Config, VTraceConfig
 from podracer.experiment import AGENTS
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
@@ -76,6 +77,10 @@ def complaint(capsys, command):
         ("train vtrace catch --agent.hidden-sizes 8 0", "VTraceConfig.hidden_sizes=(8, 0): must be at least 1."),
         ("train vtrace catch --agent.discount 1.5", "VTraceConfig.discount=1.5: must be at most 1"),
         ("train vtrace catch --env.rows 1", "CatchOptions(rows=1): use an integer of at least 2"),
+        ("train vtrace catch --preset atari", "--preset atari: catch is not a game of Atari"),
+        ("train vtrace envpool:CartPole-v1 --preset atari", "--preset atari: envpool:CartPole-v1 is not a game of"),
+        ("train ppo envpool:Pong-v5 --preset atari", "ppo has no preset for Atari; known: r2d2, vtrace."),
+        ("train vtrace catch --preset atary", "invalid choice 'atary' for argument '--preset'"),
         ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
         (
             "train vtrace catch --num-envs 10 --num-shards 4",
@@ -173,6 +178,24 @@ def test_every_setting_has_a_flag(capsys):
             assert f"--agent.{field.strip('_').replace('_', '-')}" in text
         for field in podracer.RunConfig.__dataclass_fields__:
             assert f"--{field.replace('_', '-')}" in text
+
+
+def test_a_preset_is_what_flags_change(monkeypatch, capsys):
+    asked = []
+
+    def train(agent, environment, **settings):
+        asked.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(podracer, "train", train)
+    run("train r2d2 envpool:Pong-v5 --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
+    run("train vtrace envpool:Pong-v5 --agent.lstm-size 256 --preset=atari --run-dir nowhere")
+    r2d2, vtrace = asked
+    assert r2d2["config"] == R2D2Config.atari(batch_size=8)
+    assert r2d2["env_options"]["full_action_space"]
+    assert (r2d2["env_options"]["noop_max"], vtrace["env_options"]["noop_max"]) == (5, 30)
+    assert vtrace["config"] == VTraceConfig.atari(lstm_size=256)
+    assert vtrace["env_options"]["episodic_life"]
 
 
 def test_envs_and_agents(capsys):
