@@ -25,6 +25,9 @@ from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
 
+FEW = 32
+"""Arrays of bytes below this are taken for codes, such as MiniGrid's kinds of objects."""
+
 
 class Inputs(NamedTuple):
     """What a network sees, [T, B, ...].
@@ -178,7 +181,11 @@ def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
 
 
 def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
-    """Flattens a value of a space into features [..., F], float32: one-hot choices, bytes scaled to [0, 1]."""
+    """Flattens a value of a space into features [..., F], float32.
+
+    Choices become one-hot, and so do bytes below `FEW`: they are codes, not quantities. Other bytes are scaled to
+    [0, 1].
+    """
     if isinstance(space, spaces.Dict):
         return jnp.concatenate([encode(value[name], item, leading) for name, item in space.items], axis=-1)
     if isinstance(space, spaces.Discrete):
@@ -186,7 +193,11 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     if isinstance(space, spaces.MultiDiscrete):
         return jnp.concatenate([jax.nn.one_hot(value[..., i], n) for i, n in enumerate(space.num_values)], axis=-1)
     flat = value.reshape(*value.shape[:leading], int(np.prod(space.shape)))
-    return flat.astype(jnp.float32) / 255.0 if space.dtype == np.uint8 else flat.astype(jnp.float32)
+    if space.dtype != np.uint8:
+        return flat.astype(jnp.float32)
+    if 1 < space.high < FEW:
+        return jax.nn.one_hot(flat, int(space.high) + 1).reshape(*flat.shape[:-1], -1)
+    return flat.astype(jnp.float32) / (1.0 if space.high <= 1 else 255.0)
 
 
 @dataclasses.dataclass(frozen=True)

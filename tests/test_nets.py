@@ -347,7 +347,9 @@ def test_encode_every_space() -> None:
         {
             "position": spaces.Discrete(3),
             "cards": spaces.MultiDiscrete((2, 3)),
+            "grid": spaces.Box(0, 2, (1, 2), np.uint8),
             "image": spaces.Box(0, 255, (2, 2), np.uint8),
+            "lit": spaces.Box(0, 1, (2,), np.uint8),
             "speed": spaces.Box(-9.0, 9.0, (2,)),
             "scalar": spaces.Box(-9.0, 9.0, ()),
         }
@@ -355,21 +357,23 @@ def test_encode_every_space() -> None:
     value = {
         "position": np.array([[2, 0]], np.int32),
         "cards": np.array([[[1, 0], [0, 2]]], np.int32),
+        "grid": np.array([[[[2, 0]], [[1, 1]]]], np.uint8),
+        "lit": np.array([[[0, 1], [1, 1]]], np.uint8),
         "image": np.array([[[[0, 255], [51, 102]], [[255, 0], [0, 0]]]], np.uint8),
         "speed": np.array([[[-3.0, 2.5], [0.0, 9.0]]], np.float32),
         "scalar": np.array([[1.5, -2.0]], np.float32),
     }
-    # In the order of names: cards, image, position, scalar, speed.
+    # In the order of names: cards, grid, image, lit, position, scalar, speed.
     expected = [
-        [0, 1, 1, 0, 0, 0, 1, 0.2, 0.4, 0, 0, 1, 1.5, -3, 2.5],
-        [1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, -2, 0, 9],
+        [0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0.2, 0.4, 0, 1, 0, 0, 1, 1.5, -3, 2.5],
+        [1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, -2, 0, 9],
     ]
     encoded = nets.encode(jax.tree.map(jnp.asarray, value), space, leading=2)
     assert encoded.dtype == jnp.float32
     np.testing.assert_allclose(encoded, [expected], rtol=1e-6)
 
     network = nets.make(spec_of(space), hidden_sizes=(4,))
-    assert jax.jit(network.init)(KEY)["params"]["torso"]["Dense_0"]["kernel"].shape == (15, 4)
+    assert jax.jit(network.init)(KEY)["params"]["torso"]["Dense_0"]["kernel"].shape == (23, 4)
 
 
 # The user's own network.

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 
 from podracer import config as configs
+from podracer import spaces
 from podracer.sebulba.gymnasium_spaces import action_checker, action_space, convert, observation_space
 from podracer.types import EnvSpec, HostStep
 
 UNBOUNDED_STEPS = 2**31 - 1
 """What EnvPool says where it knows no limit."""
+
+MINIGRID_CODES = 11
+"""Kinds of objects in MiniGrid, of which there are more than colours or states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +100,17 @@ def _suggest(task: str, known: list[str]) -> str:
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"it has {len(known)}, such as 'Pong-v5'."
 
 
+def _observations(space: Any, task: str) -> spaces.Space:
+    """The observation space, with the bounds that EnvPool does not tell."""
+    found = observation_space(space, task)
+    if not isinstance(found, spaces.Dict):
+        return found
+    items = dict(found.items)
+    if set(items) == {"direction", "image", "mission"}:  # MiniGrid and BabyAI: object, colour and state of each cell
+        items["image"] = dataclasses.replace(items["image"], high=MINIGRID_CODES - 1)
+    return spaces.Dict(items)
+
+
 class EnvPoolEnvironments:
     """A task of EnvPool (see `podracer.types.HostEnvironments`)."""
 
@@ -105,7 +120,7 @@ class EnvPoolEnvironments:
         pool = self._pool(1, 0, evaluation=True)
         self.spec = EnvSpec(
             f"envpool:{task}",
-            observation_space(pool.observation_space, task),
+            _observations(pool.observation_space, task),
             action_space(pool.action_space, task),
             None if pool.spec.config.max_episode_steps >= UNBOUNDED_STEPS else pool.spec.config.max_episode_steps,
         )

@@ -182,6 +182,12 @@ def test_families(name, settings, observation, action):
     check_rows(source.spec, rollout(source.make(2, 0), 60, choose))
 
 
+def test_minigrid_shows_codes():
+    source = environments.make("envpool:MiniGrid-MemoryS7-v0")
+    image = dict(source.spec.observation_space.items)["image"]
+    assert image == spaces.Box(0, 10, (7, 7, 3), np.uint8)
+
+
 def test_spaces():
     box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
     of = gymnasium_spaces.observation_space
