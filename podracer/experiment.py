@@ -50,6 +50,7 @@ class RunConfig:
       env_timeout: of Sebulba; seconds that environments may take to answer.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
         before the run ends with an error.
+      replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
@@ -72,6 +73,7 @@ class RunConfig:
     queue_capacity: int | None = configs.field(None, low=1)
     env_timeout: float = configs.field(60.0, low=0.1)
     env_restarts: int = configs.field(0, low=0)
+    replay_memory: Literal["device", "host"] = "device"
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
@@ -192,6 +194,8 @@ def resolve(
 def _anakin(
     agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
 ) -> tuple[Driver, int, int]:
+    if run.replay_memory != "device":
+        raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
     layout = topology.make(
         num_envs=run.num_envs,
         envs_per_device=agent.config.envs_per_device,
@@ -236,5 +240,6 @@ def _sebulba(
         queue_capacity=run.queue_capacity,
         env_timeout=run.env_timeout,
         env_restarts=run.env_restarts,
+        replay_memory=run.replay_memory,
     )
     return driver, layout.num_envs, layout.num_shards

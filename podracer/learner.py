@@ -58,32 +58,65 @@ class Learner(NamedTuple):
       ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
       learn: `(LearnerState, Counts, ring, Trajectory, group int32, progress, key) -> (LearnerState, Counts, ring,
         Metrics)`; runs under `ops.DATA_AXES`. Metrics are sums over the updates of this call (see `means`).
+      steps: what `learn` is made of, or None without replay.
     """
 
     counts: Callable[[], Counts]
     ring: Callable[[Trajectory], ArrayTree]
     learn: Callable[..., tuple[LearnerState, Counts, ArrayTree, Metrics]]
+    steps: Steps | None = None
 
 
-def require_room(experience: Experience, devices: list[Any]) -> None:
+class Steps(NamedTuple):
+    """The steps of learning with a replay, on one shard, each under `ops.DATA_AXES`.
+
+    Attributes:
+      add: `(Counts, ring, Trajectory, group) -> (Counts, ring, num_updates int32, Metrics)`; the metrics of a call.
+      draw: `(Counts, ring, Trajectory, key) -> (Sample, what Agent.learn takes, Metrics)`.
+      learn: `(LearnerState, what was drawn, progress, key) -> (LearnerState, Metrics, priorities [n] or ())`.
+      write: `(Counts, ring, Sample, priorities) -> (Ring.priority, Metrics)`.
+    """
+
+    add: Callable[..., tuple[Counts, replay.Ring, jax.Array, Metrics]]
+    draw: Callable[..., tuple[replay.Sample, Any, Metrics]]
+    learn: Callable[..., tuple[LearnerState, Metrics, Any]]
+    write: Callable[..., tuple[jax.Array, Metrics]]
+
+
+def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
+    """The keys of `draw` and `learn` for one of the updates of a call."""
+    sample_key, learn_key = jax.random.split(jax.random.fold_in(key, number))
+    return sample_key, learn_key
+
+
+def require_room(experience: Experience, devices: list[Any], *, on_host: bool = False) -> None:
     """Checks that a replay fits.
 
     Args:
       experience: shapes; its ring is spread evenly over the devices.
       devices: all of one kind.
+      on_host: whether the ring is in the host's memory instead.
 
     Raises:
-      ValueError: where a device has less memory than its part needs.
+      ValueError: where a device, or the host, has less memory than its part needs.
     """
-    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(experience.ring)) / len(devices)
-    stats = devices[0].memory_stats() or {}
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(experience.ring)) / 2**30
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if on_host:
+        if size > machine:
+            raise ValueError(
+                f"the replay needs {size:.1f} GiB, and the host has {machine:.1f} GiB; lower replay_capacity."
+            )
+        return
     # CPU devices share the machine's memory, and say nothing of it.
-    shared = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
-    there = stats.get("bytes_limit", shared)
+    stats = devices[0].memory_stats() or {}
+    needed = size / len(devices)
+    there = stats["bytes_limit"] / 2**30 if "bytes_limit" in stats else machine / len(devices)
     if needed > there:
         raise ValueError(
-            f"the replay needs {needed / 2**30:.1f} GiB on each device, and {devices[0]} has {there / 2**30:.1f} GiB; "
-            "lower replay_capacity, or use more devices."
+            f"the replay needs {needed:.1f} GiB on each device, and {devices[0]} has {there:.1f} GiB; lower "
+            "replay_capacity, use more devices, or keep it in the host's memory with arch='sebulba' and "
+            f"replay_memory='host' ({size:.1f} of {machine:.1f} GiB)."
         )
 
 
@@ -117,9 +150,58 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
-    make_learn = _mixed if spec.fraction else _replayed
+    make_steps = _mixed if spec.fraction else _sampled
+    steps = make_steps(agent, spec, plan, num_shards)
     ring = lambda trajectory: replay.init(plan, spec, trajectory)  # noqa: E731
-    return Learner(counts, ring, make_learn(agent, spec, plan, num_shards))
+    return Learner(counts, ring, _with_replay(steps), steps)
+
+
+def _at_once(agent: Agent) -> Callable[..., Any]:
+    """Learning from every rollout once."""
+
+    def learn(
+        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
+    ) -> tuple[LearnerState, Counts, Any, Metrics]:
+        learner, metrics = agent.learn(learner, trajectory, *rest)
+        return learner, counts._replace(batches=counts.batches + 1), ring, metrics
+
+    return learn
+
+
+def _with_replay(steps: Steps) -> Callable[..., Any]:
+    """Adding every rollout, and as many updates as are due."""
+
+    def learn(
+        learner: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        trajectory: Trajectory,
+        group: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        counts, ring, num_updates, call = steps.add(counts, ring, trajectory, group)
+
+        def update(number: Any, learner: LearnerState, priority: jax.Array) -> tuple[LearnerState, jax.Array, Metrics]:
+            # Of the ring, an update changes nothing but the priorities.
+            now = ring._replace(priority=priority)
+            sample_key, learn_key = update_keys(key, number)
+            at, batch, drawn = steps.draw(counts, now, trajectory, sample_key)
+            learner, metrics, priorities = steps.learn(learner, batch, progress, learn_key)
+            priority, written = steps.write(counts, now, at, priorities)
+            return learner, priority, metrics | drawn | written
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            learner, priority, sums = carry
+            learner, priority, metrics = update(i, learner, priority)
+            return learner, priority, jax.tree.map(jnp.add, sums, metrics)
+
+        shapes = jax.eval_shape(update, jnp.int32(0), learner, ring.priority)[2]
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        learner, priority, metrics = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
+        return learner, counts, ring._replace(priority=priority), metrics | call
+
+    return learn
 
 
 def _added(
@@ -136,20 +218,8 @@ def _added(
     return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
 
 
-def _at_once(agent: Agent) -> Callable[..., Any]:
-    """Learning from every rollout once."""
-
-    def learn(
-        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
-    ) -> tuple[LearnerState, Counts, Any, Metrics]:
-        learner, metrics = agent.learn(learner, trajectory, *rest)
-        return learner, counts._replace(batches=counts.batches + 1), ring, metrics
-
-    return learn
-
-
-def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
-    """Learning from every rollout once, next to replayed ones."""
+def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Steps:
+    """One update for every rollout, on that rollout next to replayed ones."""
     lanes = plan.lanes
     n = round(lanes * spec.fraction / (1.0 - spec.fraction))
     if not 0 < n <= lanes or not np.isclose(n / (n + lanes), spec.fraction):
@@ -158,92 +228,61 @@ def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> 
             f"n / (n + {lanes}) with n up to {lanes}."
         )
 
-    def learn(
-        learner: LearnerState,
-        counts: Counts,
-        ring: replay.Ring,
-        trajectory: Trajectory,
-        group: jax.Array,
-        progress: jax.Array,
-        key: jax.Array,
-    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        sample_key, learn_key = jax.random.split(key)
+    def size_of(counts: Counts) -> jax.Array:
+        return num_shards * replay.num_sequences(plan, counts.rollouts)
+
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
-        size = num_shards * replay.num_sequences(plan, counts.rollouts)
-        at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, n)
+        return counts, ring, jnp.int32(1), {"replay/size": size_of(counts).astype(jnp.float32)}
+
+    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:
+        there = size_of(counts) > 0
+        at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
         # Before there is anything to replay, the newest rollout is seen twice.
         new = ops.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
-        old = jax.tree.map(lambda x, y: jnp.where(size > 0, x, y), replay.gather(plan, spec, ring, at), new)
+        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), replay.gather(plan, spec, ring, at), new)
         both = ops.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
-        learner, metrics = agent.learn(learner, both, progress, learn_key)
-        age = jnp.where(size > 0, at.age, 0).astype(jnp.float32)
-        metrics |= {
-            "replay/size": size.astype(jnp.float32),
-            "replay/age": ops.global_mean(age, jnp.ones(n)),
-        }
-        return learner, counts, ring, metrics
+        age = jnp.where(there, at.age, 0).astype(jnp.float32)
+        return at, both, {"replay/age": ops.global_mean(age, jnp.ones(n))}
 
-    return learn
+    def learn(learner: LearnerState, both: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+        return *agent.learn(learner, both, progress, key), ()
+
+    return Steps(add, draw, learn, lambda counts, ring, at, priorities: (ring.priority, {}))
 
 
-def _replayed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
-    """Learning from samples alone, as often as the replay ratio says."""
+def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Steps:
+    """Updates on samples alone, as often as the replay ratio says."""
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
     n = spec.batch_size // num_shards
     per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * plan.lanes * num_shards / spec.batch_size
+    mean = lambda x: ops.global_mean(x, jnp.ones(n))  # noqa: E731
 
-    def due(counts: Counts, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How many updates this call owes, and the part of one that is owed from then on."""
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
+        size = num_shards * replay.num_sequences(plan, counts.rollouts)
         whole, part = divmod(per_call.numerator, per_call.denominator)
         ready, owed = size >= spec.min_size, counts.owed + part
         more = owed >= per_call.denominator
-        owed = jnp.where(more, owed - per_call.denominator, owed)
-        return jnp.where(ready, whole + more.astype(jnp.int32), 0), jnp.where(ready, owed, counts.owed)
+        owed = jnp.where(ready, jnp.where(more, owed - per_call.denominator, owed), counts.owed)
+        num_updates = jnp.where(ready, whole + more.astype(jnp.int32), 0)
+        call = {"replay/size": size.astype(jnp.float32), "replay/updates": num_updates.astype(jnp.float32)}
+        return counts._replace(owed=owed), ring, num_updates, call
 
-    def update(
-        learner: LearnerState, ring: replay.Ring, counts: Counts, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """One update; returns the priorities of the ring, all that it changes there."""
-        sample_key, learn_key = jax.random.split(key)
-        at = replay.sample(plan, spec, ring, counts.rollouts, sample_key, n)
-        batch = Batch(replay.gather(plan, spec, ring, at), at.weight)
-        learner, metrics, priorities = agent.learn(learner, batch, progress, learn_key)
+    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:
+        at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
+        metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
+        return at, Batch(replay.gather(plan, spec, ring, at), at.weight), metrics
+
+    def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
         ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
-        even = jnp.ones(n)
-        metrics |= {
-            "replay/age": ops.global_mean(at.age.astype(jnp.float32), even),
-            "replay/priority": ops.global_mean(priorities, even),
+        average = mean(priorities)
+        return ring.priority, {
+            "replay/priority": average,
+            "replay/priority_std": jnp.sqrt(mean(jnp.square(priorities - average))),
             "replay/priority_max": ops.global_max(priorities),
-            "replay/weight": ops.global_mean(at.weight, even),
             "replay/overwritten": ops.global_sum(overwritten),
         }
-        return learner, ring.priority, metrics
 
-    def learn(
-        learner: LearnerState,
-        counts: Counts,
-        ring: replay.Ring,
-        trajectory: Trajectory,
-        group: jax.Array,
-        progress: jax.Array,
-        key: jax.Array,
-    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
-        size = num_shards * replay.num_sequences(plan, counts.rollouts)
-        num_updates, owed = due(counts, size)
-
-        def body(i: jax.Array, carry: Any) -> Any:
-            learner, priority, sums = carry
-            learner, priority, metrics = update(
-                learner, ring._replace(priority=priority), counts, progress, jax.random.fold_in(key, i)
-            )
-            return learner, priority, jax.tree.map(jnp.add, sums, metrics)
-
-        shapes = jax.eval_shape(update, learner, ring, counts, progress, key)[2]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learner, priority, metrics = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
-        metrics |= {"replay/size": size.astype(jnp.float32), "replay/updates": num_updates.astype(jnp.float32)}
-        return learner, counts._replace(owed=owed), ring._replace(priority=priority), metrics
-
-    return learn
+    return Steps(add, draw, agent.learn, write)

@@ -200,12 +200,8 @@ def sample(plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, key: jax
     block = _invert(sums[None], strata)
     within = _invert(blocks[block], jax.random.uniform(second_key, (n,)))
     index = block * BLOCK + within
-    total = jnp.sum(sums)
-    # A shard draws from its own sequences only, so its share of the probability is one over the number of shards.
-    shards = ops.global_sum(jnp.float32(1.0))
-    size = ops.global_sum(jnp.sum((ring.priority > 0).astype(jnp.float32)))
-    chance = ring.priority[index] / (total * shards)
-    weight = (size * chance) ** -replay.importance_exponent
+    # Factors that all shards share, such as how many sequences there are, cancel in the end.
+    weight = (ring.priority[index] / jnp.sum(sums)) ** -replay.importance_exponent
     generation, newest = _generation(plan, index, counts)
     return Sample(index, generation, weight / ops.global_max(weight), newest - generation)
 

@@ -78,13 +78,14 @@ class Session:
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
             try:
-                _, state, self._notes = self._checkpoints.restore(self._saved(experiment.driver.like()))
+                like = experiment.driver.like()
+                _, state, self._notes = self._checkpoints.restore(self._saved(like))
             except checkpoint.CheckpointError:
                 self._checkpoints.close()
                 raise
             if not experiment.run.checkpoint_replay:
-                counts = state.experience.counts.emptied()
-                state = state._replace(experience=Experience(counts, experiment.driver.init().experience.ring))
+                empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience.ring)
+                state = state._replace(experience=Experience(state.experience.counts.emptied(), empty))
             return state
         return experiment.driver.init()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 
 from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
-from podracer.driver import counter_values, without_replay
+from podracer.driver import counter_values
 from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
@@ -101,10 +102,11 @@ def load(
     for part in stored["own"]:
         if given[part] is None:
             raise ValueError(f"{directory} was trained with your own {part}; pass it: load(..., {part}=).")
+    run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
         agent or stored["agent"],
         environment or stored["env"],
-        configs.from_json(RunConfig, stored["run"]),
+        dataclasses.replace(run, actor_devices=None),  # as many as there are here
         config=None if agent else stored["agent_config"],
         env_options=None if environment else stored_options(stored["env"], stored["env_options"]),
         network=network,
@@ -115,8 +117,9 @@ def load(
         raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
     checkpoints = checkpoint.Checkpoints(directory, read_only=True)
     try:
-        like = experiment.driver.like()
-        _, state, problems = checkpoints.restore(like if experiment.run.checkpoint_replay else without_replay(like))
+        # What acted and what is replayed stay on disk: they may be large, and belong to the run's own devices.
+        parts = experiment.driver.like()._replace(actors=(), experience=())
+        _, state, problems = checkpoints.restore(parts)
     finally:
         checkpoints.close()
     for problem in problems:

@@ -83,6 +83,19 @@ def test_it_comes_back_bit_by_bit(written):
     assert equal(restored, state(2))
 
 
+def test_parts_are_read_without_the_others(written, tmp_path):
+    directory = pathlib.Path(shutil.copytree(written, tmp_path / "run"))
+    with opened(directory, read_only=True) as checkpoints:
+        parts = {name: state(0)[name] for name in ("small", "key")}
+        step, restored, problems = checkpoints.restore(parts)
+        assert (step, problems) == (2, [])
+        assert equal(restored, {name: state(2)[name] for name in parts})
+        with pytest.raises(CheckpointError, match="no checkpoint in .* can be read"):
+            checkpoints.restore(parts | {"more": jnp.zeros(3)})
+        with pytest.raises(CheckpointError, match="no checkpoint in .* can be read"):
+            checkpoints.restore(parts | {"small": jnp.zeros(4)})
+
+
 def test_only_the_newest_are_kept(tmp_path):
     with opened(tmp_path, keep=2) as checkpoints:
         for n in range(4):

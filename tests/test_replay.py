@@ -228,16 +228,20 @@ def test_small_masses_and_large_ones():
         assert masses.reshape(-1)[replay._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
-def test_priorities_of_what_is_gone_are_dropped():
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_priorities_of_what_is_gone_are_dropped(all_of_them):
+    """Where nothing is now, and where other sequences are."""
     spec = spec_of(alpha=1.0)
     plan, ring, streams = filled(spec, [0, 1] * 9)
     before = jnp.asarray(streams.counts)
     drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
-    oldest = np.asarray(drawn.age) == plan.size + plan.span - 2
-    assert 0 < oldest.sum() < 64
-    ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0])
+    more = plan.slots if all_of_them else 1
+    old = np.asarray(drawn.age) + more > plan.size + plan.span - 2
+    assert old.all() if all_of_them else 0 < old.sum() < 64
+    for i in range(more):
+        ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0] + i)
     counts = jnp.asarray(streams.counts)
-    gone = oldest & (np.asarray(drawn.index) // plan.slots < B)
+    gone = old & (np.asarray(drawn.index) // plan.slots < B)
     priority = jnp.arange(1.0, 65.0)
     after, overwritten = replay.update(plan, spec, ring, counts, drawn, priority)
     assert int(overwritten) == gone.sum() > 0
@@ -400,9 +404,22 @@ def test_a_rollout_must_fit_into_a_sequence():
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_replay_that_does_not_fit_is_refused(arch):
     """Before anything is made."""
-    message = r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity"
+    message = (
+        r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity, use more devices, "
+        r"or keep it in the host's memory with arch='sebulba' and replay_memory='host' \([0-9.]+ of [0-9.]+ GiB\)"
+    )
+    large = {"config": {"replay_capacity": 10**8}, "progress": False}
     with pytest.raises(ValueError, match=message):
-        podracer.train("r2d2", "pixel_catch", config={"replay_capacity": 10**8}, arch=arch, progress=False)
+        podracer.train("r2d2", "pixel_catch", arch=arch, **large)
+    with pytest.raises(ValueError, match=r"the replay needs [0-9.]+ GiB, and the host has [0-9.]+ GiB; lower"):
+        podracer.train("r2d2", "pixel_catch", arch="sebulba", replay_memory="host", **large)
+
+
+def test_replays_in_the_hosts_memory_are_sebulbas():
+    with pytest.raises(ValueError, match=r"replay_memory='host': only Sebulba has it; add arch='sebulba'"):
+        podracer.train("r2d2", "catch", replay_memory="host", progress=False)
+    with pytest.raises(ValueError, match=r"replay_memory='host': vtrace has no replay here; use 'device'"):
+        podracer.train("vtrace", "catch", arch="sebulba", replay_memory="host", progress=False)
 
 
 def test_means_are_of_updates():

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class Sebulba:
       queue_capacity: rollouts that may wait for the learner; one per actor if None.
       env_timeout: seconds after which an environment that does not answer ends the run,
       env_restarts: or is replaced, so many times.
+      replay_memory: whether a replay is on the learner devices or in the host's memory.
     """
 
     arch = "sebulba"
@@ -69,10 +70,12 @@ class Sebulba:
         queue_capacity: int | None = None,
         env_timeout: float = 60.0,
         env_restarts: int = 0,
+        replay_memory: Literal["device", "host"] = "device",
     ):
         self._agent, self._environments, self._layout = agent, environments, layout
         self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
         self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
+        self._replay_memory = replay_memory
         self._capacity = max(queue_capacity or 0, len(layout.actors))
         environment = environments.make(1, first_seed(seed, "evaluation"))
         try:
@@ -81,7 +84,7 @@ class Sebulba:
             environment.close()
         self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs)
         trajectory = self._shapes(layout.actors[0]).trajectory
-        self.learning = learning.make(agent, layout, trajectory, updates_per_batch)
+        self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory)
         self._start = jax.jit(self.acting.start)
         self._begin: dict[Any, Callable[..., Any]] = {}
         self._act: dict[Any, Callable[..., Any]] = {}
@@ -188,13 +191,11 @@ class Sebulba:
     # Compilation
 
     def check(self) -> None:
+        experience = jax.eval_shape(self.learning.experience)
+        devices = list(self._layout.mesh.devices.flat)
+        require_room(experience, devices, on_host=self._replay_memory == "host")
         trajectory = self._shapes(self._layout.actors[0]).trajectory
-        learner, experience = jax.eval_shape(self._initial_learner), jax.eval_shape(self.learning.experience)
-        require_room(experience, list(self._layout.mesh.devices.flat))
-        jax.eval_shape(self.learning.update, learner, experience, trajectory, *self._update_arguments())
-
-    def _update_arguments(self) -> tuple[Any, ...]:
-        return jnp.int32(0), jnp.float32(0), jax.random.key(0)
+        self.learning.trace(jax.eval_shape(self._initial_learner), experience, trajectory)
 
     def _shapes(self, device: Any) -> _Shapes:
         """What an actor on a device computes with."""
@@ -229,8 +230,7 @@ class Sebulba:
         learner = jax.eval_shape(self._initial_learner)
         everywhere = self.learning.state_sharding
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
-        experience = self.like().experience
-        self._update = self.learning.update.lower(learner, experience, trajectory, *self._update_arguments()).compile()
+        self._update = self.learning.compile(learner, self.like().experience, trajectory)
         return time.perf_counter() - start
 
     # Running

@@ -7,16 +7,17 @@ shards give equal results on any number of learner devices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from podracer import learner, ops
 from podracer.gradients import split_lanes
 from podracer.learner import Experience
+from podracer.sebulba.host_replay import HostReplay
 from podracer.topology import DATA_AXIS, HostTopology
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
@@ -30,9 +31,11 @@ class Learning(NamedTuple):
       update: `(LearnerState, Experience, Trajectory, part int32, progress, key) -> (LearnerState, Experience,
         Metrics)`; learns from the `part`-th of `updates_per_batch` parts of every shard's lanes. State and experience
         are donated.
+      trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
+      compile: `(LearnerState, Experience, Trajectory) -> update`, compiled for these shapes.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
       like: the shapes of a trajectory, with the shardings of one that was spread.
-      spread: puts a trajectory of one device on the learner devices, without waiting.
+      spread: puts a trajectory of one device where it is learnt from, or replayed, without waiting.
       state_sharding: of a LearnerState.
       experience_sharding: of an Experience.
     """
@@ -40,6 +43,8 @@ class Learning(NamedTuple):
     init: Callable[..., LearnerState]
     experience: Callable[[], Experience]
     update: Callable[..., tuple[LearnerState, Experience, Metrics]]
+    trace: Callable[..., Any]
+    compile: Callable[..., Callable[..., tuple[LearnerState, Experience, Metrics]]]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
     spread: Callable[[Trajectory], Trajectory]
@@ -47,7 +52,13 @@ class Learning(NamedTuple):
     experience_sharding: Experience
 
 
-def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per_batch: int = 1) -> Learning:
+def make(
+    agent: Agent,
+    layout: HostTopology,
+    trajectory: Trajectory,
+    updates_per_batch: int = 1,
+    replay_memory: Literal["device", "host"] = "device",
+) -> Learning:
     """The learning functions on the learner mesh, whose only axis is `data`.
 
     Args:
@@ -55,6 +66,7 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
       layout: actors and learners.
       trajectory: of one actor, for its shapes.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
+      replay_memory: where a replay is kept.
 
     Raises:
       ValueError: where a replay does not fit the layout.
@@ -96,12 +108,7 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
             new, now, ring, metrics = core.learn(
                 state, counts, ring, _part(trajectory, part), group, progress, shard_key
             )
-            lag = (state.num_updates - trajectory.policy_version).astype(jnp.float32)
-            metrics |= {
-                "sebulba/policy_lag": ops.global_mean(lag, jnp.ones_like(lag)),
-                "sebulba/policy_lag_max": ops.global_max(lag),
-            }
-            return ring, (new, now, metrics)
+            return ring, (new, now, metrics | _lag(trajectory, state.num_updates))
 
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
         split = split_lanes(trajectory, shards_here)
@@ -130,33 +137,42 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
         # Copied: the learner's own arrays are donated to the next update, and jit passes inputs on without a copy.
         return jax.tree.map(jnp.copy, agent.actor_params(learner, progress))
 
-    def shardings(trajectory: Trajectory) -> Trajectory:
-        parts = zip((NamedSharding(mesh, spec) for spec in by_lane), trajectory)  # type: ignore[arg-type]
-        return Trajectory(*(jax.tree.map(lambda _, s=s: s, x) for s, x in parts))
+    step: Any = jax.jit(mapped, donate_argnums=(0, 1))
+    trajectory_sharding: Any = Trajectory(*(NamedSharding(mesh, spec) for spec in by_lane))  # type: ignore[arg-type]
+    ring_sharding: Any = over_shards
+    trace = lambda *shapes: jax.eval_shape(step, *shapes, *_numbers())  # noqa: E731
+    compile_ = lambda *shapes: step.lower(*shapes, *_numbers()).compile()  # noqa: E731
+    if replay_memory == "host":
+        if core.steps is None:
+            raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
+        there = HostReplay(core.steps, layout, _lag)
+        step, trace, compile_ = there.update, there.trace, there.compile
+        trajectory_sharding, ring_sharding = there.sharding, there.sharding
 
     def like(trajectory: Trajectory) -> Trajectory:
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return jax.tree.map(place, trajectory, shardings(trajectory))
+        return jax.tree.map(place, trajectory, _spread(trajectory_sharding, trajectory))
 
     def spread(trajectory: Trajectory) -> Trajectory:
-        if mesh.size == 1 and trajectory.lane.devices() == set(mesh.devices.flat):
+        learners = set(mesh.devices.flat) if replay_memory == "device" else trajectory_sharding.device_set
+        if len(learners) == 1 and trajectory.lane.devices() == learners:
             return trajectory  # it is there
-        return jax.device_put(trajectory, shardings(trajectory))
+        return jax.device_put(trajectory, trajectory_sharding)
 
     def experience() -> Experience:
         on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, num_shards)), trajectory)
         ring = jax.eval_shape(core.ring, on_a_shard)
         return Experience(core.counts(), jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring))
 
-    experience_sharding = Experience(
-        jax.tree.map(lambda _: everywhere, core.counts()),
-        jax.tree.map(lambda _: over_shards, jax.eval_shape(experience).ring),
-    )
+    counts_sharding: Any = everywhere if replay_memory == "device" else ring_sharding
+    experience_sharding = _spread(Experience(counts_sharding, ring_sharding), jax.eval_shape(experience))
     publish_jit = jax.jit(publish)
     return Learning(
         init=jax.jit(agent.init, out_shardings=everywhere),
         experience=jax.jit(experience, out_shardings=experience_sharding),
-        update=jax.jit(mapped, donate_argnums=(0, 1)),
+        update=step,
+        trace=trace,
+        compile=compile_,
         publish=lambda learner, progress: jax.tree.map(
             lambda x: x.addressable_shards[0].data, publish_jit(learner, jnp.float32(progress))
         ),
@@ -165,3 +181,23 @@ def make(agent: Agent, layout: HostTopology, trajectory: Trajectory, updates_per
         state_sharding=everywhere,
         experience_sharding=experience_sharding,
     )
+
+
+def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
+    """How many updates older than the learner the policy was that acted."""
+    lag = (num_updates - trajectory.policy_version).astype(jnp.float32)
+    return {
+        "sebulba/policy_lag": ops.global_mean(lag, jnp.ones_like(lag)),
+        "sebulba/policy_lag_max": ops.global_max(lag),
+    }
+
+
+def _numbers() -> tuple[Any, ...]:
+    """Examples of the last three arguments of an update."""
+    return jnp.int32(0), jnp.float32(0), jax.random.key(0)
+
+
+def _spread(prefix: Any, tree: ArrayTree) -> Any:
+    """A tree of shardings from a prefix of it."""
+    is_leaf = lambda x: isinstance(x, Sharding)  # noqa: E731
+    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, tree, is_leaf=is_leaf)

@@ -77,6 +77,23 @@ def on_eight_devices(directory):
     )
     assert result.summary["devices"] == 8
     assert result.summary["complete"]
+    config = {"rollout_length": 10, "burn_in": 0, "trace_length": 10, "batch_size": 48, "replay_min_size": 96}
+    ends = []
+    for memory in ("device", "host"):
+        result = podracer.train(
+            "r2d2",
+            "catch",
+            arch="sebulba",
+            mode="lockstep",
+            replay_memory=memory,
+            num_envs=48,
+            config=config,
+            total_steps=5_000,
+            progress=False,
+        )
+        assert result.summary["updates"] > 100
+        ends.append(harness.numbers_of(result.learner.params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *ends)
 
 
 def elsewhere(function, directory):

@@ -23,6 +23,12 @@ def agent_of(name, lstm_size=0, normalize=True):
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
         return agents.vtrace(COUNTING.spec, VTraceConfig(**common))
+    if name == "vtrace with replay":
+        return agents.vtrace(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40))
+    if name == "r2d2":
+        replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
+        config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
+        return agents.r2d2(COUNTING.spec, config)
     return agents.ppo(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
@@ -90,19 +96,7 @@ def test_trajectories_keep_the_contract(name, threads, lockstep):
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_replayed_sequences_keep_the_contract(num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
-    config = agents.R2D2Config(
-        rollout_length=T,
-        burn_in=3,
-        trace_length=9,
-        hidden_sizes=(8,),
-        lstm_size=4,
-        head_size=8,
-        batch_size=4,
-        replay_capacity=100,
-        replay_min_size=10,
-        replay_ratio=0.5,
-    )
-    agent = agents.r2d2(COUNTING.spec, config)
+    agent = agent_of("r2d2", lstm_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
     counts, rings = final.experience
@@ -128,6 +122,21 @@ def test_replayed_sequences_keep_the_contract(num_shards):
         assert np.any(np.abs(np.asarray(core[0])) > 0)
     rows = np.concatenate(seen)
     assert len(np.unique(rows, axis=0)) == len(rows) >= 100
+
+
+@pytest.mark.parametrize("name", ["r2d2", "vtrace with replay"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards):
+    ends, reports = [], []
+    for memory in ("device", "host"):
+        driver = driver_of(agent_of(name, lstm_size=4), 2, True, num_shards=num_shards, replay_memory=memory)
+        final, _, progress, _ = run(driver, total_steps=2000)
+        ends.append(harness.numbers_of((final.learner, final.experience)))
+        reports += [sorted(p.metrics) for p in progress]
+    device, host = ends
+    assert device[0].num_updates > 10
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), device, host)
+    assert all(names == reports[0] for names in reports), "of calls with updates and without"
 
 
 def test_every_step_has_a_key_of_its_own():
@@ -226,8 +235,8 @@ def test_lockstep_resumes_bit_for_bit(threads, milestone):
 
 
 def test_a_state_is_like_what_like_says():
-    for lockstep in (False, True):
-        driver = driver_of(agent_of("ppo", lstm_size=3), 2, lockstep)
+    for name, lockstep, memory in (("ppo", False, "device"), ("ppo", True, "device"), ("r2d2", False, "host")):
+        driver = driver_of(agent_of(name, lstm_size=3), 2, lockstep, replay_memory=memory)
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
 
