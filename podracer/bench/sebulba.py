@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 from typing import Annotated, Any
 
 import jax
@@ -46,6 +50,7 @@ class SebulbaArguments:
       presets: what to measure.
       actor_devices: as in `podracer train`.
       actor_threads: as in `podracer train`; the lanes of a preset are those of each thread.
+      simulated_devices: where the only device is a CPU, measure again with it simulating so many; 0 does not.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -54,6 +59,7 @@ class SebulbaArguments:
     presets: tuple[str, ...] = tuple(PRESETS)
     actor_devices: int | None = configs.field(None, low=1)
     actor_threads: int = configs.field(1, low=1)
+    simulated_devices: int = configs.field(8, low=0)
     repeats: int = configs.field(5, low=1)
     seconds: float = configs.field(2.0, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
@@ -71,21 +77,46 @@ def main(arguments: SebulbaArguments) -> int:
     for name in arguments.presets:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, arguments))
+    if arguments.simulated_devices and jax.default_backend() == "cpu" and jax.local_device_count() == 1:
+        results += _simulated(arguments)
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
-    header = ["preset", "envs", "environment", "plain acting", "acting", "training", "acting/plain", "training/acting"]
-    lines = [header]
+    header = ["preset", "devices", "envs", "environment", "plain acting", "acting", "training"]
+    lines = [[*header, "acting/plain", "training/acting", "fetching/training"]]
+    ratio = lambda x: f"{x:.2f}" if x else "-"  # noqa: E731
     for r in results:
         rates = [f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "plain_acting", "acting", "training")]
-        ratio = f"{r['acting_ratio']:.2f}" if r["acting_ratio"] else "-"
-        lines.append([r["preset"], str(r["num_envs"]), *rates, ratio, f"{r['training_ratio']:.2f}"])
+        ratios = [ratio(r[key]) for key in ("acting_ratio", "training_ratio", "fetching_ratio")]
+        lines.append([r["preset"], str(r["devices"]), str(r["num_envs"]), *rates, *ratios])
     print(table(lines))
     print("rows/s (one step of one lane, resets included), medians; ratios are of pairs measured in turn.")
+    print("fetching: training where the learner fetches its shards, instead of the actors sending them.")
     for r in results:
         shares = "  ".join(f"{name.removeprefix('sebulba/')} {value:.2f}" for name, value in r["stages"].items())
-        print(f"{r['preset']}: {shares}")
+        print(f"{r['preset']}, {r['layout']}: {shares}")
     if arguments.json:
         write(arguments.json, "podracer bench sebulba", arguments, results)
     return 0
+
+
+def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
+    """The results with a CPU that simulates several devices, which takes a process of its own."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "results.json"
+        command = [sys.executable, "-m", "podracer", "bench", "sebulba", "--json", str(path)]
+        for name in ("actor_threads", "repeats", "seconds"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+        if arguments.actor_devices:
+            command += ["--actor-devices", str(arguments.actor_devices)]
+        count = str(arguments.simulated_devices)
+        # With fewer threads than devices, collectives of a loaded machine wait for one another for good.
+        settings = {"JAX_NUM_CPU_DEVICES": count, "NPROC": str(4 * arguments.simulated_devices)}
+        subprocess.run(
+            [*command, "--presets", *arguments.presets],
+            env=os.environ | settings,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        return json.loads(path.read_text())["results"]
 
 
 def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
@@ -103,6 +134,11 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     compile_seconds = driver.compile(driver.init())
     acting, training = _Acting(driver, layout), _Training(driver, layout)
     measured: dict[str, Measured] = {"acting": acting, "training": training}
+    crews = [acting.crew, training.crew]
+    if len(layout.devices) > 1:
+        fetching = _Training(driver, layout, fetch=True)
+        measured["fetching"] = fetching
+        crews.append(fetching.crew)
     plain = yardstick("plain_actor.py")
     task = preset.env.partition(":")[2]
     if plain is not None:
@@ -113,19 +149,22 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     try:
         rates = in_turns(measured, arguments.repeats, arguments.seconds)
     finally:
-        acting.crew.__exit__()
-        training.crew.__exit__()
+        for crew in crews:
+            crew.__exit__()
     medians = {key: statistics.median(values) for key, values in rates.items()}
     pairs = [a / b for a, b in zip(rates["acting"], rates.get("plain_acting", []))]
+    fetched = [a / b for a, b in zip(rates.get("fetching", []), rates["training"])]
     return {
         "preset": name,
         "env": preset.env,
         "num_envs": layout.num_envs,
+        "devices": len(layout.devices),
         "layout": layout.describe(),
         **{key: medians.get(key) for key in ("environment", "plain_acting", "acting", "training")},
         "acting_ratio": statistics.median(pairs) if pairs else None,
         "acting_ratio_range": [min(pairs), max(pairs)] if pairs else None,
         "training_ratio": statistics.median(a / b for a, b in zip(rates["training"], rates["acting"])),
+        "fetching_ratio": statistics.median(fetched) if fetched else None,
         "compile_seconds": compile_seconds,
         "stages": training.stages,
         "rates": rates,
@@ -154,10 +193,23 @@ class _Acting:
 
 
 class _Training(_Acting):
-    """The whole of it: n rollouts acted and learnt."""
+    """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place."""
 
-    def __init__(self, driver: Sebulba, layout: topology.HostTopology):
+    def __init__(self, driver: Sebulba, layout: topology.HostTopology, fetch: bool = False):
+        learning = driver.learning
+        if fetch:
+            driver.learning = learning._replace(spread=lambda trajectory: trajectory)
         super().__init__(driver, layout)
+        driver.learning = learning
+        if fetch:
+            crew: Any = self.crew
+            take = crew.next_rollout
+
+            def next_rollout(*arguments: Any) -> Any:
+                rollout = take(*arguments)
+                return rollout and rollout._replace(trajectory=learning.spread(rollout.trajectory))
+
+            crew.next_rollout = next_rollout
         self.stages: dict[str, float] = {}
         self._learner = driver.learner(driver.init())
 
