@@ -22,14 +22,6 @@ STEPS = {"catch": 150_000, "cartpole": 500_000}
 FRACTIONS = {"without replay": 0.0, "half replayed": 0.5}
 
 
-def area(history, member):
-    """The mean evaluation return over training, by the trapezoidal rule from 0 steps on."""
-    rows = [row for row in history if "eval/return_mean" in row and row["member"] == member]
-    x = np.array([row["env_steps"] for row in rows], float)
-    y = np.array([row["eval/return_mean"] for row in rows])
-    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
@@ -48,7 +40,7 @@ def main():
                 progress=False,
             )
             histories[label] = result.history
-            areas = [area(result.history, member) for member in range(seeds)]
+            areas = [measure.over_training(result.history, member) for member in range(seeds)]
             results[f"{env}, {label}"] = {
                 "mean_return_over_training": areas,
                 "final": [member["eval_return_mean"] for member in result.summary["members"]],

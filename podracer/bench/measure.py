@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from podracer import config as configs
 from podracer.version import __version__
@@ -65,6 +66,14 @@ def yardstick(file: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def over_training(history: list[dict[str, Any]], member: int) -> float:
+    """The mean evaluation return over training (the area under the learning curve), by the trapezoidal rule."""
+    rows = [row for row in history if "eval/return_mean" in row and row["member"] == member]
+    x = np.array([row["env_steps"] for row in rows], float)
+    y = np.array([row["eval/return_mean"] for row in rows])
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def table(lines: list[list[str]]) -> str:
