@@ -47,6 +47,11 @@ class Row:
         return value <= self.bound if self.at_most else value >= self.bound
 
 
+MINIGRID = (
+    "r2d2 envpool:MiniGrid-MemoryS7-v0 --total-steps 1000000 --agent.discount 0.98 --agent.n-step 10 "
+    "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4"
+)
+
 # The optima of the gridworlds are 1.0 by exact value iteration (tests/envs/value_iteration.py).
 ROWS = (
     Row("catch-ppo", "ppo catch --total-steps 500000", 0.95),
@@ -74,6 +79,9 @@ ROWS = (
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
+    # Without memory, half of the episodes end at the wrong object.
+    Row("envpool-minigrid-r2d2", f"{MINIGRID} --agent.lstm-size 128", 0.8),
+    Row("envpool-minigrid-r2d2-feed-forward", f"{MINIGRID} --agent.lstm-size 0", 0.6, at_most=True),
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),

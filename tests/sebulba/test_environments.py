@@ -3,11 +3,12 @@
 import itertools
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
 from podracer import atari, environments, spaces
-from podracer.sebulba import gymnasium_spaces
+from podracer.sebulba import envpool, gymnasium_spaces
 from podracer.sebulba.envpool import AtariOptions
 from podracer.sebulba.seeds import first_seed
 from podracer.types import EnvSpec, HostStep
@@ -180,6 +181,41 @@ def test_families(name, settings, observation, action):
         return rng.uniform(space.low, space.high, (2, *space.shape)).astype(np.float32)
 
     check_rows(source.spec, rollout(source.make(2, 0), 60, choose))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "steps"),
+    [
+        ("envpool:CartPole-v1", {}, 300),
+        ("envpool:CartPole-v1", {"max_episode_steps": 12}, 60),
+        ("envpool:Pong-v5", {"max_episode_steps": 40}, 100),
+        ("envpool:MiniGrid-MemoryS7-v0", {}, 300),
+        ("envpool:HalfCheetah-v4", {"max_episode_steps": 20}, 60),
+    ],
+)
+def test_the_direct_way_shows_what_gymnasium_does(name, settings, steps):
+    source = environments.make(name, **settings)
+    rng = np.random.default_rng(0)
+
+    def choose(t, step):
+        space = source.spec.action_space
+        if isinstance(space, spaces.Discrete):
+            return rng.integers(0, space.num_values, 3, np.int32)
+        return rng.uniform(space.low, space.high, (3, *space.shape)).astype(np.float32)
+
+    pools = source.make(3, 7), source.make(3, 7)
+    assert isinstance(pools[0]._pool, envpool._DirectPool)
+    pools[1]._pool = envpool._Pool(pools[1]._pool.pool)
+    ended = 0
+    for t in range(steps):
+        (_, direct), (_, other) = (pool.recv() for pool in pools)
+        jax.tree.map(np.testing.assert_array_equal, direct, other)
+        assert jax.tree.map(lambda x: x.dtype, direct) == jax.tree.map(lambda x: x.dtype, other)
+        actions = choose(t, direct)
+        for pool in pools:
+            pool.send(None, actions)
+        ended += int(direct.timestep.last.sum())
+    assert ended >= 3
 
 
 def test_minigrid_shows_codes():
