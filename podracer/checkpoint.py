@@ -110,6 +110,12 @@ class Checkpoints:
         for name, x in _named(like):
             data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
             wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+        there = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
+        for name, x in wanted.items():
+            if name in there and tuple(there[name].shape) != x.shape:
+                raise ValueError(
+                    f"{name} is {list(there[name].shape)} there and {list(x.shape)} here: it is of another layout"
+                )
         arrays = {
             name: self._ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape) for name, x in wanted.items()
         }

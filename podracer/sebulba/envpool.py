@@ -227,7 +227,8 @@ class _DirectPool(_Pool):
         self._info = {name: at[f"info:{name}"] for name in ("reward", "terminated") if f"info:{name}" in at}
 
     def send(self, actions: np.ndarray) -> None:
-        self._send([self._ids, self._ids, np.ascontiguousarray(actions, self._dtype)])
+        # A copy: what comes from a device may not be written to, and EnvPool asks for arrays that may.
+        self._send([self._ids, self._ids, np.array(actions, self._dtype, order="C")])
 
     def recv(self) -> _Rows:
         state, at = self._recv(), self._observation

@@ -212,6 +212,7 @@ def test_the_direct_way_shows_what_gymnasium_does(name, settings, steps):
         jax.tree.map(np.testing.assert_array_equal, direct, other)
         assert jax.tree.map(lambda x: x.dtype, direct) == jax.tree.map(lambda x: x.dtype, other)
         actions = choose(t, direct)
+        actions.flags.writeable = False  # as those from a device
         for pool in pools:
             pool.send(None, actions)
         ended += int(direct.timestep.last.sum())
