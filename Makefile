@@ -37,9 +37,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check podracer envs_jax examples benchmarks/learn.py
 	$(BIN)/pyright
 
-bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba}.json
+bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
+	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
 
 clean:
 	rm -rf $(VENV) .cache runs build *.egg-info

@@ -120,7 +120,7 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
         )
 
 
-PER_CALL = ("replay/size", "replay/updates", "sebulba/policy_lag", "sebulba/policy_lag_max")
+PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag", "sebulba/policy_lag_max")
 """Metrics of a call of `learn`; all others are of its updates, of which an agent with replay may do none or several."""
 
 
@@ -267,7 +267,12 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -
         more = owed >= per_call.denominator
         owed = jnp.where(ready, jnp.where(more, owed - per_call.denominator, owed), counts.owed)
         num_updates = jnp.where(ready, whole + more.astype(jnp.int32), 0)
-        call = {"replay/size": size.astype(jnp.float32), "replay/updates": num_updates.astype(jnp.float32)}
+        updates = num_updates.astype(jnp.float32)
+        call = {
+            "replay/size": size.astype(jnp.float32),
+            "replay/updates": updates,
+            "replay/ratio": updates * (spec.batch_size / (plan.lanes * num_shards)),
+        }
         return counts._replace(owed=owed), ring, num_updates, call
 
     def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:

@@ -350,6 +350,7 @@ def test_the_ratio_is_counted(ratio, batch):
         )
         ready = int(metrics["replay/size"]) >= 12
         updates.append(int(metrics["replay/updates"]))
+        assert float(metrics["replay/ratio"]) == pytest.approx(updates[-1] * batch / B)
         added += B * ready
         assert int(metrics["replay/size"]) == int(jnp.sum(ring.priority > 0))
         assert ready or updates[-1] == 0
