@@ -22,18 +22,24 @@ from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
 
 class HostReplay:
-    """What `podracer.sebulba.learning.Learning` is made of where the ring [S] is on the host's CPU.
+    """Learning on the learner devices from a ring [S] on the host's CPU (compare `learning.OnDevices`).
 
     Args:
       steps: the agent's.
       layout: actors and learners.
       lag: `(Trajectory of a shard, num_updates) -> Metrics`.
+
+    Attributes:
+      trajectory_sharding: of a Trajectory, a prefix of its tree.
+      experience_sharding: of an Experience, a prefix of its tree.
     """
 
     def __init__(self, steps: learner.Steps, layout: HostTopology, lag: Callable[[Trajectory, jax.Array], Metrics]):
         self._steps, self._layout, self._lag = steps, layout, lag
         cpu = jax.local_devices(backend="cpu")[0]
-        self.sharding = SingleDeviceSharding(cpu)
+        self._cpu: Any = SingleDeviceSharding(cpu)
+        self.trajectory_sharding = Trajectory(*(self._cpu for _ in Trajectory._fields))
+        self.experience_sharding = Experience(self._cpu, self._cpu)
         self._everywhere = NamedSharding(layout.mesh, PartitionSpec())
         self._by_shard = NamedSharding(layout.mesh, PartitionSpec(DATA_AXIS))
         self._add: Any = jax.jit(self._add_shards, donate_argnums=1)
@@ -104,7 +110,7 @@ class HostReplay:
     ) -> tuple[LearnerState, Experience, Metrics]:
         """See `Learning.update`; there is one part."""
         del part
-        here = lambda tree: jax.device_put(tree, self.sharding)  # noqa: E731
+        here = lambda tree: jax.device_put(tree, self._cpu)  # noqa: E731
         version, key, progress = here(state.num_updates), here(key), jax.device_put(progress, self._everywhere)
         counts, ring, due, call, key = self._add(experience.counts, experience.ring, trajectory, version, key)
         sums = self._nothing
@@ -119,7 +125,7 @@ class HostReplay:
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> dict[str, Any]:
         """The shapes of the arguments of every step, on their devices."""
         place = lambda sharding: lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        here = lambda tree: jax.tree.map(place(self.sharding), tree)  # noqa: E731
+        here = lambda tree: jax.tree.map(place(self._cpu), tree)  # noqa: E731
         key, number = here(jax.eval_shape(lambda: jax.random.key(0))), here(jax.ShapeDtypeStruct((), jnp.int32))
         counts, ring, trajectory = here((experience.counts, experience.ring, trajectory))
         add = (counts, ring, trajectory, number, key)
@@ -140,9 +146,7 @@ class HostReplay:
         for name, arguments in shapes.items():
             setattr(self, name, getattr(self, name).lower(*arguments).compile())
         # So that reports of calls without an update name the same metrics.
-        self._nothing = jax.device_put(
-            {name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}, self.sharding
-        )
+        self._nothing = jax.device_put({name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}, self._cpu)
         return self.update
 
 

@@ -1,7 +1,8 @@
 """The learning program of Sebulba: the agent's own `learn`, under `shard_map` over the learner devices.
 
 A trajectory [T, B] arrives spread along B. Each device runs its logical shards side by side, as in Anakin, so equal
-shards give equal results on any number of learner devices.
+shards give equal results on any number of learner devices. A replay may be in the host's memory instead
+(`podracer.sebulba.host_replay`).
 """
 
 from __future__ import annotations
@@ -82,97 +83,41 @@ def make(
         groups=len(layout.actors),
         num_shards=num_shards,
     )
-    by_lane = Trajectory(*(PartitionSpec(None, DATA_AXIS) for _ in Trajectory._fields))._replace(  # type: ignore[arg-type]
-        actor_state=PartitionSpec(DATA_AXIS), lane=PartitionSpec(DATA_AXIS)
-    )
-    everywhere, over_shards = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(DATA_AXIS))
-    experience_specs = Experience(PartitionSpec(), PartitionSpec(DATA_AXIS))  # type: ignore[arg-type]
-    shards_here = num_shards // mesh.size
-
-    def update(
-        state: LearnerState,
-        experience: Experience,
-        trajectory: Trajectory,
-        part: jax.Array,
-        progress: jax.Array,
-        key: jax.Array,
-    ) -> tuple[LearnerState, Experience, Metrics]:
-        first_shard = lax.axis_index(DATA_AXIS) * shards_here
-        counts = experience.counts
-        key = jax.random.fold_in(key, counts.batches)
-        # Which actor's lanes they are, the same on all shards.
-        group = trajectory.lane[0] // layout.envs_per_actor
-
-        def shard(trajectory: Trajectory, ring: ArrayTree, index: jax.Array) -> Any:
-            shard_key = jax.random.fold_in(key, first_shard + index)
-            new, now, ring, metrics = core.learn(
-                state, counts, ring, _part(trajectory, part), group, progress, shard_key
-            )
-            return ring, (new, now, metrics | _lag(trajectory, state.num_updates))
-
-        # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
-        split = split_lanes(trajectory, shards_here)
-        ring, (new, now, metrics) = jax.vmap(shard, axis_name="shard", out_axes=(0, None))(
-            split, experience.ring, jnp.arange(shards_here, dtype=jnp.int32)
-        )
-        return new, Experience(now, ring), metrics
-
-    def _part(trajectory: Trajectory, part: jax.Array) -> Trajectory:
-        if updates_per_batch == 1:
-            return trajectory
-        size = trajectory.lane.shape[0] // updates_per_batch
-        cut = lambda axis, x: lax.dynamic_slice_in_dim(x, part * size, size, axis)  # noqa: E731
-        return ops.by_lane(cut, trajectory)
-
-    mapped = jax.shard_map(
-        update,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), experience_specs, by_lane, PartitionSpec(), PartitionSpec(), PartitionSpec()),
-        out_specs=(PartitionSpec(), experience_specs, PartitionSpec()),
-        # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
-        check_vma=False,
-    )
-
-    def publish(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        # Copied: the learner's own arrays are donated to the next update, and jit passes inputs on without a copy.
-        return jax.tree.map(jnp.copy, agent.actor_params(learner, progress))
-
-    step: Any = jax.jit(mapped, donate_argnums=(0, 1))
-    trajectory_sharding: Any = Trajectory(*(NamedSharding(mesh, spec) for spec in by_lane))  # type: ignore[arg-type]
-    ring_sharding: Any = over_shards
-    trace = lambda *shapes: jax.eval_shape(step, *shapes, *_numbers())  # noqa: E731
-    compile_ = lambda *shapes: step.lower(*shapes, *_numbers()).compile()  # noqa: E731
-    if replay_memory == "host":
-        if core.steps is None:
-            raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
-        there = HostReplay(core.steps, layout, _lag)
-        step, trace, compile_ = there.update, there.trace, there.compile
-        trajectory_sharding, ring_sharding = there.sharding, there.sharding
-
-    def like(trajectory: Trajectory) -> Trajectory:
-        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return jax.tree.map(place, trajectory, _spread(trajectory_sharding, trajectory))
-
-    def spread(trajectory: Trajectory) -> Trajectory:
-        learners = set(mesh.devices.flat) if replay_memory == "device" else trajectory_sharding.device_set
-        if len(learners) == 1 and trajectory.lane.devices() == learners:
-            return trajectory  # it is there
-        return jax.device_put(trajectory, trajectory_sharding)
+    if replay_memory == "device":
+        place: Any = OnDevices(core, layout, updates_per_batch)
+    elif core.steps is not None:
+        place = HostReplay(core.steps, layout, _lag)
+    else:
+        raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
 
     def experience() -> Experience:
         on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, num_shards)), trajectory)
         ring = jax.eval_shape(core.ring, on_a_shard)
         return Experience(core.counts(), jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring))
 
-    counts_sharding: Any = everywhere if replay_memory == "device" else ring_sharding
-    experience_sharding = _spread(Experience(counts_sharding, ring_sharding), jax.eval_shape(experience))
+    def publish(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        # Copied: the learner's own arrays are donated to the next update, and jit passes inputs on without a copy.
+        return jax.tree.map(jnp.copy, agent.actor_params(learner, progress))
+
+    def like(trajectory: Trajectory) -> Trajectory:
+        shaped = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return jax.tree.map(shaped, trajectory, _spread(place.trajectory_sharding, trajectory))
+
+    def spread(trajectory: Trajectory) -> Trajectory:
+        devices = place.trajectory_sharding.lane.device_set
+        if len(devices) == 1 and trajectory.lane.devices() == devices:
+            return trajectory  # it is there
+        return jax.device_put(trajectory, place.trajectory_sharding)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    experience_sharding = _spread(place.experience_sharding, jax.eval_shape(experience))
     publish_jit = jax.jit(publish)
     return Learning(
         init=jax.jit(agent.init, out_shardings=everywhere),
         experience=jax.jit(experience, out_shardings=experience_sharding),
-        update=step,
-        trace=trace,
-        compile=compile_,
+        update=place.update,
+        trace=place.trace,
+        compile=place.compile,
         publish=lambda learner, progress: jax.tree.map(
             lambda x: x.addressable_shards[0].data, publish_jit(learner, jnp.float32(progress))
         ),
@@ -183,6 +128,85 @@ def make(
     )
 
 
+class OnDevices:
+    """Learning on the learner devices, where the replay is too, if there is one: one program.
+
+    Args:
+      core: the agent's learner.
+      layout: actors and learners.
+      updates_per_batch: parts of a trajectory that are learnt from in turn.
+
+    Attributes:
+      update: see `Learning`.
+      trajectory_sharding: of a Trajectory, a prefix of its tree.
+      experience_sharding: of an Experience, a prefix of its tree.
+    """
+
+    def __init__(self, core: learner.Learner, layout: HostTopology, updates_per_batch: int):
+        self._core, self._layout, self._parts = core, layout, updates_per_batch
+        everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
+        by_lane: Any = Trajectory(*(PartitionSpec(None, DATA_AXIS) for _ in Trajectory._fields))  # type: ignore[arg-type]
+        by_lane = by_lane._replace(actor_state=by_shard, lane=by_shard)
+        experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
+        mapped = jax.shard_map(
+            self._update,
+            mesh=layout.mesh,
+            in_specs=(everywhere, experience, by_lane, everywhere, everywhere, everywhere),
+            out_specs=(everywhere, experience, everywhere),
+            # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
+            check_vma=False,
+        )
+        self.update = jax.jit(mapped, donate_argnums=(0, 1))
+        self.trajectory_sharding = Trajectory(*(NamedSharding(layout.mesh, spec) for spec in by_lane))  # type: ignore[arg-type]
+        self.experience_sharding = Experience(*(NamedSharding(layout.mesh, spec) for spec in experience))  # type: ignore[arg-type]
+
+    def _update(
+        self,
+        state: LearnerState,
+        experience: Experience,
+        trajectory: Trajectory,
+        part: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Experience, Metrics]:
+        """On one device: its shards side by side."""
+        shards_here = self._layout.num_shards // self._layout.mesh.size
+        first_shard = lax.axis_index(DATA_AXIS) * shards_here
+        counts = experience.counts
+        key = jax.random.fold_in(key, counts.batches)
+        # Which actor's lanes they are, the same on all shards.
+        group = trajectory.lane[0] // self._layout.envs_per_actor
+
+        def shard(trajectory: Trajectory, ring: ArrayTree, index: jax.Array) -> Any:
+            shard_key = jax.random.fold_in(key, first_shard + index)
+            new, now, ring, metrics = self._core.learn(
+                state, counts, ring, self._part(trajectory, part), group, progress, shard_key
+            )
+            return ring, (new, now, metrics | _lag(trajectory, state.num_updates))
+
+        # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
+        split = split_lanes(trajectory, shards_here)
+        ring, (new, now, metrics) = jax.vmap(shard, axis_name="shard", out_axes=(0, None))(
+            split, experience.ring, jnp.arange(shards_here, dtype=jnp.int32)
+        )
+        return new, Experience(now, ring), metrics
+
+    def _part(self, trajectory: Trajectory, part: jax.Array) -> Trajectory:
+        if self._parts == 1:
+            return trajectory
+        size = trajectory.lane.shape[0] // self._parts
+        cut = lambda axis, x: lax.dynamic_slice_in_dim(x, part * size, size, axis)  # noqa: E731
+        return ops.by_lane(cut, trajectory)
+
+    def trace(self, *shapes: Any) -> Any:
+        """See `Learning.trace`."""
+        return jax.eval_shape(self.update, *shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0))
+
+    def compile(self, *shapes: Any) -> Callable[..., Any]:
+        """See `Learning.compile`."""
+        return self.update.lower(*shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0)).compile()
+
+
 def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
     """How many updates older than the learner the policy was that acted."""
     lag = (num_updates - trajectory.policy_version).astype(jnp.float32)
@@ -190,11 +214,6 @@ def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
         "sebulba/policy_lag": ops.global_mean(lag, jnp.ones_like(lag)),
         "sebulba/policy_lag_max": ops.global_max(lag),
     }
-
-
-def _numbers() -> tuple[Any, ...]:
-    """Examples of the last three arguments of an update."""
-    return jnp.int32(0), jnp.float32(0), jax.random.key(0)
 
 
 def _spread(prefix: Any, tree: ArrayTree) -> Any:
