@@ -43,16 +43,16 @@ class Checkpoints:
 
         self.directory = pathlib.Path(directory).absolute() / "checkpoints"
         self._ocp, self._read_only = ocp, read_only
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            enable_async_checkpointing=False,  # a checkpoint counts only once it is on disk, and a run writes few
-            cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
-            read_only=read_only,
-        )
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
             with _quiet():
+                options = ocp.CheckpointManagerOptions(
+                    max_to_keep=keep,
+                    enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
+                    cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
+                    read_only=read_only,
+                )
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
