@@ -6,6 +6,7 @@ import pathlib
 import resource
 import shutil
 
+import hosts
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +147,9 @@ def test_what_a_killed_process_had_begun_is_cleared(written, tmp_path):
     shutil.copytree(written / "checkpoints" / "2", tmp_path / "run" / "checkpoints" / "3.orbax-checkpoint-tmp")
     with opened(tmp_path / "run") as checkpoints:
         assert checkpoints.restore(state(0))[0] == 2
-        assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["1", "2"]
+        # Orbax clears it on the side.
+        names = lambda: sorted(path.name for path in checkpoints.directory.iterdir())  # noqa: E731
+        assert hosts.within(10.0, lambda: names() == ["1", "2"]), names()
 
 
 def test_if_none_can_be_read_all_stay(written, tmp_path):
