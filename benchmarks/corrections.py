@@ -3,8 +3,8 @@
     python benchmarks/corrections.py [--seeds 5] [--lags 0 8 32]
 
 V-trace learns catch while it acts by the parameters of so many updates ago, with each of the four corrections, without
-replay and with half of every batch replayed, five seeds side by side. Writes the mean return over training to
-`benchmarks/results/corrections.json`, and a picture of it.
+replay and with half of every batch replayed, five seeds side by side. It is evaluated by its newest parameters. Writes
+the mean return over training to `benchmarks/results/corrections.json`, and a picture of it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ def lagged(agent, lag):
     def actor_params(state, progress):
         # What is about to be overwritten is the oldest.
         old = jax.tree.map(lambda x: x[state.num_updates % lag], state.aux)
-        return ActorParams(old, jnp.maximum(state.num_updates - lag, 0))
+        return ActorParams(old, jnp.maximum(state.num_updates - lag, 0), aux=state.params)
+
+    def act(actor, memory, timestep, key, evaluation):
+        params = actor.aux if evaluation else actor.params
+        return agent.act(actor._replace(params=params, aux=()), memory, timestep, key, evaluation)
 
     def learn(state, trajectory, progress, key):
         new, metrics = agent.learn(state._replace(aux=()), trajectory, progress, key)
         slot = state.num_updates % lag
         return new._replace(aux=jax.tree.map(lambda x, p: x.at[slot].set(p), state.aux, state.params)), metrics
 
-    return agent._replace(init=init, actor_params=actor_params, learn=learn)
+    return agent._replace(init=init, actor_params=actor_params, act=act, learn=learn)
 
 
 def draw(results, lags, seeds, path):
@@ -92,7 +96,7 @@ def main():
                 key = f"{label}, {lag} updates, {correction}"
                 results[key] = {
                     "mean_return_over_training": areas,
-                    "final": [member["eval_return_mean"] for member in result.summary["members"]],
+                    "final": [member["eval_return_mean"] for member in result.summary.get("members", [result.summary])],
                 }
                 print(f"{key}: {np.mean(areas):.3f} ({min(areas):.3f} to {max(areas):.3f})", flush=True)
     draw(results, arguments.lags, arguments.seeds, RESULTS / "corrections.png")

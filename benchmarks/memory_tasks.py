@@ -60,7 +60,7 @@ def main():
             )
             seconds = time.perf_counter() - start
             histories[label] = result.history
-            returns = [member["eval_return_mean"] for member in result.summary["members"]]
+            returns = [member["eval_return_mean"] for member in result.summary.get("members", [result.summary])]
             results[f"{env}, {label}"] = {"returns": returns, "seconds": seconds, "updates": result.summary["updates"]}
             print(f"{env}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
         title = f"R2D2 on {env}, {arguments.seeds} seeds: mean, least and most"

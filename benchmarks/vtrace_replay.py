@@ -43,7 +43,7 @@ def main():
             areas = [measure.over_training(result.history, member) for member in range(seeds)]
             results[f"{env}, {label}"] = {
                 "mean_return_over_training": areas,
-                "final": [member["eval_return_mean"] for member in result.summary["members"]],
+                "final": [member["eval_return_mean"] for member in result.summary.get("members", [result.summary])],
             }
             print(f"{env}, {label}: {np.mean(areas):.3f} ({min(areas):.3f} to {max(areas):.3f})", flush=True)
         title = f"V-trace on {env}, {seeds} seeds: mean, least and most"

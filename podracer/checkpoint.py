@@ -97,6 +97,8 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             state, problem = _attempt(lambda step=step: self._read(step, like))
+            if isinstance(state, CheckpointError):
+                raise state
             if problem:
                 damaged[step] = f"checkpoint {step} is damaged ({problem})"
                 continue
@@ -105,16 +107,19 @@ class Checkpoints:
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
-    def _read(self, step: int, like: ArrayTree) -> ArrayTree:
+    def _read(self, step: int, like: ArrayTree) -> ArrayTree | CheckpointError:
+        """A checkpoint, or what to say where it is whole but of something else."""
         wanted = {}
         for name, x in _named(like):
             data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
             wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         there = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
         for name, x in wanted.items():
-            if name in there and tuple(there[name].shape) != x.shape:
-                raise ValueError(
-                    f"{name} is {list(there[name].shape)} there and {list(x.shape)} here: it is of another layout"
+            if name in there and (there[name].shape, there[name].dtype) != (x.shape, x.dtype):
+                return CheckpointError(
+                    f"checkpoint {step} in {self.directory} is of another layout: {name} is {there[name].dtype} "
+                    f"{list(there[name].shape)} there and {x.dtype} {list(x.shape)} here; go on with as many devices "
+                    "and actors as it was written with."
                 )
         arrays = {
             name: self._ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape) for name, x in wanted.items()

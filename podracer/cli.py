@@ -157,7 +157,7 @@ def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> t
     if preset.parse_known_args(argv)[0].preset != "atari":  # what is wrong with others is said with all that is wrong
         return AGENTS[agent][0](), options()
     if environment.startswith("envpool:"):
-        from podracer import atari  # which needs EnvPool
+        from podracer import atari  # which needs Gymnasium
 
         config, env = atari.preset(agent)
         if type(env) is options:

@@ -406,14 +406,39 @@ def test_a_rollout_must_fit_into_a_sequence():
 def test_a_replay_that_does_not_fit_is_refused(arch):
     """Before anything is made."""
     message = (
-        r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity, use more devices, "
-        r"or keep it in the host's memory with arch='sebulba' and replay_memory='host' \([0-9.]+ of [0-9.]+ GiB\)"
+        r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity, use more devices\.$"
     )
     large = {"config": {"replay_capacity": 10**8}, "progress": False}
     with pytest.raises(ValueError, match=message):
         podracer.train("r2d2", "pixel_catch", arch=arch, **large)
     with pytest.raises(ValueError, match=r"the replay needs [0-9.]+ GiB, and the host has [0-9.]+ GiB; lower"):
         podracer.train("r2d2", "pixel_catch", arch="sebulba", replay_memory="host", **large)
+
+
+def test_an_accelerator_offers_the_hosts_memory():
+    """Not where there is too little of it."""
+
+    class Accelerator:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return {"bytes_limit": 2**20}
+
+        def __repr__(self):
+            return "gpu:0"
+
+    def of(n):
+        return learner.Experience((), jax.ShapeDtypeStruct((n,), jnp.uint8))
+
+    message = (
+        r"the replay needs 0\.1 GiB on each device, and gpu:0 has 0\.0 GiB; lower replay_capacity, use more devices, or "
+        r"keep it in the host's memory \([0-9.]+ GiB\) with arch='sebulba' and replay_memory='host'\."
+    )
+    with pytest.raises(ValueError, match=message):
+        learner.require_room(of(2**27), [Accelerator()])
+    with pytest.raises(ValueError, match=r"use more devices\.$"):
+        learner.require_room(of(2**50), [Accelerator()])
+    learner.require_room(of(2**21), [Accelerator()] * 2)
 
 
 def test_replays_in_the_hosts_memory_are_sebulbas():

@@ -70,7 +70,7 @@ def yardstick(file: str) -> Any:
 
 def over_training(history: list[dict[str, Any]], member: int) -> float:
     """The mean evaluation return over training (the area under the learning curve), by the trapezoidal rule."""
-    rows = [row for row in history if "eval/return_mean" in row and row["member"] == member]
+    rows = [row for row in history if "eval/return_mean" in row and row.get("member", 0) == member]
     x = np.array([row["env_steps"] for row in rows], float)
     y = np.array([row["eval/return_mean"] for row in rows])
     return float(np.trapezoid(y, x) / (x[-1] - x[0]))

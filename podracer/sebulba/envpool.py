@@ -12,6 +12,7 @@ import difflib
 import os
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from podracer import config as configs
@@ -207,19 +208,21 @@ class _DirectPool(_Pool):
     def understands(pool: Any) -> bool:
         """Whether this is what the pool's private parts look like."""
         states, actions = getattr(pool, "_state_keys", ()), getattr(pool, "_action_keys", ())
+        shown = [key for key in states if key.partition(":")[0] == "obs"]
+        named = isinstance(pool.observation_space, gymnasium.spaces.Dict) and not any("." in key for key in shown)
         return (
             list(actions) == ["env_id", "players.env_id", "action"]
             and {"reward", "done", "trunc"} <= set(states)
+            and (shown == ["obs"] or named)
             and pool.config.get("max_num_players", 1) == 1
             and all(hasattr(pool, name) for name in ("_recv", "_send", "_spec"))
-            and all(key.count(":") <= 1 for key in states)
         )
 
     def __init__(self, pool: Any):
         super().__init__(pool)
         self._send, self._recv = pool._send, pool._recv
         self._ids = np.arange(pool.config["num_envs"], dtype=np.int32)
-        self._dtype = np.dtype(pool._spec._action_spec[-1][0])
+        self._dtype, self._shape = np.dtype(pool._spec._action_spec[-1][0]), (len(self._ids), *pool.action_space.shape)
         at = {key: i for i, key in enumerate(pool._state_keys)}
         self._reward, self._done, self._truncated = at["reward"], at["done"], at["trunc"]
         named = {key.partition(":")[2]: i for key, i in at.items() if key.startswith("obs:")}
@@ -227,6 +230,8 @@ class _DirectPool(_Pool):
         self._info = {name: at[f"info:{name}"] for name in ("reward", "terminated") if f"info:{name}" in at}
 
     def send(self, actions: np.ndarray) -> None:
+        if actions.shape != self._shape:
+            raise ValueError(f"actions have shape {actions.shape}, not {self._shape}.")
         # A copy: what comes from a device may not be written to, and EnvPool asks for arrays that may.
         self._send([self._ids, self._ids, np.array(actions, self._dtype, order="C")])
 

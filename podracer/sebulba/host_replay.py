@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from podracer import learner
@@ -36,17 +37,24 @@ class HostReplay:
 
     def __init__(self, steps: learner.Steps, layout: HostTopology, lag: Callable[[Trajectory, jax.Array], Metrics]):
         self._steps, self._layout, self._lag = steps, layout, lag
-        cpu = jax.local_devices(backend="cpu")[0]
+        try:
+            cpu = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:
+            raise ValueError(
+                "replay_memory='host' needs JAX's CPU backend beside the accelerator's: add it to JAX_PLATFORMS, as in "
+                "JAX_PLATFORMS=cuda,cpu."
+            ) from None
         self._cpu: Any = SingleDeviceSharding(cpu)
         self.trajectory_sharding = Trajectory(*(self._cpu for _ in Trajectory._fields))
         self.experience_sharding = Experience(self._cpu, self._cpu)
         self._everywhere = NamedSharding(layout.mesh, PartitionSpec())
         self._by_shard = NamedSharding(layout.mesh, PartitionSpec(DATA_AXIS))
-        self._add: Any = jax.jit(self._add_shards, donate_argnums=1)
-        self._draw: Any = jax.jit(self._draw_shards)
-        self._learn: Any = jax.jit(self._learn_shards(), donate_argnums=0)
-        self._write: Any = jax.jit(self._write_shards, donate_argnums=1)
-        self._nothing: Metrics = {}
+        self._jitted = _Compiled(
+            add=jax.jit(self._add_shards, donate_argnums=1),
+            draw=jax.jit(self._draw_shards),
+            learn=jax.jit(self._learn_shards(), donate_argnums=0),
+            write=jax.jit(self._write_shards, donate_argnums=1),
+        )
 
     # The steps over all shards
 
@@ -99,8 +107,13 @@ class HostReplay:
 
     # As the driver calls them
 
-    def update(
+    def update(self, *arguments: Any) -> tuple[LearnerState, Experience, Metrics]:
+        """See `Learning.update`; there is one part. Of the experience, the ring is donated."""
+        return self._run(self._jitted, *arguments)
+
+    def _run(
         self,
+        steps: _Compiled,
         state: LearnerState,
         experience: Experience,
         trajectory: Trajectory,
@@ -108,46 +121,58 @@ class HostReplay:
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Experience, Metrics]:
-        """See `Learning.update`; there is one part."""
         del part
         here = lambda tree: jax.device_put(tree, self._cpu)  # noqa: E731
         version, key, progress = here(state.num_updates), here(key), jax.device_put(progress, self._everywhere)
-        counts, ring, due, call, key = self._add(experience.counts, experience.ring, trajectory, version, key)
-        sums = self._nothing
+        counts, ring, due, call, key = steps.add(experience.counts, experience.ring, trajectory, version, key)
+        # Summed where they are: fetching the learners' once is enough.
+        learnt, seen = steps.nothing
         for number in range(int(due)):
-            (at, batch), drawn = self._draw(counts, ring, trajectory, key, here(jnp.int32(number)))
-            state, learnt, priorities = self._learn(state, jax.device_put(batch, self._by_shard), progress)
-            ring, written = self._write(counts, ring, at, here(priorities))
-            metrics = here(drawn | learnt | written)
-            sums = jax.tree.map(jnp.add, sums, metrics) if sums else metrics
-        return state, Experience(counts, ring), sums | call
+            (at, batch), drawn = steps.draw(counts, ring, trajectory, key, here(np.int32(number)))
+            state, metrics, priorities = steps.learn(state, jax.device_put(batch, self._by_shard), progress)
+            ring, written = steps.write(counts, ring, at, here(priorities))
+            learnt, seen = _sum(learnt, metrics), _sum(seen, drawn | written)
+        return state, Experience(counts, ring), here(learnt) | seen | call
 
-    def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> dict[str, Any]:
-        """The shapes of the arguments of every step, on their devices."""
+    def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
+        """See `Learning.trace`; returns the arguments of every step, and the metrics of an update, as shapes."""
         place = lambda sharding: lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         here = lambda tree: jax.tree.map(place(self._cpu), tree)  # noqa: E731
+        everywhere = lambda tree: jax.tree.map(place(self._everywhere), tree)  # noqa: E731
         key, number = here(jax.eval_shape(lambda: jax.random.key(0))), here(jax.ShapeDtypeStruct((), jnp.int32))
         counts, ring, trajectory = here((experience.counts, experience.ring, trajectory))
         add = (counts, ring, trajectory, number, key)
         draw = (counts, ring, trajectory, key, number)
         jax.eval_shape(self._add_shards, *add)
         (at, batch), drawn = here(jax.eval_shape(self._draw_shards, *draw))
-        progress = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._everywhere)
-        learn = (jax.tree.map(place(self._everywhere), state), jax.tree.map(place(self._by_shard), batch), progress)
-        _, learnt, priorities = jax.eval_shape(self._learn, *learn)
+        progress = everywhere(jax.ShapeDtypeStruct((), jnp.float32))
+        learn = (everywhere(state), jax.tree.map(place(self._by_shard), batch), progress)
+        _, learnt, priorities = jax.eval_shape(self._jitted.learn, *learn)
         write = (counts, ring, at, here(priorities))
         written = jax.eval_shape(self._write_shards, *write)[1]
-        return {"_add": add, "_draw": draw, "_learn": learn, "_write": write, "metrics": drawn | learnt | written}
+        return _Compiled(add, draw, learn, write, (everywhere(learnt), here(drawn | written)))
 
-    def compile(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Callable[..., Any]:
-        """`update`, compiled."""
-        shapes = self.trace(state, experience, trajectory)
-        metrics = shapes.pop("metrics")
-        for name, arguments in shapes.items():
-            setattr(self, name, getattr(self, name).lower(*arguments).compile())
-        # So that reports of calls without an update name the same metrics.
-        self._nothing = jax.device_put({name: jnp.zeros(x.shape, x.dtype) for name, x in metrics.items()}, self._cpu)
-        return self.update
+    def compile(self, *shapes: Any) -> Callable[..., Any]:
+        """See `Learning.compile`."""
+        wanted = self.trace(*shapes)
+        compiled: Any = [step.lower(*arguments).compile() for step, arguments in zip(self._jitted[:-1], wanted[:-1])]
+        # So that calls without an update name the same metrics.
+        zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)  # noqa: E731
+        return functools.partial(self._run, _Compiled(*compiled)._replace(nothing=jax.tree.map(zeros, wanted.nothing)))
+
+
+class _Compiled(NamedTuple):
+    """The steps over all shards, and the metrics of no update: the learners' and the host's."""
+
+    add: Any
+    draw: Any
+    learn: Any
+    write: Any
+    nothing: Any = ({}, {})
+
+
+def _sum(sums: Metrics, metrics: Metrics) -> Metrics:
+    return jax.tree.map(jnp.add, sums, metrics) if sums else metrics
 
 
 def _on_host(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,10 +28,10 @@ class Learning(NamedTuple):
 
     Attributes:
       init: `(key, hyper) -> LearnerState`, a copy on every learner device.
-      experience: `() -> Experience`; at the beginning, ring [S] over the learner devices.
+      experience: `() -> Experience`; at the beginning, ring [S] over the learner devices, or on the host.
       update: `(LearnerState, Experience, Trajectory, part int32, progress, key) -> (LearnerState, Experience,
-        Metrics)`; learns from the `part`-th of `updates_per_batch` parts of every shard's lanes. State and experience
-        are donated.
+        Metrics)`; learns from the `part`-th of `updates_per_batch` parts of every shard's lanes. State and ring are
+        donated.
       trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
       compile: `(LearnerState, Experience, Trajectory) -> update`, compiled for these shapes.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.

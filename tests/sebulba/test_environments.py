@@ -40,8 +40,7 @@ def check_rows(spec: EnvSpec, steps):
         assert np.all(row.discount[row.first] == 1)
         assert np.all(row.last | (row.discount == 1))
         for lane in range(B):
-            value = row.observation
-            value = {k: v[lane] for k, v in value.items()} if isinstance(value, dict) else value[lane]
+            value = jax.tree.map(lambda x, lane=lane: x[lane], row.observation)
             assert spec.observation_space.contains(value), "an observation outside its space"
     assert rows[0].first.all()
     for before, after in itertools.pairwise(rows):
@@ -156,6 +155,8 @@ def test_a_game_over_on_the_step_limit_is_a_termination():
     ("name", "settings", "observation", "action"),
     [
         ("envpool:MiniGrid-MemoryS7-v0", {}, spaces.Dict, spaces.Discrete),
+        ("envpool:Maze-v0", {}, spaces.Dict, spaces.Discrete),  # names within names
+        ("envpool:SpotGetup-v1", {}, spaces.Box, spaces.Box),  # one name, which is no name
         ("envpool:HalfCheetah-v4", {}, spaces.Box, spaces.Box),
         ("envpool:Pendulum-v1", {}, spaces.Box, spaces.Box),
         ("envpool:D1Basic-v1", {"settings": ("use_combined_action=True",)}, spaces.Box, spaces.Discrete),
@@ -217,6 +218,16 @@ def test_the_direct_way_shows_what_gymnasium_does(name, settings, steps):
             pool.send(None, actions)
         ended += int(direct.timestep.last.sum())
     assert ended >= 3
+
+
+@pytest.mark.parametrize(("task", "shape"), [("CartPole-v1", (4, 1)), ("HalfCheetah-v4", (4,)), ("Pong-v5", (3,))])
+def test_actions_of_the_wrong_shape(task, shape):
+    source = environments.make(f"envpool:{task}")
+    pool = source.make(4, 0)
+    pool.recv()
+    dtype = np.int32 if isinstance(source.spec.action_space, spaces.Discrete) else np.float32
+    with pytest.raises(ValueError, match=r"actions have shape \(.*\), not \(4,"):
+        pool.send(None, np.zeros(shape, dtype))
 
 
 def test_minigrid_shows_codes():
