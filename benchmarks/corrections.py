@@ -69,7 +69,7 @@ def draw(results, lags, seeds, path):
         axis.set_xticks(range(len(lags)), map(str, lags))
         axis.axhline(0, color="grey", linewidth=0.5)
     axes[0].set_ylabel("mean return over training")
-    axes[1].legend(title="correction", fontsize="small", loc="lower right")
+    figure.legend(*axes[1].get_legend_handles_labels(), title="correction", fontsize="small", loc="outside right center")
     figure.suptitle(f"catch, {STEPS:,} steps: mean of {seeds} seeds (dots)")
     figure.savefig(path, dpi=120)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def learning_curve(
         )
     axes.set_xlabel("environment steps")
     axes.set_ylabel(metric or "return")
-    axes.set_title(title)
+    axes.set_title("\n".join(textwrap.wrap(title, 90)), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     path = pathlib.Path(path)
