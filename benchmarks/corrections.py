@@ -69,7 +69,8 @@ def draw(results, lags, seeds, path):
         axis.set_xticks(range(len(lags)), map(str, lags))
         axis.axhline(0, color="grey", linewidth=0.5)
     axes[0].set_ylabel("mean return over training")
-    figure.legend(*axes[1].get_legend_handles_labels(), title="correction", fontsize="small", loc="outside right center")
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, title="correction", fontsize="small", loc="outside right center")
     figure.suptitle(f"catch, {STEPS:,} steps: mean of {seeds} seeds (dots)")
     figure.savefig(path, dpi=120)
 

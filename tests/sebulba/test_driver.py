@@ -128,25 +128,21 @@ def test_replayed_sequences_keep_the_contract(num_shards):
 @pytest.mark.parametrize("name", ["r2d2", "vtrace with replay"])
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
-    ends, reports, names = [], [], []
-    monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 1e9)  # of everything
+    monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
+    ends, reports = [], []
     for memory in ("device", "host"):
         driver = driver_of(agent_of(name, lstm_size=4), 2, True, num_shards=num_shards, replay_memory=memory)
         final, _, progress, _ = run(driver, total_steps=2000)
         ends.append(harness.numbers_of((final.learner, final.experience)))
-        (report,) = progress
-        reports.append({key: x for key, x in report.metrics.items() if not key.endswith(("_share", "_depth"))})
-        monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
-        driver = driver_of(agent_of(name, lstm_size=4), 2, True, num_shards=num_shards, replay_memory=memory)
-        names += [sorted(p.metrics) for p in run(driver, total_steps=2000)[2]]
-        monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 1e9)
+        reports.append([p.metrics for p in progress])
     device, host = ends
     assert device[0].num_updates > 10
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), device, host)
-    assert reports[0].keys() == reports[1].keys()
-    for key, x in reports[0].items():
-        np.testing.assert_allclose(x, reports[1][key], rtol=1e-4, atol=1e-6, err_msg=key)
-    assert all(found == names[0] for found in names)
+    assert len(reports[0]) == len(reports[1]) > 20
+    for expected, found in zip(*reports):
+        assert found.keys() == expected.keys()
+        for key in found.keys() - {key for key in found if key.endswith(("_share", "_depth"))}:
+            np.testing.assert_allclose(found[key], expected[key], rtol=1e-4, atol=1e-5, err_msg=key)
 
 
 def test_every_step_has_a_key_of_its_own():
