@@ -118,8 +118,8 @@ class Checkpoints:
             if name in there and (there[name].shape, there[name].dtype) != (x.shape, x.dtype):
                 return CheckpointError(
                     f"checkpoint {step} in {self.directory} is of another layout: {name} is {there[name].dtype} "
-                    f"{list(there[name].shape)} there and {x.dtype} {list(x.shape)} here; it needs the network, devices "
-                    "and actors that it was written with."
+                    f"{list(there[name].shape)} there and {x.dtype} {list(x.shape)} here; it needs the network, "
+                    "devices and actors that it was written with."
                 )
         arrays = {
             name: self._ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape) for name, x in wanted.items()
