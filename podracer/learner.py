@@ -110,14 +110,14 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
         return
     # CPU devices share the machine's memory, and say nothing of it.
     stats = devices[0].memory_stats() or {}
-    elsewhere = (
-        f", or keep it in the host's memory ({machine:.1f} GiB) with arch='sebulba' and replay_memory='host'"
-        if devices[0].platform != "cpu" and size <= machine
-        else ""
-    )
     needed = size / len(devices)
     there = stats["bytes_limit"] / 2**30 if "bytes_limit" in stats else machine / len(devices)
     if needed > there:
+        elsewhere = (
+            f", or keep it in the host's memory ({machine:.1f} GiB) with arch='sebulba' and replay_memory='host'"
+            if size <= machine
+            else ""
+        )
         raise ValueError(
             f"the replay needs {needed:.1f} GiB on each device, and {devices[0]} has {there:.1f} GiB; lower "
             f"replay_capacity, use more devices{elsewhere}."

@@ -49,7 +49,7 @@ class HostReplay:
         self.experience_sharding = Experience(self._cpu, self._cpu)
         self._everywhere = NamedSharding(layout.mesh, PartitionSpec())
         self._by_shard = NamedSharding(layout.mesh, PartitionSpec(DATA_AXIS))
-        self._jitted = _Compiled(
+        self._jitted = _Programs(
             add=jax.jit(self._add_shards, donate_argnums=1),
             draw=jax.jit(self._draw_shards),
             learn=jax.jit(self._learn_shards(), donate_argnums=0),
@@ -113,7 +113,7 @@ class HostReplay:
 
     def _run(
         self,
-        steps: _Compiled,
+        steps: _Programs,
         state: LearnerState,
         experience: Experience,
         trajectory: Trajectory,
@@ -150,7 +150,7 @@ class HostReplay:
         _, learnt, priorities = jax.eval_shape(self._jitted.learn, *learn)
         write = (counts, ring, at, here(priorities))
         written = jax.eval_shape(self._write_shards, *write)[1]
-        return _Compiled(add, draw, learn, write, (everywhere(learnt), here(drawn | written)))
+        return _Programs(add, draw, learn, write, (everywhere(learnt), here(drawn | written)))
 
     def compile(self, *shapes: Any) -> Callable[..., Any]:
         """See `Learning.compile`."""
@@ -158,11 +158,11 @@ class HostReplay:
         compiled: Any = [step.lower(*arguments).compile() for step, arguments in zip(self._jitted[:-1], wanted[:-1])]
         # So that calls without an update name the same metrics.
         zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)  # noqa: E731
-        return functools.partial(self._run, _Compiled(*compiled)._replace(nothing=jax.tree.map(zeros, wanted.nothing)))
+        return functools.partial(self._run, _Programs(*compiled)._replace(nothing=jax.tree.map(zeros, wanted.nothing)))
 
 
-class _Compiled(NamedTuple):
-    """The steps over all shards, and the metrics of no update: the learners' and the host's."""
+class _Programs(NamedTuple):
+    """The steps over all shards (or their arguments), and the metrics of no update: the learners' and the host's."""
 
     add: Any
     draw: Any

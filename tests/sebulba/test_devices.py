@@ -86,6 +86,8 @@ def on_eight_devices(directory):
             arch="sebulba",
             mode="lockstep",
             replay_memory=memory,
+            actor_devices=2,
+            run_dir=directory / memory,
             num_envs=48,
             config=config,
             total_steps=5_000,
@@ -110,6 +112,11 @@ def elsewhere(function, directory):
 
 def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
     elsewhere(on_eight_devices, tmp_path)
+    for memory in ("device", "host"):
+        # Here is one device, which is neither two actors nor six learners.
+        result = podracer.load(tmp_path / memory)
+        assert int(result.learner.num_updates[0]) == result.summary["updates"] > 100
+        assert result.evaluate(16).episodes == 16
     for name in ("vtrace", "ppo"):
         agent = agent_of(name)
         one = jax.tree.leaves(learnt(agent, 1, trajectories(agent)))

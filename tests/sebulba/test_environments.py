@@ -27,6 +27,18 @@ def rollout(environment, length, choose):
     return steps
 
 
+def at_random(space, lanes):
+    """`choose` for `rollout`: random actions of all lanes."""
+    rng = np.random.default_rng(0)
+
+    def choose(t, step):
+        if isinstance(space, spaces.Discrete):
+            return rng.integers(0, space.num_values, lanes, np.int32)
+        return rng.uniform(space.low, space.high, (lanes, *space.shape)).astype(np.float32)
+
+    return choose
+
+
 def check_rows(spec: EnvSpec, steps):
     """Dtypes, shapes, and NEXT_STEP resets."""
     rows = [step.timestep for step in steps]
@@ -173,15 +185,7 @@ def test_families(name, settings, observation, action):
     source = environments.make(name, **settings)
     assert isinstance(source.spec.observation_space, observation)
     assert isinstance(source.spec.action_space, action)
-    rng = np.random.default_rng(0)
-
-    def choose(t, step):
-        space = source.spec.action_space
-        if isinstance(space, spaces.Discrete):
-            return rng.integers(0, space.num_values, 2, np.int32)
-        return rng.uniform(space.low, space.high, (2, *space.shape)).astype(np.float32)
-
-    check_rows(source.spec, rollout(source.make(2, 0), 60, choose))
+    check_rows(source.spec, rollout(source.make(2, 0), 60, at_random(source.spec.action_space, 2)))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +200,7 @@ def test_families(name, settings, observation, action):
 )
 def test_the_direct_way_shows_what_gymnasium_does(name, settings, steps):
     source = environments.make(name, **settings)
-    rng = np.random.default_rng(0)
-
-    def choose(t, step):
-        space = source.spec.action_space
-        if isinstance(space, spaces.Discrete):
-            return rng.integers(0, space.num_values, 3, np.int32)
-        return rng.uniform(space.low, space.high, (3, *space.shape)).astype(np.float32)
-
+    choose = at_random(source.spec.action_space, 3)
     pools = source.make(3, 7), source.make(3, 7)
     assert isinstance(pools[0]._pool, envpool._DirectPool)
     pools[1]._pool = envpool._Pool(pools[1]._pool.pool)
