@@ -49,7 +49,8 @@ class Row:
 
 MINIGRID = (
     "r2d2 envpool:MiniGrid-MemoryS7-v0 --total-steps 1000000 --agent.discount 0.98 --agent.n-step 10 "
-    "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4"
+    "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
+    "--agent.adam-eps 1e-5"
 )
 
 # The optima of the gridworlds are 1.0 by exact value iteration (tests/envs/value_iteration.py).

@@ -186,7 +186,8 @@ class _Acting:
     def __init__(self, driver: Sebulba, layout: topology.HostTopology):
         self.crew = driver.crew(jax.tree.map(lambda x: x[0], driver.init().learner), 0.0)
         self._rows = layout.envs_per_actor * driver.rollout_length
-        self._waiting = 2 * len(layout.actors)  # in the queue, and in the actors' hands
+        # In the queue, in the actors' hands, and the first that is all of this turn.
+        self._waiting = 3 * len(layout.actors)
         self.crew.__enter__()
 
     def prepare(self) -> None:
@@ -202,7 +203,10 @@ class _Acting:
 
 
 class _Training(_Acting):
-    """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place."""
+    """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place.
+
+    `stages` says where the time of the last call went.
+    """
 
     def __init__(self, driver: Sebulba, layout: topology.HostTopology, fetch: bool = False):
         learning = driver.learning
@@ -224,16 +228,17 @@ class _Training(_Acting):
 
     def __call__(self, n: int) -> int:
         before = self._learner.rollouts
-
-        def on_progress(progress: Progress) -> None:
-            shares = {name: float(value[0]) for name, value in progress.metrics.items() if name.endswith("_share")}
-            self.stages = shares
+        reports: list[Progress] = []
 
         self._learner.run(
             self.crew,
             next_milestone=lambda steps: 2**50,
-            on_progress=on_progress,
+            on_progress=reports.append,
             on_milestone=lambda: None,
             should_stop=lambda: self._learner.rollouts - before >= n,
         )
+        names = [name for name in reports[0].metrics if name.endswith("_share")]
+        seconds = sum(report.seconds for report in reports)
+        share = lambda name: sum(float(report.metrics[name][0]) * report.seconds for report in reports) / seconds  # noqa: E731
+        self.stages = {name: share(name) for name in names}
         return (self._learner.rollouts - before) * self._rows
