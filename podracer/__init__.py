@@ -12,7 +12,7 @@ from podracer.evaluate import Evaluation
 from podracer.experiment import RunConfig
 from podracer.result import Result
 from podracer.sebulba.actor import ActorError
-from podracer.training import load, train
+from podracer.training import load, resume, train
 from podracer.version import __version__
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "nets",
     "ops",
+    "resume",
     "spaces",
     "train",
     "types",

@@ -1,4 +1,4 @@
-"""The command line: `podracer train | eval | plot | envs | agents | bench`.
+"""The command line: `podracer train | resume | eval | plot | envs | agents | bench`.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1.
 """
@@ -31,6 +31,7 @@ Arguments = TypeVar("Arguments")
 USAGE = """podracer: reinforcement learning on the accelerator
 
   podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
+  podracer resume RUN_DIR [options]       continue a run that was stopped
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs | agents                  what there is
@@ -137,12 +138,37 @@ def _train(argv: list[str]) -> int:
         progress=not arguments.quiet,
         **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)},
     )
-    if not result.summary["complete"]:
-        return 0
-    if arguments.gif:
-        result.animate(arguments.gif)
-    if not arguments.quiet:
-        _report(result, arguments.gif)
+    return _conclude(result, arguments.gif, arguments.quiet)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeArguments:
+    """Continue a run that was stopped, with the settings that are in its directory.
+
+    Attributes:
+      run_dir: what `podracer train` wrote.
+      gif: write an animation of the trained policy.
+      quiet: no progress and no report.
+    """
+
+    run_dir: tyro.conf.Positional[pathlib.Path]
+    gif: pathlib.Path | None = None
+    quiet: bool = False
+
+
+def _resume(argv: list[str]) -> int:
+    arguments = _parse(ResumeArguments, argv, "podracer resume")
+    result = podracer.resume(arguments.run_dir, progress=not arguments.quiet)
+    return _conclude(result, arguments.gif, arguments.quiet)
+
+
+def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
+    """What follows training."""
+    if result.summary["complete"]:
+        if gif:
+            result.animate(gif)
+        if not quiet:
+            _report(result, gif)
     return 0
 
 
@@ -314,6 +340,7 @@ BENCHES: dict[str, tuple[type, Callable[..., int]]] = {
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "resume": _resume,
     "eval": _eval,
     "plot": _plot,
     "envs": _envs,

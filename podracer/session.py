@@ -190,10 +190,12 @@ class Session:
             if any("episode/return" in row for row in self._log.rows):
                 result.plot()
         if not complete:
-            where = f" --run-dir {self._directory}" if self._directory else ""
-            self._display.say(
-                f"stopped by a signal at {env_steps:,} steps; continue with the same command and{where} --resume"
-            )
+            how = "nothing was kept, for want of a run_dir"
+            if self._directory:
+                own = "".join(f", {part}=..." for part in experiment.description["own"])
+                call = f"podracer.resume('{self._directory}'{own})" if own else f"podracer resume {self._directory}"
+                how = f"continue with {call}"
+            self._display.say(f"stopped by a signal at {env_steps:,} steps; {how}")
         return result
 
     def _summary(self, compile_seconds: float, env_steps: int, complete: bool) -> dict[str, Any]:

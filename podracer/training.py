@@ -1,4 +1,4 @@
-"""What a user calls first: `train` and `load`."""
+"""What a user calls first: `train`, `resume` and `load`."""
 
 from __future__ import annotations
 
@@ -76,6 +76,37 @@ def train(
         return Session(experiment, directory, resume, log, progress, stop).run()
 
 
+def resume(
+    run_dir: str | pathlib.Path,
+    *,
+    agent: Agent | None = None,
+    environment: Environment | HostEnvironments | None = None,
+    network: Network | None = None,
+    log: metrics.LogCallback | None = None,
+    progress: bool = True,
+) -> Result:
+    """Continues the run in a directory, with the settings that are written there.
+
+    Args:
+      run_dir: what `train` wrote.
+      agent: the agent object, if the run was not given one by name.
+      environment: the environment object, likewise.
+      network: the run's own network, if it had one.
+      log: as in `train`.
+      progress: as in `train`.
+
+    Raises:
+      ValueError: where there is no run, or an object is needed that was not given.
+      TypeError: for an environment that breaks the protocol.
+      TrainingDivergedError: as in `train`.
+      CheckpointError: as in `train`.
+    """
+    directory = pathlib.Path(run_dir)
+    stored = rundir.read(directory)
+    parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
+    return train(**parts, run_dir=directory, resume=True, log=log, progress=progress, **stored["run"])
+
+
 def load(
     run_dir: str | pathlib.Path,
     *,
@@ -98,19 +129,10 @@ def load(
     """
     directory = pathlib.Path(run_dir)
     stored = rundir.read(directory)
-    given = {"agent": agent, "environment": environment, "network": network}
-    for part in stored["own"]:
-        if given[part] is None:
-            raise ValueError(f"{directory} was trained with your own {part}; pass it: load(..., {part}=).")
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
-        agent or stored["agent"],
-        environment or stored["env"],
-        dataclasses.replace(run, actor_devices=None),  # as many as there are here
-        config=None if agent else stored["agent_config"],
-        env_options=None if environment else stored_options(stored["env"], stored["env_options"]),
-        network=network,
-        hyper={name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
+        **_parts(directory, stored, agent=agent, environment=environment, network=network),
+        run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
     if not (directory / "checkpoints").is_dir():
@@ -131,6 +153,25 @@ def load(
     if (directory / "summary.json").exists():
         result.summary = json.loads((directory / "summary.json").read_text())
     return result
+
+
+def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """A run's agent, environment, network and what goes with them, from its description and the objects given.
+
+    Raises:
+      ValueError: where an object is needed that was not given.
+    """
+    for part in stored["own"]:
+        if given[part] is None:
+            raise ValueError(f"{directory} was trained with your own {part}; in Python, give it as {part}=.")
+    return {
+        "agent": given["agent"] or stored["agent"],
+        "environment": given["environment"] or stored["env"],
+        "network": given["network"],
+        "config": None if given["agent"] else stored["agent_config"],
+        "env_options": None if given["environment"] else stored_options(stored["env"], stored["env_options"]),
+        "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
+    }
 
 
 def _use_compilation_cache() -> None:

@@ -90,6 +90,8 @@ def complaint(capsys, command):
             "train ppo catch --num-envs 3 --agent.rollout-length 5 --agent.num-minibatches 4",
             "num_minibatches=4 does not divide the 15 units of a shard",
         ),
+        ("resume", "Missing from podracer resume: PATH"),
+        ("resume nowhere", "nowhere holds no run: there is no config.json in it."),
         ("eval", "Missing from podracer eval: PATH"),
         ("eval nowhere", "nowhere holds no run: there is no config.json in it."),
         ("eval . --episodes few", "--episodes: 'few' is not an integer"),
@@ -260,6 +262,16 @@ def test_resume_without_a_run_dir(tmp_path, capsys, trained):
     assert "run directory: runs/catch-vtrace-0-2 " in capsys.readouterr().out
     assert (tmp_path / "runs" / "catch-vtrace-0-2" / "checkpoints" / "2016").exists()
     assert not (tmp_path / "runs" / "catch-vtrace-0-3").exists()
+
+
+def test_resume_asks_for_nothing_but_the_directory(copied, capsys):
+    shutil.rmtree(copied / "checkpoints" / "2016")
+    assert run(f"resume {copied} --gif {copied / 'policy.gif'}") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vtrace on catch: return ")
+    assert f"animation: {copied / 'policy.gif'}" in out
+    assert (copied / "checkpoints" / "2016").exists()
+    assert (copied / "policy.gif").stat().st_size > 1000
 
 
 def test_quiet_says_nothing(copied, capsys):

@@ -98,7 +98,7 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
     else:
         assert code == 0, error
         assert "stopped by a signal at " in error
-        assert "--resume" in error
+        assert f"continue with podracer resume {run_dir}" in error
         summary = json.loads((run_dir / "summary.json").read_text())
         assert summary["complete"] is False
         assert 0 < summary["env_steps"] < TOTAL_STEPS
@@ -106,7 +106,8 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
 
     newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
     kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
-    assert cli.run(command(agent, run_dir, "--resume", "--quiet")) == 0
+    again = ["resume", str(run_dir), "--quiet"] if number == signal.SIGTERM else command(agent, run_dir, "--resume", "--quiet")
+    assert cli.run(again) == 0
     assert rows_of(run_dir)[: len(kept)] == kept, "it did not go on, but began again"
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)

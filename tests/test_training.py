@@ -453,15 +453,18 @@ def test_objects_of_ones_own(tmp_path):
     assert result.evaluate(16).mean == 2.0
     assert result.policy([0.5, 0.5]) == 1
     assert set(result.learner.params) == {"w"}
-    with pytest.raises(ValueError, match=r"your own environment; pass it: load\(..., environment=\)"):
+    with pytest.raises(ValueError, match="your own environment; in Python, give it as environment="):
         podracer.load(run_dir, network=network)
-    with pytest.raises(ValueError, match=r"your own network; pass it: load\(..., network=\)"):
+    with pytest.raises(ValueError, match="your own network; in Python, give it as network="):
         podracer.load(run_dir, environment=env)
     again = podracer.load(run_dir, environment=env, network=network)
     assert_same(again.learner, result.learner)
     with pytest.raises(podracer.CheckpointError, match=r"another layout: .* it needs the network, devices and actors that"):
         podracer.load(run_dir, environment=env, network=nets.make(env.spec))
-    assert_same(podracer.load(run_dir, environment=env, network=network).learner, result.learner)
+    shutil.rmtree(run_dir / "checkpoints" / str(result.summary["env_steps"]))
+    with pytest.raises(ValueError, match="your own environment; in Python, give it as environment="):
+        podracer.resume(run_dir, network=network)
+    assert_same(podracer.resume(run_dir, environment=env, network=network, progress=False).learner, result.learner)
 
 
 @pytest.mark.parametrize(
@@ -620,6 +623,15 @@ def test_resume_of_a_finished_run_changes_nothing(finished, copied):
 
 def test_resume_of_nothing_begins(tmp_path, finished):
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
+
+
+def test_resume_needs_nothing_but_the_directory(finished, copied):
+    shutil.rmtree(copied / "checkpoints" / "2016")
+    before = (copied / "config.json").read_text()
+    result = podracer.resume(copied, progress=False)
+    assert_same(result.learner, finished[0].learner)
+    assert result.summary["complete"] is True
+    assert (copied / "config.json").read_text() == before
 
 
 def test_what_does_not_matter_may_change(finished, copied):
