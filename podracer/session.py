@@ -72,6 +72,7 @@ class Session:
             experiment.run.eval_episodes,  # type: ignore[arg-type]
         )
         self._last_evaluation: list[evaluate.Evaluation] = []
+        self._diverged = np.zeros(experiment.run.population, bool)
         self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
 
     def _begin(self, resume: bool) -> RunState:
@@ -162,6 +163,13 @@ class Session:
         return self._checkpoints.steps() if self._checkpoints else []
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
+        diverged = _not_finite(state)
+        for member in np.flatnonzero(diverged & ~self._diverged):
+            seed = self._experiment.seeds[member]
+            self._display.say(
+                f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
+            )
+        self._diverged = diverged
         learner = jax.device_put(state.learner, jax.local_devices()[0])
         params = jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
         self._last_evaluation = self._evaluator(params, self._experiment.seeds)
@@ -220,7 +228,8 @@ class Session:
         }
         if not self._last_evaluation:  # stopped before the first
             return summary | {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
-        member, best = max(enumerate(self._last_evaluation), key=lambda item: item[1].mean)
+        sound = [item for item in enumerate(self._last_evaluation) if not self._diverged[item[0]]]
+        member, best = max(sound or enumerate(self._last_evaluation), key=lambda item: item[1].mean)
         summary |= {
             "eval_return_mean": best.mean,
             "eval_return_std": best.std,
@@ -230,10 +239,18 @@ class Session:
         if experiment.run.population > 1:
             summary["best_member"] = member
             summary["members"] = [
-                {"seed": int(seed), "eval_return_mean": e.mean, **{k: float(v[i]) for k, v in experiment.hyper.items()}}
+                {"seed": int(seed), "eval_return_mean": e.mean, "diverged": bool(self._diverged[i])}
+                | {name: float(values[i]) for name, values in experiment.hyper.items()}
                 for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))
             ]
         return summary
+
+
+def _not_finite(state: RunState) -> np.ndarray:
+    """Members some of whose parameters are not finite numbers, bool [P]."""
+    leaves = [x for x in jax.tree.leaves(state.learner.params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    finite = [np.isfinite(jax.device_get(x)).reshape(x.shape[0], -1).all(axis=1) for x in leaves]
+    return ~np.all(finite, axis=0)
 
 
 def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:

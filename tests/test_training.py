@@ -789,12 +789,15 @@ def test_a_loss_that_is_not_finite(agent, bad_reward, tmp_path):
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
-def test_one_member_may_diverge(tmp_path):
-    """A learning rate that is far too large for one member stops neither the others nor the run."""
-    rates = [1e-3, 1e30, 1e-3]
-    result = train(tmp_path / "run", population=3, hyper={"learning_rate": rates})
+def test_one_member_may_diverge(tmp_path, capsys):
+    """A learning rate that is far too large for one member stops neither the others nor the run, and is said once."""
+    rates = [1e-3, 1e38, 1e-3]
+    result = train(tmp_path / "run", population=3, hyper={"learning_rate": rates}, progress=True)
     finite = [all(np.isfinite(x[i]).all() for x in leaves(result.learner.params)) for i in range(3)]
-    assert (finite[0], finite[2]) == (True, True)
+    assert finite == [True, False, True]
+    assert capsys.readouterr().err.count("member 1 (seed 1) has diverged") == 1
+    assert [member["diverged"] for member in result.summary["members"]] == [False, True, False]
+    assert result.summary["best_member"] != 1
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
