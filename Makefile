@@ -24,7 +24,7 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 	@echo "see runs/demo/curve.png and runs/demo/policy.gif"
 
 test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
-	$(BIN)/pytest -n auto --dist loadfile -m 'not slow'
+	$(BIN)/pytest -n auto --dist worksteal -m 'not slow'
 
 test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
 	$(BIN)/pytest -m slow

@@ -20,7 +20,7 @@ def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
     for axis in reversed(ops.DATA_AXES):
         function = jax.vmap(function, axis_name=axis)
-    return function
+    return jax.jit(function)  # one by one, hundreds of operations would be compiled
 
 
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,12 +36,10 @@ def alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def over_shards(function: Callable[..., Any], state: Any, *sharded: Any) -> Any:
     """`function(state, *sharded)` with one `state` and arguments [S, ...] on one device; every shard must agree."""
-    one = jax.vmap(
-        jax.vmap(function, in_axes=(None,) + (0,) * len(sharded), axis_name="shard"),
-        in_axes=(None,) + (0,) * len(sharded),
-        axis_name="data",
-    )
-    results = one(state, *jax.tree.map(lambda x: x[None], sharded))
+    in_axes = (None,) + (0,) * len(sharded)
+    shards = jax.vmap(function, in_axes=in_axes, axis_name="shard")
+    devices = jax.jit(jax.vmap(shards, in_axes=in_axes, axis_name="data"))
+    results = devices(state, *jax.tree.map(lambda x: x[None], sharded))
     return jax.tree.map(lambda x: x[0], results)
 
 

@@ -338,7 +338,7 @@ def test_the_ratio_is_counted(ratio, batch):
     spec = spec_of(ratio=ratio, batch_size=batch, min_size=12, capacity=60)
     core = learner.make(Learns(spec), lanes=B, groups=GROUPS, num_shards=1)
     streams = Streams(0, spec.context)
-    learn = jax.jit(harness.alone(core.learn))
+    learn = harness.alone(core.learn)
     state, counts, ring = jnp.int32(0), core.counts(), None
     updates, added = [], 0
     for i in range(60):
@@ -368,7 +368,7 @@ def test_old_rollouts_join_new_ones():
     agent.learn = lambda state, trajectory, progress, key: (state + 1, {"rows": trajectory.timesteps.observation})
     core = learner.make(agent, lanes=B, groups=GROUPS, num_shards=1)
     streams = Streams(0, spec.context)
-    learn = jax.jit(harness.alone(core.learn))
+    learn = harness.alone(core.learn)
     state, counts, ring = jnp.int32(0), core.counts(), None
     for i in range(40):
         trajectory = streams.rollout(i % GROUPS)

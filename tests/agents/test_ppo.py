@@ -93,7 +93,7 @@ def test_loss_is_the_oracle(normalized: bool, value_clip: float | None) -> None:
     config = PPOConfig(normalize_advantages=normalized, value_clip_epsilon=value_clip)
     logits, values, samples = samples_of()
     outputs, predicted = (jnp.asarray(x, jnp.float32) for x in (logits, values))
-    gradient = jax.jit(harness.alone(jax.value_and_grad(loss_of(config), (0, 1), has_aux=True)))
+    gradient = harness.alone(jax.value_and_grad(loss_of(config), (0, 1), has_aux=True))
     (total, metrics), (by_logits, by_values) = gradient(outputs, predicted, samples)
     expected = oracle(logits, values, samples, config)
     assert set(metrics) == set(expected)
@@ -128,7 +128,7 @@ def test_means_are_over_all_shards() -> None:
 
     outputs, predicted = (split(jnp.asarray(x, jnp.float32)) for x in (logits, values))
     parts = jax.tree.map(split, samples)
-    totals, metrics = jax.jit(harness.over_axes(loss_of(config)))(outputs, predicted, parts)
+    totals, metrics = harness.over_axes(loss_of(config))(outputs, predicted, parts)
     expected = oracle(logits, values, samples, config)
     np.testing.assert_allclose(np.sum(totals), expected["loss/total"], rtol=1e-4)
     for name, value in expected.items():
@@ -141,7 +141,7 @@ def test_means_are_over_all_shards() -> None:
 def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress, key)`."""
     agent = agents.ppo(SPEC._replace(action_space=action_space), config)
-    learner = agent.init(KEY, harness.hyper(agent))
+    learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     lanes = jnp.arange(B, dtype=jnp.int32)
 
     @jax.jit
@@ -227,12 +227,12 @@ def test_advantages_and_targets_go_by_the_oracle() -> None:
     config = small(**ONCE, normalize_advantages=False, discount=gamma, gae_lambda=lambda_, separate=False)
     network = nets.make(SPEC, hidden_sizes=(8,), activation="tanh")
     agent = agents.ppo(SPEC, config, network)
-    learner = agent.init(KEY, harness.hyper(agent))
+    learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     rows = harness.timesteps(4, T, B)
     trajectory, _ = harness.record(
         agent, agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B), B), rows, KEY
     )
-    _, metrics = jax.jit(harness.alone(agent.learn))(learner, trajectory, jnp.float32(0), KEY)
+    _, metrics = harness.alone(agent.learn)(learner, trajectory, jnp.float32(0), KEY)
 
     inputs = nets.Inputs(rows.observation, rows.reward, rows.first, ())
     values = np.asarray(network.apply(learner.params, inputs, ())[1], np.float64)
@@ -451,12 +451,12 @@ def test_dicts_can_be_normalised() -> None:
     """One pair of moments a name."""
     space = spaces.Dict({"a": spaces.Box(-9.0, 9.0, (2,)), "b": spaces.Box(-9.0, 9.0, ())})
     agent = agents.ppo(SPEC._replace(observation_space=space), small(normalize_observations=True, **ONCE))
-    learner = agent.init(KEY, harness.hyper(agent))
+    learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     rows = harness.timesteps(30, T, B)
     rows = rows._replace(observation={"a": 2.0 + rows.observation[..., :2], "b": rows.observation[..., 2] - 3.0})
     params, state = agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B, dtype=jnp.int32), B)
     trajectory, _ = harness.record(agent, params, state, rows, KEY)
-    learner, _ = jax.jit(harness.alone(agent.learn))(learner, trajectory, jnp.float32(0), KEY)
+    learner, _ = harness.alone(agent.learn)(learner, trajectory, jnp.float32(0), KEY)
     for name, moments in learner.aux.observation.items():
         x = np.asarray(rows.observation[name])[:-1]
         np.testing.assert_allclose(moments.mean, x.mean((0, 1)), rtol=1e-3)

@@ -1,6 +1,7 @@
 """R2D2: targets, burn-in, priorities and exploration against identities and oracles of their own."""
 
 import dataclasses
+import functools
 
 import harness
 import jax
@@ -35,21 +36,24 @@ def made(**overrides):
 
 def replayed(agent, seed=0, rollouts=7):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
-    learner = agent.init(jax.random.key(seed), harness.hyper(agent))
+    learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent))
     plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
     rows = harness.timesteps(seed, T * rollouts, B)
     state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
     params = agent.actor_params(learner, jnp.float32(0))
+    record = jax.jit(functools.partial(harness.record, agent))
+    add = jax.jit(functools.partial(replay.add, plan, agent.replay))
     ring = None
     for i in range(rollouts):
         window = jax.tree.map(lambda x, i=i: x[i * T : (i + 1) * T + 1], rows)
-        trajectory, state = harness.record(agent, params, state, window, jax.random.key(100 + i))
+        trajectory, state = record(params, state, window, jax.random.key(100 + i))
         ring = replay.init(plan, agent.replay, trajectory) if ring is None else ring
-        ring = replay.add(plan, agent.replay, ring, trajectory, jnp.int32(0), jnp.int32(i))
+        ring = add(ring, trajectory, jnp.int32(0), jnp.int32(i))
     index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
     generation = replay._generation(plan, index, jnp.array([rollouts], jnp.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
-    return learner, ring, at, Batch(replay.gather(plan, agent.replay, ring, at), at.weight)
+    sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at)
+    return learner, ring, at, Batch(sequences, at.weight)
 
 
 def learn(agent, learner, batch):
@@ -99,7 +103,7 @@ def test_lanes_explore_as_the_ladder_says():
     np.testing.assert_allclose(epsilon, 0.4 ** (1 + 7 * np.array([0, 3, 7]) / 7), rtol=1e-5)
     assert float(agent.start(jnp.array([0], jnp.int32), 1).epsilon[0]) == pytest.approx(0.4)
 
-    learner = agent.init(jax.random.key(0), harness.hyper(agent))
+    learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
     params = agent.actor_params(learner, jnp.float32(0))
     many = 4000
     state = agent.start(jnp.zeros(many, jnp.int32), N)
@@ -163,7 +167,7 @@ def test_the_loss_is_the_oracles():
     agent = made(burn_in=2, learning_rate=0.1)
     config = agent.config
     learner, _, _, batch = replayed(agent)
-    other = agent.init(jax.random.key(9), harness.hyper(agent)).params
+    other = jax.jit(agent.init)(jax.random.key(9), harness.hyper(agent)).params
     learner = learner._replace(aux=other)
     weight = jnp.asarray(np.random.default_rng(0).random(batch.weight.shape), jnp.float32)
     network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=6, head_size=8)
@@ -230,7 +234,7 @@ def test_shards_learn_as_one():
 def test_the_target_network_is_copied_now_and_then():
     agent = made(target_update_interval=3)
     learner, _, _, batch = replayed(agent)
-    step = jax.jit(harness.alone(agent.learn))
+    step = harness.alone(agent.learn)
     kept = learner.params
     for i in range(1, 8):
         learner, *_ = step(learner, batch, jnp.float32(0), jax.random.key(0))

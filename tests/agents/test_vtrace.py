@@ -102,7 +102,7 @@ def compiled(config: VTraceConfig) -> Callable[..., Any]:
     def total(logits: jax.Array, values: jax.Array, numbers: Any, trajectory: Trajectory) -> Any:
         return whole_loss(logits, values, trajectory, numbers, config)
 
-    gradient = jax.jit(harness.alone(jax.value_and_grad(total, (0, 1, 2), has_aux=True)))
+    gradient = harness.alone(jax.value_and_grad(total, (0, 1, 2), has_aux=True))
 
     def run(logits: np.ndarray, values: np.ndarray, trajectory: Trajectory, numbers: dict[str, float]) -> Any:
         plain = (jnp.asarray(x, jnp.float32) for x in (logits, values))
@@ -174,7 +174,7 @@ def test_mean_is_over_all_shards() -> None:
     parts = jax.tree.map(lambda x: split(x, 0 if x.ndim == 1 else 1), trajectory)
     outputs = (split(jnp.asarray(x, jnp.float32), 1) for x in (logits, values))
     function = lambda *x: whole_loss(*x, numbers, config)  # noqa: E731
-    totals, metrics = jax.jit(harness.over_axes(function))(*outputs, parts)
+    totals, metrics = harness.over_axes(function)(*outputs, parts)
     expected = oracle(logits, values, trajectory, config, NUMBERS)
     np.testing.assert_allclose(np.sum(totals), expected["total"], rtol=1e-4)
     np.testing.assert_allclose(metrics["loss/total"], np.full((2, 2), expected["total"]), rtol=1e-4)
@@ -187,7 +187,7 @@ def test_mean_is_over_all_shards() -> None:
 def made(config: VTraceConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress)`."""
     agent = agents.vtrace(SPEC._replace(action_space=action_space), config)
-    learner = agent.init(KEY, harness.hyper(agent))
+    learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     lanes = jnp.arange(B, dtype=jnp.int32)
 
     @jax.jit

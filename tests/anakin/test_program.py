@@ -158,7 +158,7 @@ def test_the_stored_memory_is_from_before_row_0(rolled: Any) -> None:
 def test_log_probabilities_are_those_of_the_recorded_actions(rolled: Any) -> None:
     """Unrolled from the stored memory over the stored rows, the network gives back what `act` recorded."""
     agent, learner, results = rolled
-    learn = jax.jit(harness.alone(agent.learn))
+    learn = harness.alone(agent.learn)
     for _, trajectory, _, _ in results[1:3]:
         _, metrics = learn(learner, trajectory, jnp.float32(1), jax.random.key(0))
         if agent.name == "vtrace":
