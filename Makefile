@@ -34,7 +34,7 @@ learn: $(VENV)/.test  ## learning curves of every agent and environment; rewrite
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check podracer envs_jax examples benchmarks/learn.py
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay}.json

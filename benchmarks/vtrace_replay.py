@@ -47,9 +47,7 @@ def main():
             }
             print(f"{env}, {label}: {np.mean(areas):.3f} ({min(areas):.3f} to {max(areas):.3f})", flush=True)
         title = f"V-trace on {env}, {seeds} seeds: mean, least and most"
-        plots.learning_curve(
-            histories, RESULTS / f"vtrace_replay-{env}.png", title=title, metric="eval/return_mean"
-        )
+        plots.learning_curve(histories, RESULTS / f"vtrace_replay-{env}.png", title=title, metric="eval/return_mean")
     measure.write(RESULTS / "vtrace_replay.json", "python benchmarks/vtrace_replay.py", {"seeds": seeds}, results)
 
 

@@ -95,7 +95,9 @@ def test_parts_are_read_without_the_others(written, tmp_path):
             checkpoints.restore(parts | {"more": jnp.zeros(3)})
     with opened(directory) as checkpoints:
         for other in (jnp.zeros(4), jnp.zeros(3, jnp.int32)):
-            with pytest.raises(CheckpointError, match=r"checkpoint 2 .* another layout: small is float32 \[3\] there and"):
+            with pytest.raises(
+                CheckpointError, match=r"checkpoint 2 .* another layout: small is float32 \[3\] there and"
+            ):
                 checkpoints.restore(parts | {"small": other})
         assert checkpoints.steps() == [1, 2], "nothing is damaged"
 

@@ -28,7 +28,9 @@ def spec_of(observation: spaces.Space = VECTOR, action: spaces.Space = ACTIONS["
     return EnvSpec("test", observation, action)
 
 
-def recorded(network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1, frame_stack: int = 1) -> tuple[Trajectory, dict, Any]:
+def recorded(
+    network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1, frame_stack: int = 1
+) -> tuple[Trajectory, dict, Any]:
     """Acts on random rows with random actions, row by row; what the network said, and its memory after."""
 
     def act(actor: ActorParams, state: nets.ActorState, row: TimeStep, key: jax.Array, _: bool) -> Any:

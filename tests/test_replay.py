@@ -405,9 +405,7 @@ def test_a_rollout_must_fit_into_a_sequence():
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_replay_that_does_not_fit_is_refused(arch):
     """Before anything is made."""
-    message = (
-        r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity, use more devices\.$"
-    )
+    message = r"the replay needs [0-9.]+ GiB on each device, and \S+ has [0-9.]+ GiB; lower replay_capacity, use more devices\.$"
     large = {"config": {"replay_capacity": 10**8}, "progress": False}
     with pytest.raises(ValueError, match=message):
         podracer.train("r2d2", "pixel_catch", arch=arch, **large)

@@ -106,13 +106,21 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
 
     newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
     kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
-    again = ["resume", str(run_dir), "--quiet"] if number == signal.SIGTERM else command(agent, run_dir, "--resume", "--quiet")
+    again = (
+        ["resume", str(run_dir), "--quiet"]
+        if number == signal.SIGTERM
+        else command(agent, run_dir, "--resume", "--quiet")
+    )
     assert cli.run(again) == 0
     assert rows_of(run_dir)[: len(kept)] == kept, "it did not go on, but began again"
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)
     assert set(before) == set(after)
-    acting = ("actors.resumes.1.environment", "actors.published.1") if agent.endswith("sebulba") else ("actors.lanes", "actors.key")
+    acting = (
+        ("actors.resumes.1.environment", "actors.published.1")
+        if agent.endswith("sebulba")
+        else ("actors.lanes", "actors.key")
+    )
     for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", *acting):
         assert any(name.startswith(part) for name in before), part
     assert any(name.startswith("env_steps") for name in before)

@@ -459,7 +459,9 @@ def test_objects_of_ones_own(tmp_path):
         podracer.load(run_dir, environment=env)
     again = podracer.load(run_dir, environment=env, network=network)
     assert_same(again.learner, result.learner)
-    with pytest.raises(podracer.CheckpointError, match=r"another layout: .* it needs the network, devices and actors that"):
+    with pytest.raises(
+        podracer.CheckpointError, match=r"another layout: .* it needs the network, devices and actors that"
+    ):
         podracer.load(run_dir, environment=env, network=nets.make(env.spec))
     shutil.rmtree(run_dir / "checkpoints" / str(result.summary["env_steps"]))
     with pytest.raises(ValueError, match="your own environment; in Python, give it as environment="):

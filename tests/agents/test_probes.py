@@ -63,9 +63,7 @@ def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: boo
     network = nets.make_q(probe.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
     agent = agents.r2d2(probe.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
     prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
-    state, report = prog.step(
-        harness.initial(prog, agent, list(range(SEEDS))), program.Limits.of(STEPS, STEPS, 10_000)
-    )
+    state, report = prog.step(harness.initial(prog, agent, list(range(SEEDS))), program.Limits.of(STEPS, STEPS, 10_000))
     assert np.all(report.finite)
     table = probe.values(GAMMA)
     N = len(table)
