@@ -34,7 +34,7 @@ class EnvPoolOptions:
     Attributes:
       num_threads: C++ threads of a pool; one per core, at most one per lane, if None.
       max_episode_steps: the time limit; the environment's own if None.
-      settings: further settings of the task as `name=value`, such as `use_combined_action=True`.
+      settings: further settings of the task as `name=value`, such as `force_speed=True`.
     """
 
     num_threads: int | None = configs.field(None, low=1)
@@ -144,6 +144,8 @@ class EnvPoolEnvironments:
             settings["max_episode_steps"] = options.max_episode_steps
         if "stack_num" in self._known:
             settings["stack_num"] = 1  # frames are stacked on the device
+        if "use_combined_action" in self._known:
+            settings["use_combined_action"] = True  # VizDoom's own actions have no bounds
         if isinstance(options, AtariOptions):
             settings |= {
                 "frame_skip": options.frame_skip,

@@ -62,8 +62,7 @@ def action_space(space: Any, name: str) -> spaces.Space:
         bounded = max(-low, high) <= float(np.finfo(np.float32).max)
         if bounded and np.all(space.low == low) and np.all(space.high == high):
             return spaces.Box(low, high, space.shape)
-        hint = " (VizDoom: --env.settings use_combined_action=True)" if space.shape else ""
-        raise ValueError(f"{name} takes actions in {space}; a Box needs the same finite bounds for all numbers{hint}.")
+        raise ValueError(f"{name} takes actions in {space}; a Box needs the same finite bounds for all numbers.")
     raise ValueError(f"{name} takes actions in {space}, which is not supported; Discrete and bounded Box are.")
 
 

@@ -171,7 +171,8 @@ def test_a_game_over_on_the_step_limit_is_a_termination():
         ("envpool:SpotGetup-v1", {}, spaces.Box, spaces.Box),  # one name, which is no name
         ("envpool:HalfCheetah-v4", {}, spaces.Box, spaces.Box),
         ("envpool:Pendulum-v1", {}, spaces.Box, spaces.Box),
-        ("envpool:D1Basic-v1", {"settings": ("use_combined_action=True",)}, spaces.Box, spaces.Discrete),
+        ("envpool:D1Basic-v1", {}, spaces.Box, spaces.Discrete),
+        ("envpool:D1Basic-v1", {"settings": ("force_speed=True",)}, spaces.Box, spaces.Discrete),
         ("envpool:FrozenLake-v1", {}, spaces.Discrete, spaces.Discrete),
         ("gymnasium:Blackjack-v1", {}, None, None),
         ("gymnasium:Acrobot-v1", {}, spaces.Box, spaces.Discrete),
