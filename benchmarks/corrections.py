@@ -84,7 +84,7 @@ def main():
     for label, fraction in FRACTIONS.items():
         for lag in arguments.lags:
             for correction in CORRECTIONS:
-                agent = agents.vtrace(env.spec, VTraceConfig(correction=correction, replay_fraction=fraction))
+                agent = agents.vtrace.make(env.spec, VTraceConfig(correction=correction, replay_fraction=fraction))
                 result = podracer.train(
                     lagged(agent, lag),
                     env,

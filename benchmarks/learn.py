@@ -18,8 +18,8 @@ import sys
 import tempfile
 
 import podracer
-from podracer import metrics, plots
 from podracer.bench import measure
+from podracer.run import metrics, plots
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
 SEEDS = (0, 1, 2)

@@ -12,8 +12,8 @@ import pathlib
 import time
 
 import podracer
-from podracer import plots
 from podracer.bench import measure
+from podracer.run import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 SMALL = {"lstm_size": 32, "hidden_sizes": (32,), "head_size": 32}

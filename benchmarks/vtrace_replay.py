@@ -14,8 +14,8 @@ import pathlib
 import numpy as np
 
 import podracer
-from podracer import plots
 from podracer.bench import measure
+from podracer.run import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STEPS = {"catch": 150_000, "cartpole": 500_000}

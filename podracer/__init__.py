@@ -5,12 +5,12 @@ result = podracer.train("ppo", "cartpole", total_steps=500_000, seed=0)
 print(result.evaluate(episodes=100))
 """
 
-from podracer import agents, distributions, nets, ops, spaces, types
-from podracer.checkpoint import CheckpointError
+from podracer import agents, distributions, nets, returns, spaces, types
 from podracer.driver import TrainingDivergedError
-from podracer.evaluate import Evaluation
-from podracer.experiment import RunConfig
 from podracer.result import Result
+from podracer.run.checkpoint import CheckpointError
+from podracer.run.evaluation import Evaluation
+from podracer.run.experiment import RunConfig
 from podracer.sebulba.actor import ActorError
 from podracer.training import load, resume, train
 from podracer.version import __version__
@@ -27,8 +27,8 @@ __all__ = [
     "distributions",
     "load",
     "nets",
-    "ops",
     "resume",
+    "returns",
     "spaces",
     "train",
     "types",

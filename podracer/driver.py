@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from podracer import ops
-from podracer.learner import Experience
+from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.learning.learner import Experience
 from podracer.types import LearnerState
 
 
@@ -26,7 +26,7 @@ class RunState(NamedTuple):
 
     learner: LearnerState
     actors: Any
-    env_steps: ops.Counter
+    env_steps: Counter
     experience: Experience
 
 
@@ -126,7 +126,13 @@ class Driver(Protocol):
         ...
 
 
+def run_keys(seed: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The independent keys of a run: learner, actors, evaluation."""
+    learner, actors, evaluation = jax.random.split(jax.random.key(seed), 3)
+    return learner, actors, evaluation
+
+
 def counter_values(counter: Any) -> np.ndarray:
     """A device counter [P] as int64 [P]."""
     high, low = jax.device_get((counter.high, counter.low))
-    return np.asarray(high, np.int64) * ops.COUNTER_BASE + np.asarray(low, np.int64)
+    return np.asarray(high, np.int64) * COUNTER_BASE + np.asarray(low, np.int64)

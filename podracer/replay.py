@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import ops
+from podracer.learning import collectives
 from podracer.types import ArrayTree, Replay, TimeStep, Trajectory
 
 BLOCK = 256
@@ -203,7 +203,7 @@ def sample(plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, key: jax
     # Factors that all shards share, such as how many sequences there are, cancel in the end.
     weight = (ring.priority[index] / jnp.sum(sums)) ** -replay.importance_exponent
     generation, newest = _generation(plan, index, counts)
-    return Sample(index, generation, weight / ops.global_max(weight), newest - generation)
+    return Sample(index, generation, weight / collectives.global_max(weight), newest - generation)
 
 
 def _invert(masses: jax.Array, u: jax.Array) -> jax.Array:

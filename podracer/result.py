@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import evaluate, metrics, plots, spaces
-from podracer.experiment import Experiment
+from podracer import spaces
+from podracer.run import evaluation, metrics, plots
+from podracer.run.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
@@ -39,7 +40,7 @@ class Result:
         self.history = history
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
-        self._evaluators: dict[int, evaluate.Evaluator] = {}
+        self._evaluators: dict[int, evaluation.Evaluator] = {}
 
     @property
     def population(self) -> int:
@@ -55,12 +56,12 @@ class Result:
         if not 0 <= member < self.population:
             raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
 
-    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int = 0) -> evaluate.Evaluation:
+    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int = 0) -> evaluation.Evaluation:
         """Plays whole episodes with the greedy policy."""
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
         if episodes not in self._evaluators:
-            self._evaluators[episodes] = evaluate.Evaluator(self.agent, self.environment, episodes)
+            self._evaluators[episodes] = evaluation.Evaluator(self.agent, self.environment, episodes)
         params = jax.tree.map(lambda x: x[None], self.actor_params(member))
         return self._evaluators[episodes](params, np.asarray([seed], np.int32))[0]
 
@@ -99,7 +100,7 @@ class Result:
 
     def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:
         """Writes a GIF of one greedy episode."""
-        return plots.animation(evaluate.frames(self.agent, self.environment, self.actor_params(member), seed), path)
+        return plots.animation(evaluation.frames(self.agent, self.environment, self.actor_params(member), seed), path)
 
 
 def _fit(space: spaces.Space, expected: jax.Array, value: Any) -> np.ndarray:

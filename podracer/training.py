@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer import checkpoint, metrics, rundir
 from podracer import config as configs
 from podracer.driver import counter_values
-from podracer.experiment import RunConfig, resolve, stored_options
 from podracer.nets import Network
 from podracer.result import Result
-from podracer.session import Session, StopSignal
+from podracer.run import checkpoint, metrics, rundir
+from podracer.run.experiment import RunConfig, resolve, stored_options
+from podracer.run.session import Session, StopSignal
 from podracer.types import Agent, Environment, HostEnvironments
 
 

@@ -313,8 +313,9 @@ class Agent(NamedTuple):
       actor_params: `(LearnerState, progress) -> ActorParams`; what acting needs, published.
       start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
-      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under `ops.DATA_AXES`. Where
-        all of a batch is replayed, `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
+      learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under
+        `learning.collectives.DATA_AXES`. Where all of a batch is replayed,
+        `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       recurrent: whether an action depends on earlier rows of the episode.
       replay: how experience is replayed, or None for learning from every rollout once.

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import ops, topology
+from podracer import topology
 from podracer.anakin import program
+from podracer.learning import collectives
 from podracer.types import Agent, Environment, EnvSpec, TimeStep, Trajectory, Transition
 
 
 def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
-    for axis in reversed(ops.DATA_AXES):
+    for axis in reversed(collectives.DATA_AXES):
         function = jax.vmap(function, axis_name=axis)
     return jax.jit(function)  # one by one, hundreds of operations would be compiled
 

@@ -9,8 +9,9 @@ import scipy.stats
 
 import envs_jax
 import podracer
-from podracer import agents, learner, nets, replay
+from podracer import agents, nets, replay
 from podracer.anakin import program
+from podracer.learning import learner
 from podracer.types import Replay, TimeStep, Trajectory
 
 T, B, GROUPS = 4, 3, 2
@@ -286,10 +287,10 @@ def test_a_run_copies_no_ring(name):
     catch = envs_jax.make("catch")
     if name == "vtrace":
         config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=100_000, rollout_length=5)
-        agent = agents.vtrace(catch.spec, config)
+        agent = agents.vtrace.make(catch.spec, config)
     else:
         config = agents.R2D2Config(replay_capacity=50_000, rollout_length=5, burn_in=2, trace_length=8)
-        agent = agents.r2d2(catch.spec, config)
+        agent = agents.r2d2.make(catch.spec, config)
     prog = harness.make_program(agent, catch, num_envs=8)
     like = prog.like()
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.experience.ring))

@@ -17,8 +17,8 @@ import optax
 import pytest
 
 import podracer
-from podracer import optimizer
-from podracer.session import Session
+from podracer.learning import optimizer
+from podracer.run.session import Session
 
 pytestmark = pytest.mark.slow
 

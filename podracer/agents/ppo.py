@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import distributions, gradients, nets, ops, optimizer, spaces
+from podracer import distributions, nets, returns, spaces
+from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
@@ -123,7 +124,7 @@ class Samples(NamedTuple):
 def merge_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
     """Adds [T, B, ...] samples of all shards with weights [T, B] to the running moments."""
     weight = weight.reshape(weight.shape + (1,) * (x.ndim - 2))
-    mean, variance, count = ops.global_moments(x, weight, axis=(0, 1))
+    mean, variance, count = collectives.global_moments(x, weight, axis=(0, 1))
     count = count.reshape(-1)[0]
     # A float32 count stops growing at 2**24. Capped below that, the moments become an exponential average over the
     # last ten million samples.
@@ -145,10 +146,10 @@ def weigh(batch: Samples, config: PPOConfig) -> Samples:
     """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages."""
     advantage = batch.advantage
     if config.normalize_advantages:
-        mean, variance, count = ops.global_moments(advantage, batch.mask)
+        mean, variance, count = collectives.global_moments(advantage, batch.mask)
         advantage = (advantage - mean) * lax.rsqrt(variance + 1e-8)
     else:
-        count = ops.global_sum(jnp.sum(batch.mask))
+        count = collectives.global_sum(jnp.sum(batch.mask))
     return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(count, 1.0))
 
 
@@ -268,26 +269,26 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
 
     def update_normalizers(normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
-        observation, returns = normalizers
+        observation, discounted = normalizers
         if config.normalize_observations:
             merge = lambda m, x: merge_moments(m, x, jnp.ones_like(rows.reward))  # noqa: E731
             observation = jax.tree.map(merge, observation, rows.observation, is_leaf=lambda m: isinstance(m, Moments))
         if config.normalize_rewards:
             arrived = 1.0 - rows.first.astype(jnp.float32)
-            returns = merge_moments(returns, trajectory.extras["discounted_return"], arrived)
-        return Normalizers(observation, returns)
+            discounted = merge_moments(discounted, trajectory.extras["discounted_return"], arrived)
+        return Normalizers(observation, discounted)
 
-    def prepare(learner: LearnerState, trajectory: Trajectory, returns: Any) -> Samples:
+    def prepare(learner: LearnerState, trajectory: Trajectory, moments: Any) -> Samples:
         """Advantages and targets, computed once per batch before its first gradient step."""
         state: nets.ActorState = trajectory.actor_state.network
         trajectory = trajectory._replace(actor_state=state)
         # Values of all rows in one pass: acting needs none, and row T has no value yet.
         values = nets.unroll(network, learner.params, trajectory)[1]
-        step = ops.transitions(trajectory)
+        step = returns.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
         if config.normalize_rewards:
-            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(returns.variance + 1e-8), -10.0, 10.0))
-        advantages = ops.gae(values, step, learner.hyper["gae_lambda"])
+            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(moments.variance + 1e-8), -10.0, 10.0))
+        advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
         return Samples(
             inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(network, trajectory)),
             core=state.core,
@@ -326,7 +327,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
             grads, metrics, _ = gradients.accumulate(loss_fn, params, groups)
             params, opt_state, norm = optimizer.step(
                 transformation,
-                ops.global_sum(grads),
+                collectives.global_sum(grads),
                 opt_state,
                 params,
                 learning_rate=learning_rate,
@@ -338,7 +339,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         (params, opt_state), metrics = lax.scan(minibatch, (learner.params, learner.opt_state), order)
         metrics = jax.tree.map(jnp.mean, metrics)
         norm = metrics.pop("grad/norm")
-        metrics = ops.global_sum(metrics) | {"grad/norm": norm, "grad/learning_rate": learning_rate}
+        metrics = collectives.global_sum(metrics) | {"grad/norm": norm, "grad/learning_rate": learning_rate}
         return LearnerState(params, opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
 
     return Agent(
@@ -385,8 +386,8 @@ def take(samples: Samples, units: jax.Array) -> Samples:
 
 def split(batch: Samples, groups: int) -> Samples:
     """[T, n] -> [groups, T, n / groups]."""
-    core = jax.tree.map(lambda x: gradients.split(x, groups, 0), batch.core)
-    fields = jax.tree.map(lambda x: gradients.split(x, groups, 1), batch._replace(core=()))
+    core = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch.core)
+    fields = jax.tree.map(lambda x: trajectories.split(x, groups, 1), batch._replace(core=()))
     return fields._replace(core=core)
 
 

@@ -4,7 +4,7 @@ Action values of a recurrent dueling network are learnt from prioritised sequenc
 state that the actor had before it; its first rows only burn the state in. Targets are double-Q returns of n steps, in
 rescaled values (SEED RL, section 3.2 and tables 8 and 9).
 
-    h(r_{t+1} + ... + gamma^n h^-1(Q_target(x_{t+n}, argmax_a Q(x_{t+n}, a))))        h: podracer.ops.rescale
+    h(r_{t+1} + ... + gamma^n h^-1(Q_target(x_{t+n}, argmax_a Q(x_{t+n}, a))))        h: podracer.returns.rescale
 
 Deviations from the papers, all of them defaults that a field sets back (`R2D2Config.atari()` sets them all):
 
@@ -27,7 +27,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import gradients, nets, ops, optimizer
+from podracer import nets, returns
+from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
 
 
@@ -128,7 +129,9 @@ class Memory(NamedTuple):
     epsilon: jax.Array
 
 
-def targets(values: jax.Array, step: ops.Transitions, hyper: Mapping[str, jax.Array], config: R2D2Config) -> jax.Array:
+def targets(
+    values: jax.Array, step: returns.Transitions, hyper: Mapping[str, jax.Array], config: R2D2Config
+) -> jax.Array:
     """What the values of the actions taken should be, [T, B], in the network's scale.
 
     Args:
@@ -139,8 +142,8 @@ def targets(values: jax.Array, step: ops.Transitions, hyper: Mapping[str, jax.Ar
     """
     step = step._replace(discount=hyper["discount"] * step.discount)
     if not config.value_rescaling:
-        return ops.n_step(values, step, config.n_step)
-    return ops.rescale(ops.n_step(ops.unrescale(values), step, config.n_step))
+        return returns.n_step(values, step, config.n_step)
+    return returns.rescale(returns.n_step(returns.unrescale(values), step, config.n_step))
 
 
 def sequence_priority(errors: jax.Array, mask: jax.Array, config: R2D2Config) -> jax.Array:
@@ -211,14 +214,14 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
         learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         B = batch.weight.shape[0]
-        mask = ops.transitions(batch.trajectory).mask[config.burn_in :]
-        batch_size, count = ops.global_sum((jnp.float32(B), jnp.sum(mask)))
+        mask = returns.transitions(batch.trajectory).mask[config.burn_in :]
+        batch_size, count = collectives.global_sum((jnp.float32(B), jnp.sum(mask)))
 
         def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             trajectory = batch.trajectory
             inputs, core = nets.inputs(network, trajectory), trajectory.actor_state.core
             q, q_target = unroll(params, inputs, core), unroll(learner.aux, inputs, core)
-            step = jax.tree.map(lambda x: x[config.burn_in :], ops.transitions(trajectory))
+            step = jax.tree.map(lambda x: x[config.burn_in :], returns.transitions(trajectory))
             bootstrap = _of(q_target, jnp.argmax(q, axis=-1).astype(jnp.int32))
             taken = _of(q[:-1], trajectory.actions[config.burn_in :])
             errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, learner.hyper, config)) - taken)
@@ -229,9 +232,9 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
 
         T = config.burn_in + config.trace_length
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, T, B)
-        split = Batch(gradients.split_lanes(batch.trajectory, groups), gradients.split(batch.weight, groups, 0))
+        split = Batch(trajectories.split_lanes(batch.trajectory, groups), trajectories.split(batch.weight, groups, 0))
         grads, metrics, priorities = gradients.accumulate(loss, learner.params, split)
-        grads, metrics = ops.global_sum((grads, metrics))
+        grads, metrics = collectives.global_sum((grads, metrics))
         params, opt_state, grad_norm = optimizer.step(
             transformation,
             grads,
@@ -251,7 +254,7 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
         reward, discount, first, taken, best = (
             x[config.burn_in :] for x in (rows.reward, rows.discount, rows.first, extras["q_taken"], extras["q_max"])
         )
-        step = ops.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
+        step = returns.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
         numbers = {name: jnp.float32(value) for name, value in hyper.items()}
         return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)
 

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import distributions, gradients, nets, ops, optimizer
+from podracer import distributions, nets, returns
+from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, Replay, TimeStep, Trajectory
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
@@ -145,14 +146,14 @@ def loss(
       config: the static settings.
       count: valid transitions of all lanes of all shards, at least 1.
     """
-    step = ops.transitions(trajectory)
+    step = returns.transitions(trajectory)
     step = step._replace(discount=hyper["discount"] * step.discount)
     samples = trajectory.extras.get("sample", trajectory.actions)
     log_probs = distribution.log_prob(outputs[:-1], samples)
     ratios = jnp.exp(lax.stop_gradient(log_probs) - trajectory.extras["log_prob"])
 
     corrected = config.correction == "vtrace"
-    returns = ops.vtrace(
+    corrections = returns.vtrace(
         lax.stop_gradient(values),
         step,
         ratios if corrected else jnp.ones_like(ratios),
@@ -161,7 +162,7 @@ def loss(
         c_bar=hyper["c_bar"] if corrected else 1.0,
         rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
     )
-    advantages = returns.advantages
+    advantages = corrections.advantages
     if config.correction == "one_step":
         advantages = advantages * jnp.minimum(hyper["rho_bar_pg"], ratios)
     if config.correction == "epsilon":
@@ -170,7 +171,7 @@ def loss(
     entropies = distribution.entropy(outputs[:-1])
     weights = step.mask if config.loss_reduction == "sum" else step.mask / count
     policy = -jnp.sum(weights * log_probs * advantages)
-    value = 0.5 * jnp.sum(weights * jnp.square(returns.targets - values[:-1]))
+    value = 0.5 * jnp.sum(weights * jnp.square(corrections.targets - values[:-1]))
     entropy = jnp.sum(weights * entropies)
     total = policy + hyper["baseline_cost"] * value - hyper["entropy_cost"] * entropy
     mean = lambda x: jnp.sum(jnp.where(step.mask > 0, x, 0.0)) / count  # noqa: E731
@@ -235,7 +236,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         reward = transform_reward(timesteps.reward, config.reward_transform)
         trajectory = trajectory._replace(timesteps=timesteps._replace(reward=reward))
 
-        count = jnp.maximum(ops.global_sum(jnp.sum(ops.transitions(trajectory).mask)), 1.0)
+        count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
 
         def loss_fn(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             outputs, values = nets.unroll(network, params, trajectory)
@@ -243,8 +244,8 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
             return total, (metrics, ())
 
         T, B = trajectory.policy_version.shape
-        groups = gradients.split_lanes(trajectory, B // gradients.at_a_time(timesteps.observation, T, B))
-        grads, metrics = ops.global_sum(gradients.accumulate(loss_fn, learner.params, groups)[:2])
+        groups = trajectories.split_lanes(trajectory, B // gradients.at_a_time(timesteps.observation, T, B))
+        grads, metrics = collectives.global_sum(gradients.accumulate(loss_fn, learner.params, groups)[:2])
         decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
         learning_rate = learner.hyper["learning_rate"] * decay
         params, opt_state, grad_norm = optimizer.step(

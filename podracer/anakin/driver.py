@@ -11,7 +11,7 @@ import numpy as np
 
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState
-from podracer.learner import require_room
+from podracer.learning.learner import require_room
 from podracer.topology import Topology
 from podracer.types import Agent, Environment
 

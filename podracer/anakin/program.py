@@ -22,10 +22,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from podracer import learner, ops
-from podracer.anakin import autoreset
-from podracer.driver import RunState
-from podracer.learner import Experience
+from podracer.driver import RunState, run_keys
+from podracer.environments import autoreset
+from podracer.learning import collectives, learner
+from podracer.learning.counter import Counter
+from podracer.learning.learner import Experience
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
 
@@ -50,7 +51,7 @@ class Member(NamedTuple):
 
     learner: LearnerState
     actors: Actors
-    env_steps: ops.Counter
+    env_steps: Counter
     ring: ArrayTree
 
     @classmethod
@@ -69,14 +70,14 @@ class Limits(NamedTuple):
     `total_steps` is what schedules run over. Scalars, the same on every device.
     """
 
-    until: ops.Counter
-    total_steps: ops.Counter
+    until: Counter
+    total_steps: Counter
     max_updates: jax.Array
 
     @classmethod
     def of(cls, until: int, total_steps: int, max_updates: int) -> Limits:
         """The limits as arrays."""
-        return cls(ops.Counter.of(until), ops.Counter.of(total_steps), jnp.int32(max_updates))
+        return cls(Counter.of(until), Counter.of(total_steps), jnp.int32(max_updates))
 
 
 class Report(NamedTuple):
@@ -95,7 +96,7 @@ class Report(NamedTuple):
     episodes: EpisodeStats
     updates: jax.Array
     num_updates: jax.Array
-    env_steps: ops.Counter
+    env_steps: Counter
     finite: jax.Array
 
 
@@ -132,7 +133,7 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
             jnp.arange(shards, dtype=jnp.int32)
         )
-        return Member(state, actors, ops.Counter.of(0), ())
+        return Member(state, actors, Counter.of(0), ())
 
     def empty_ring(member: Member) -> ArrayTree:
         """The ring of all members, from the shapes of one."""
@@ -155,7 +156,7 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         mesh=topology.mesh,
         in_specs=(state_specs, PartitionSpec()),
         out_specs=(state_specs, PartitionSpec(POPULATION_AXIS)),
-        # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
+        # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
     # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
@@ -180,12 +181,6 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         )
 
     return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0))
-
-
-def run_keys(seed: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The independent keys of a run: learner, actors, evaluation."""
-    learner, actors, evaluation = jax.random.split(jax.random.key(seed), 3)
-    return learner, actors, evaluation
 
 
 def place(state: RunState, topology: Topology) -> RunState:
@@ -310,7 +305,7 @@ def _update_shard(
     actors, trajectory, episodes = rollout(agent, environment, settings, state, actors, progress, rollout_keys)
     state, counts, ring, metrics = learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
-    sums = ops.global_sum((episodes, transitions))
+    sums = collectives.global_sum((episodes, transitions))
     return (actors._replace(key=key), ring), (state, counts, metrics, *sums)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
-from podracer.learner import means
+from podracer.learning.learner import means
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""

@@ -14,11 +14,12 @@ import tyro
 
 import envs_jax
 from podracer import config as configs
-from podracer import ops, spaces, topology
+from podracer import spaces, topology
 from podracer.anakin import program, runner
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
 from podracer.driver import RunState, counter_values
-from podracer.experiment import make_agent
+from podracer.learning import collectives
+from podracer.run.experiment import make_agent
 from podracer.types import Agent, Environment
 from podracer.version import __version__
 
@@ -200,7 +201,7 @@ def _trainer(agent: Agent, environment: Environment, layout: topology.Topology, 
 def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
     # Every part of the trajectory is read, or the compiler would not make it.
     total = sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(trajectory._replace(actor_state=())))
-    return learner, {"sum": ops.global_sum(total)}
+    return learner, {"sum": collectives.global_sum(total)}
 
 
 def _yardstick(name: str, num_envs: int, T: int) -> Measured | None:

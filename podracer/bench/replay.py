@@ -17,9 +17,10 @@ import tyro
 from jax.sharding import Mesh, PartitionSpec
 
 from podracer import config as configs
-from podracer import ops, replay, spaces
+from podracer import replay, spaces
 from podracer.agents import R2D2Config, r2d2
 from podracer.bench.measure import describe_machine, table, write
+from podracer.learning import collectives
 from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
 from podracer.version import __version__
 
@@ -72,7 +73,7 @@ def main(arguments: ReplayArguments) -> int:
 def _agent(shape: tuple[int, ...]) -> Agent:
     config = R2D2Config.atari(frame_stack=1, torso="mlp", hidden_sizes=(8,))
     spec = EnvSpec("frames", spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(18), None)
-    return r2d2(spec, config)
+    return r2d2.make(spec, config)
 
 
 def _trajectory(agent: Agent, shape: tuple[int, ...], lanes: int) -> Trajectory:
@@ -113,7 +114,7 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     trajectory = _trajectory(agent, shape, arguments.lanes)
     # Only the time is measured: the recurrent state would be 4 KiB a sequence.
     spec = spec._replace(keep=lambda memory: (), restore=lambda kept, observation, first: ())
-    mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), ops.DATA_AXES)
+    mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), collectives.DATA_AXES)
 
     def jitted(function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
         mapped = jax.shard_map(

@@ -19,7 +19,7 @@ from podracer import config as configs
 from podracer import environments, topology
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
 from podracer.driver import Progress
-from podracer.experiment import make_agent
+from podracer.run.experiment import make_agent
 from podracer.sebulba.driver import Sebulba
 from podracer.version import __version__
 

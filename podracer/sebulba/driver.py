@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from podracer import ops
-from podracer.anakin.program import run_keys
-from podracer.driver import Progress, RunState, counter_values
-from podracer.learner import Experience, require_room
+from podracer.driver import Progress, RunState, counter_values, run_keys
+from podracer.environments.seeds import first_seed
+from podracer.learning.counter import Counter
+from podracer.learning.learner import Experience, require_room
 from podracer.sebulba import acting, learning, runner
 from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
-from podracer.sebulba.seeds import first_seed
 from podracer.topology import HostTopology
 from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
 
@@ -124,7 +123,7 @@ class Sebulba:
             published = tuple(jax.tree.map(lambda x: abstract(x, first), params) for _ in self._layout.actors)
             saved = LockstepState(published, jax.tree.map(lambda x: abstract(x, x.sharding), resumes))
         lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
-        counter = jax.eval_shape(lambda: ops.Counter.of(0))
+        counter = jax.eval_shape(lambda: Counter.of(0))
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         experience = jax.tree.map(place, jax.eval_shape(self.learning.experience), self.learning.experience_sharding)
         return RunState(jax.tree.map(lead, learner), saved, jax.tree.map(lead, counter), experience)
@@ -138,7 +137,7 @@ class Sebulba:
 
         The learner's is a copy, which outlives its donation; the experience may be too large for that.
         """
-        counter = jax.device_put(ops.Counter.of(env_steps), self.learning.state_sharding)
+        counter = jax.device_put(Counter.of(env_steps), self.learning.state_sharding)
         lead = jax.jit(lambda tree: jax.tree.map(lambda x: x[None], tree))
         return RunState(lead(learner), saved, lead(counter), experience)
 

@@ -1,7 +1,7 @@
 """Learning with a replay that is kept in the host's memory, for what is larger than the memory of the learners.
 
-The steps are those of `podracer.learner`: rollouts are added and sequences drawn on the host's CPU, and what was drawn
-is learnt from on the learner devices. Results are those of a replay on the devices.
+The steps are those of `podracer.learning.learner`: rollouts are added and sequences drawn on the host's CPU, and what
+was drawn is learnt from on the learner devices. Results are those of a replay on the devices.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from podracer import learner
-from podracer.gradients import split_lanes
-from podracer.learner import Counts, Experience
+from podracer.learning import learner
+from podracer.learning.learner import Counts, Experience
+from podracer.learning.trajectories import split_lanes
 from podracer.topology import DATA_AXIS, HostTopology
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from podracer import learner, ops
-from podracer.gradients import split_lanes
-from podracer.learner import Experience
+from podracer.learning import collectives, learner, trajectories
+from podracer.learning.learner import Experience
+from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.host_replay import HostReplay
 from podracer.topology import DATA_AXIS, HostTopology
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
@@ -153,7 +153,7 @@ class OnDevices:
             mesh=layout.mesh,
             in_specs=(everywhere, experience, by_lane, everywhere, everywhere, everywhere),
             out_specs=(everywhere, experience, everywhere),
-            # Gradients are reduced by hand (ops.global_sum); with the check on, JAX would add a second reduction.
+            # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
             check_vma=False,
         )
         self.update = jax.jit(mapped, donate_argnums=(0, 1))
@@ -196,7 +196,7 @@ class OnDevices:
             return trajectory
         size = trajectory.lane.shape[0] // self._parts
         cut = lambda axis, x: lax.dynamic_slice_in_dim(x, part * size, size, axis)  # noqa: E731
-        return ops.by_lane(cut, trajectory)
+        return trajectories.by_lane(cut, trajectory)
 
     def trace(self, *shapes: Any) -> Any:
         """See `Learning.trace`."""
@@ -211,8 +211,8 @@ def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
     """How many updates older than the learner the policy was that acted."""
     lag = (num_updates - trajectory.policy_version).astype(jnp.float32)
     return {
-        "sebulba/policy_lag": ops.global_mean(lag, jnp.ones_like(lag)),
-        "sebulba/policy_lag_max": ops.global_max(lag),
+        "sebulba/policy_lag": collectives.global_mean(lag, jnp.ones_like(lag)),
+        "sebulba/policy_lag_max": collectives.global_max(lag),
     }
 
 

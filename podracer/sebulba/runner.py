@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.driver import Progress, TrainingDivergedError
-from podracer.learner import Experience, means
+from podracer.learning.learner import Experience, means
 from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
 from podracer.types import LearnerState, Metrics
 

@@ -140,7 +140,7 @@ def test_means_are_over_all_shards() -> None:
 
 def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress, key)`."""
-    agent = agents.ppo(SPEC._replace(action_space=action_space), config)
+    agent = agents.ppo.make(SPEC._replace(action_space=action_space), config)
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     lanes = jnp.arange(B, dtype=jnp.int32)
 
@@ -226,7 +226,7 @@ def test_advantages_and_targets_go_by_the_oracle() -> None:
     gamma, lambda_ = 0.8, 0.6
     config = small(**ONCE, normalize_advantages=False, discount=gamma, gae_lambda=lambda_, separate=False)
     network = nets.make(SPEC, hidden_sizes=(8,), activation="tanh")
-    agent = agents.ppo(SPEC, config, network)
+    agent = agents.ppo.make(SPEC, config, network)
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     rows = harness.timesteps(4, T, B)
     trajectory, _ = harness.record(
@@ -444,13 +444,13 @@ def test_rewards_are_scaled_by_the_deviation_of_returns() -> None:
 def test_bytes_cannot_be_normalised() -> None:
     spec = SPEC._replace(observation_space=spaces.Box(0, 255, (4, 4), np.uint8))
     with pytest.raises(ValueError, match="normalize_observations=True needs float32 observations, which test"):
-        agents.ppo(spec, small(normalize_observations=True))
+        agents.ppo.make(spec, small(normalize_observations=True))
 
 
 def test_dicts_can_be_normalised() -> None:
     """One pair of moments a name."""
     space = spaces.Dict({"a": spaces.Box(-9.0, 9.0, (2,)), "b": spaces.Box(-9.0, 9.0, ())})
-    agent = agents.ppo(SPEC._replace(observation_space=space), small(normalize_observations=True, **ONCE))
+    agent = agents.ppo.make(SPEC._replace(observation_space=space), small(normalize_observations=True, **ONCE))
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     rows = harness.timesteps(30, T, B)
     rows = rows._replace(observation={"a": 2.0 + rows.observation[..., :2], "b": rows.observation[..., 2] - 3.0})

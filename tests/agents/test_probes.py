@@ -11,7 +11,7 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets, ops
+from podracer import agents, nets, returns
 from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
 from podracer.types import Agent, LearnerState, TimeStep
@@ -36,8 +36,8 @@ def made(name: str, probe: probes.Probe, lstm_size: int) -> tuple[Agent, nets.Ne
     """An agent with a network that we can ask for values."""
     network = nets.make(probe.spec, hidden_sizes=(16,), activation="tanh", separate=True, lstm_size=lstm_size)
     if name == "vtrace":
-        return agents.vtrace(probe.spec, VTraceConfig(**VTRACE), network), network
-    return agents.ppo(probe.spec, PPOConfig(**PPO), network), network
+        return agents.vtrace.make(probe.spec, VTraceConfig(**VTRACE), network), network
+    return agents.ppo.make(probe.spec, PPOConfig(**PPO), network), network
 
 
 R2D2: dict[str, Any] = {
@@ -61,7 +61,7 @@ R2D2: dict[str, Any] = {
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
     """The largest of them at every observation, and which it is."""
     network = nets.make_q(probe.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
-    agent = agents.r2d2(probe.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
+    agent = agents.r2d2.make(probe.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
     prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
     state, report = prog.step(harness.initial(prog, agent, list(range(SEEDS))), program.Limits.of(STEPS, STEPS, 10_000))
     assert np.all(report.finite)
@@ -71,7 +71,7 @@ def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: boo
     for seed in range(SEEDS):
         params = jax.tree.map(lambda x, i=seed: x[i], state.learner.params)
         values = jnp.max(network.apply(params, rows, ())[0][0], axis=-1)
-        found = ops.unrescale(values) if rescaling else values
+        found = returns.unrescale(values) if rescaling else values
         np.testing.assert_allclose(found, [value for _, value in table], atol=0.15)
         if probe.optimal_actions is not None:
             observation, best = (np.stack(x) for x in zip(*probe.optimal_actions, strict=True))

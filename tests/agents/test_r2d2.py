@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, nets, ops, replay, spaces
+from podracer import agents, nets, replay, returns, spaces
 from podracer.agents import R2D2Config
 from podracer.agents.r2d2 import sequence_priority
 from podracer.types import Batch, EnvSpec, Trajectory
@@ -31,7 +31,7 @@ SMALL = {
 
 
 def made(**overrides):
-    return agents.r2d2(SPEC, R2D2Config(**(SMALL | overrides)))
+    return agents.r2d2.make(SPEC, R2D2Config(**(SMALL | overrides)))
 
 
 def replayed(agent, seed=0, rollouts=7):
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="replay_min_size=500 is more than replay_capacity=100"):
         R2D2Config(replay_capacity=100)
     with pytest.raises(ValueError, match="action values need Discrete"):
-        agents.r2d2(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
+        agents.r2d2.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
 
 
 # Returns
@@ -303,13 +303,13 @@ def test_returns_of_n_steps_by_hand():
                 stop = min([t + n, T] + ([end] if t < end else []))
                 value = 0.0 if kind == "termination" and t < end == stop else values[stop]
                 expected.append(sum(0.5**k * rewards[t + k] for k in range(stop - t)) + 0.5 ** (stop - t) * value)
-            step = ops.Transitions(*(jnp.asarray(x, jnp.float32)[:, None] for x in (rewards, discount, mask)))
-            found = ops.n_step(jnp.asarray(values, jnp.float32)[:, None], step, n)[:, 0]
+            step = returns.Transitions(*(jnp.asarray(x, jnp.float32)[:, None] for x in (rewards, discount, mask)))
+            found = returns.n_step(jnp.asarray(values, jnp.float32)[:, None], step, n)[:, 0]
             np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_rescaling_is_undone():
     x = jnp.concatenate([jnp.array([0.0]), jnp.geomspace(1e-6, 1e5, 400)])
     for sign in (1.0, -1.0):
-        np.testing.assert_allclose(ops.unrescale(ops.rescale(sign * x)), sign * x, rtol=1e-6)
-    np.testing.assert_allclose(ops.rescale(jnp.array([3.0, -8.0])), [1.003, -2.008], rtol=1e-6)
+        np.testing.assert_allclose(returns.unrescale(returns.rescale(sign * x)), sign * x, rtol=1e-6)
+    np.testing.assert_allclose(returns.rescale(jnp.array([3.0, -8.0])), [1.003, -2.008], rtol=1e-6)

@@ -12,9 +12,10 @@ import numpy as np
 import oracles
 import pytest
 
-from podracer import agents, distributions, ops, spaces
+from podracer import agents, distributions, returns, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
+from podracer.learning import collectives
 from podracer.types import ActorParams, EnvSpec, TimeStep, Trajectory
 
 T, B, A = 6, 8, 4
@@ -91,9 +92,9 @@ def oracle(
 
 def whole_loss(logits: Any, values: Any, trajectory: Trajectory, numbers: Any, config: VTraceConfig) -> Any:
     """This shard's loss, and metrics over all shards."""
-    count = jnp.maximum(ops.global_sum(jnp.sum(ops.transitions(trajectory).mask)), 1.0)
+    count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
     total, metrics = loss(logits, values, trajectory, distributions.categorical(A), numbers, config, count)
-    return total, ops.global_sum(metrics)
+    return total, collectives.global_sum(metrics)
 
 
 def compiled(config: VTraceConfig) -> Callable[..., Any]:
@@ -186,7 +187,7 @@ def test_mean_is_over_all_shards() -> None:
 
 def made(config: VTraceConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress)`."""
-    agent = agents.vtrace(SPEC._replace(action_space=action_space), config)
+    agent = agents.vtrace.make(SPEC._replace(action_space=action_space), config)
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     lanes = jnp.arange(B, dtype=jnp.int32)
 
@@ -285,7 +286,7 @@ def test_numbers_come_from_the_learner_state(recurrent: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
 def test_optimizers_can_be_chosen(optimizer: Any) -> None:
-    agent = agents.vtrace(SPEC, VTraceConfig(optimizer=optimizer, **SMALL))
+    agent = agents.vtrace.make(SPEC, VTraceConfig(optimizer=optimizer, **SMALL))
     jax.eval_shape(lambda: agent.init(KEY, harness.hyper(agent)))
 
 

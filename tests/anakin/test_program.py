@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, learner, ops
+from podracer import agents
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.anakin import program
+from podracer.learning import collectives, learner
+from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
 
 T, B = 5, 8
@@ -28,9 +30,9 @@ NAMES = ("vtrace", "ppo")
 def agent_of(name: str, lstm_size: int = 0, **fields: Any) -> Agent:
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
-        return agents.vtrace(COUNTING.spec, VTraceConfig(**(common | fields)))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**(common | fields)))
     config = {"num_epochs": 2, "num_minibatches": 2, "normalize_observations": True, "normalize_rewards": True}
-    return agents.ppo(COUNTING.spec, PPOConfig(**(common | config | fields)))
+    return agents.ppo.make(COUNTING.spec, PPOConfig(**(common | config | fields)))
 
 
 def observed(agent: Agent) -> Agent:
@@ -56,7 +58,7 @@ def observed(agent: Agent) -> Agent:
             "row T": print_of(T),
             "version": jnp.sum(trajectory.policy_version.astype(jnp.float32)) / (T * B),
         }
-        return new, metrics | ops.global_sum(seen)
+        return new, metrics | collectives.global_sum(seen)
 
     return agent._replace(learn=learn)
 
@@ -86,8 +88,8 @@ def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     return runs[request.param]
 
 
-def integer(counter: ops.Counter) -> int:
-    return int(counter.high[0]) * ops.COUNTER_BASE + int(counter.low[0])
+def integer(counter: Counter) -> int:
+    return int(counter.high[0]) * COUNTER_BASE + int(counter.low[0])
 
 
 # Rollouts.
@@ -270,7 +272,7 @@ def test_env_steps_outgrow_int32(runs: dict[str, Run]) -> None:
     """And progress with them: beyond the total the learning rate is 0."""
     run = runs["vtrace"]
     begun = 2**31 - 3
-    state = run.start()._replace(env_steps=jax.tree.map(lambda x: x[None], ops.Counter.of(begun)))
+    state = run.start()._replace(env_steps=jax.tree.map(lambda x: x[None], Counter.of(begun)))
     state, report = run.advance(state, 3, 2**40)
     assert integer(report.env_steps) == begun + int(report.metrics["transitions"][0]) > 2**31
     assert float(report.metrics["grad/learning_rate"][0]) == 0.0

@@ -19,9 +19,9 @@ import pytest
 import podracer
 from podracer import agents, topology
 from podracer.agents import PPOConfig, VTraceConfig
+from podracer.environments.stepped import SteppedEnvironments
 from podracer.sebulba import learning
 from podracer.sebulba.driver import Sebulba
-from podracer.sebulba.stepped import SteppedEnvironments
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +32,10 @@ T, B, SHARDS, UPDATES = 5, 24, 6, 10
 def agent_of(name):
     common = {"rollout_length": T, "hidden_sizes": (16,), "max_grad_norm": 0.01}
     if name == "vtrace":
-        return agents.vtrace(COUNTING.spec, VTraceConfig(**common, activation="tanh", entropy_cost=0.0))
-    return agents.ppo(COUNTING.spec, PPOConfig(**common, num_epochs=2, num_minibatches=2, normalize_observations=True))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, activation="tanh", entropy_cost=0.0))
+    return agents.ppo.make(
+        COUNTING.spec, PPOConfig(**common, num_epochs=2, num_minibatches=2, normalize_observations=True)
+    )
 
 
 def trajectories(agent):

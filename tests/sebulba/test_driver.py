@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, distributions, nets, ops, replay, topology
+from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
+from podracer.environments.stepped import SteppedEnvironments
+from podracer.learning import collectives
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
-from podracer.sebulba.stepped import SteppedEnvironments
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
@@ -23,14 +24,14 @@ COUNTING = counting.CountingEnvironment()
 def agent_of(name, lstm_size=0, normalize=True):
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
-        return agents.vtrace(COUNTING.spec, VTraceConfig(**common))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
     if name == "vtrace with replay":
-        return agents.vtrace(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40))
     if name == "r2d2":
         replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
-        return agents.r2d2(COUNTING.spec, config)
-    return agents.ppo(
+        return agents.r2d2.make(COUNTING.spec, config)
+    return agents.ppo.make(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
 
@@ -303,7 +304,7 @@ def test_updates_per_batch_take_every_lane_once():
         tags = jnp.sum(trajectory.timesteps.observation[0, :, 0])
         lanes = jnp.sum(2.0 ** trajectory.lane.astype(jnp.float32))
         new, metrics = agent.learn(learner, trajectory, progress, key)
-        return new, metrics | {"lanes": ops.global_sum(lanes), "tags": ops.global_sum(tags)}
+        return new, metrics | {"lanes": collectives.global_sum(lanes), "tags": collectives.global_sum(tags)}
 
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
     update = driver.learning.update

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer import cli, session
+from podracer import cli
+from podracer.run import session
 from podracer.sebulba import runner
 
 CONFIG = {"rollout_length": 5, "hidden_sizes": (4,)}

@@ -1,0 +1,5 @@
+"""The command line (see `podracer.cli.main`)."""
+
+from podracer.cli.main import main, run
+
+__all__ = ["main", "run"]

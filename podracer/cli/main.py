@@ -1,0 +1,80 @@
+"""The command line: `podracer train | resume | eval | plot | envs | agents | bench`.
+
+Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import jax
+
+import podracer
+from podracer import config as configs
+from podracer.cli import bench, listing, results, train
+from podracer.cli.arguments import InputError
+
+USAGE = """podracer: reinforcement learning on the accelerator
+
+  podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
+  podracer resume RUN_DIR [options]       continue a run that was stopped
+  podracer eval RUN_DIR [options]         evaluate a trained policy
+  podracer plot RUN_DIR... [-o FILE]      draw learning curves
+  podracer envs | agents                  what there is
+  podracer bench anakin|sebulba|replay    measure speed
+  podracer --version"""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and exits with its code."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Runs a command; returns 0, 1 for a run that failed, or 2 for bad input."""
+    try:
+        return _dispatch(argv)
+    except (ValueError, TypeError) as error:
+        return _complain(error, 2)
+    except (podracer.TrainingDivergedError, podracer.ActorError, podracer.CheckpointError, OSError) as error:
+        return _complain(error, 1)
+    except jax.errors.JaxRuntimeError as error:  # out of memory on the device, above all
+        return _complain(str(error).partition("\n")[0], 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the newest checkpoint is intact.", 130)
+
+
+def _dispatch(argv: list[str]) -> int:
+    command = argv[0] if argv else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if command == "--version":
+        print(f"podracer {podracer.__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise InputError(f"unknown command {command!r}; {configs.suggest(command, COMMANDS)}")
+    try:
+        return COMMANDS[command](argv[1:])
+    except SystemExit as exit_:  # tyro's way out of --help
+        if exit_.code in (0, None):
+            return 0
+        raise
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train.train,
+    "resume": train.resume,
+    "eval": results.evaluate,
+    "plot": results.plot,
+    "envs": listing.envs,
+    "agents": listing.agents,
+    "bench": bench.bench,
+}

@@ -1,0 +1,82 @@
+"""`podracer eval` and `podracer plot`: what became of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Annotated
+
+import tyro
+
+import podracer
+from podracer.cli.arguments import InputError, parse
+from podracer.run import metrics, plots
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalArguments:
+    """Evaluate a trained policy.
+
+    Attributes:
+      run_dir: what `podracer train` wrote.
+      episodes: how many whole episodes to play.
+      seed: of the episodes.
+      member: of a population.
+      gif: also write an animation of one episode.
+      json: print JSON instead of words.
+    """
+
+    run_dir: tyro.conf.Positional[pathlib.Path]
+    episodes: int = 100
+    seed: int = 0
+    member: int = 0
+    gif: pathlib.Path | None = None
+    json: bool = False
+
+
+def evaluate(argv: list[str]) -> int:
+    arguments = parse(EvalArguments, argv, "podracer eval")
+    result = podracer.load(arguments.run_dir)
+    evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
+    if arguments.json:
+        figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
+        print(json.dumps(figures | {"episodes": evaluation.episodes, "unfinished": evaluation.unfinished}))
+    else:
+        print(f"{result.agent.name} on {result.description['env']}: {evaluation}")
+    if arguments.gif:
+        print(
+            f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr
+        )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotArguments:
+    """Draw learning curves.
+
+    Attributes:
+      run_dirs: what `podracer train` wrote.
+      output: the picture; its suffix chooses the format.
+      metric: what to draw; return if None.
+    """
+
+    run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
+    output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])] = pathlib.Path("curve.png")
+    metric: str | None = None
+
+
+def plot(argv: list[str]) -> int:
+    arguments = parse(PlotArguments, argv, "podracer plot")
+    if not arguments.run_dirs:
+        raise InputError("plot needs one or more run directories.")
+    names = [directory.resolve().name for directory in arguments.run_dirs]
+    histories = {}
+    for directory, name in zip(arguments.run_dirs, names):
+        if not (directory / "metrics.jsonl").exists():
+            raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
+        label = name if names.count(name) == 1 else str(directory)
+        histories[label] = metrics.read(directory / "metrics.jsonl")
+    print(plots.learning_curve(histories, arguments.output, metric=arguments.metric))
+    return 0

@@ -1,0 +1,282 @@
+"""EnvPool's environments (Weng et al. 2022, https://github.com/sail-sg/envpool): batches stepped by C++ threads.
+
+Pools are synchronous. What EnvPool leaves to its users is settled here: the first row of an episode carries no
+reward, a game over that falls on the step limit is a termination, float64 becomes float32, and actions are checked,
+which EnvPool does not do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from podracer import config as configs
+from podracer import spaces
+from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
+from podracer.types import EnvSpec, HostStep
+
+UNBOUNDED_STEPS = 2**31 - 1
+"""What EnvPool says where it knows no limit."""
+
+MINIGRID_CODES = 11
+"""Kinds of objects in MiniGrid, of which there are more than colours or states."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvPoolOptions:
+    """Options of every EnvPool environment.
+
+    Attributes:
+      num_threads: C++ threads of a pool; one per core, at most one per lane, if None.
+      max_episode_steps: the time limit; the environment's own if None.
+      settings: further settings of the task as `name=value`, such as `force_speed=True`.
+    """
+
+    num_threads: int | None = configs.field(None, low=1)
+    max_episode_steps: int | None = configs.field(None, low=1)
+    settings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class AtariOptions(EnvPoolOptions):
+    """Options of Atari, with the protocol that most papers share (Mnih et al. 2015; see `podracer.atari`).
+
+    Attributes:
+      frame_skip: times each action is repeated; the last two frames are max-pooled.
+      noop_max: up to this many no-op actions open a game.
+      episodic_life: whether a lost life is an end for the agent (not in evaluation).
+      fire_reset: whether games that wait for it are started with FIRE.
+      full_action_space: all 18 actions instead of those that do something.
+      sticky_actions: probability that the previous action is repeated (Machado et al. 2018).
+    """
+
+    frame_skip: int = configs.field(4, low=1)
+    noop_max: int = configs.field(30, low=1)
+    episodic_life: bool = False
+    fire_reset: bool = False
+    full_action_space: bool = False
+    sticky_actions: float = configs.field(0.0, low=0.0, high=1.0)
+
+
+def options(task: str) -> type:
+    """The dataclass of a task's options.
+
+    Raises:
+      ValueError: where EnvPool is not installed, or does not know the task.
+    """
+    return AtariOptions if {"noop_max", "full_action_space"} <= set(_settings(task)) else EnvPoolOptions
+
+
+def _import() -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ValueError(f"EnvPool cannot be used here ({error}); pip install 'podracer[sebulba]'.") from None
+    return envpool
+
+
+def _settings(task: str) -> tuple[str, ...]:
+    """The names of a task's settings."""
+    envpool = _import()
+    known = envpool.list_all_envs()
+    if task not in known:
+        raise ValueError(f"EnvPool has no environment {task!r}; {_suggest(task, known)}")
+    try:
+        return envpool.make_spec(task).config._fields
+    except (ImportError, OSError) as error:  # a family whose system libraries are missing
+        raise ValueError(f"EnvPool cannot load {task!r}: {str(error).rstrip('.')}.") from None
+
+
+def _suggest(task: str, known: list[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    close = [by_lower[name] for name in difflib.get_close_matches(task.lower(), by_lower, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"it has {len(known)}, such as 'Pong-v5'."
+
+
+def _observations(space: Any, task: str) -> spaces.Space:
+    """The observation space, with the bounds that EnvPool does not tell."""
+    found = observation_space(space, task)
+    if not isinstance(found, spaces.Dict):
+        return found
+    items = dict(found.items)
+    if set(items) == {"direction", "image", "mission"}:  # MiniGrid and BabyAI: object, colour and state of each cell
+        items["image"] = dataclasses.replace(items["image"], high=MINIGRID_CODES - 1)
+    return spaces.Dict(items)
+
+
+class EnvPoolEnvironments:
+    """A task of EnvPool (see `podracer.types.HostEnvironments`)."""
+
+    def __init__(self, task: str, options: EnvPoolOptions):
+        self._task, self._options = task, options
+        self._known = _settings(task)
+        pool = self._pool(1, 0, evaluation=True)
+        self.spec = EnvSpec(
+            f"envpool:{task}",
+            _observations(pool.observation_space, task),
+            action_space(pool.action_space, task),
+            None if pool.spec.config.max_episode_steps >= UNBOUNDED_STEPS else pool.spec.config.max_episode_steps,
+        )
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> EnvPoolEnvironment:
+        """Starts a pool."""
+        return self._running(self._pool(num_lanes, seed, evaluation), num_lanes)
+
+    def render(self, seed: int) -> EnvPoolEnvironment:
+        """A pool of one lane, for evaluation, that has `frame()`."""
+        return self._running(self._pool(1, seed, True, render_mode="rgb_array"), 1)
+
+    def _running(self, pool: Any, num_lanes: int) -> EnvPoolEnvironment:
+        return EnvPoolEnvironment(pool, self.spec, num_lanes, isinstance(self._options, AtariOptions))
+
+    def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
+        options = self._options
+        settings: dict[str, Any] = {"num_threads": options.num_threads or min(num_lanes, os.cpu_count() or 1)}
+        if options.max_episode_steps:
+            settings["max_episode_steps"] = options.max_episode_steps
+        if "stack_num" in self._known:
+            settings["stack_num"] = 1  # frames are stacked on the device
+        if "use_combined_action" in self._known:
+            settings["use_combined_action"] = True  # VizDoom's own actions have no bounds
+        if isinstance(options, AtariOptions):
+            settings |= {
+                "frame_skip": options.frame_skip,
+                "noop_max": options.noop_max,
+                "episodic_life": options.episodic_life and not evaluation,
+                "use_fire_reset": options.fire_reset,
+                "full_action_space": options.full_action_space,
+                "repeat_action_probability": options.sticky_actions,
+            }
+        for setting in options.settings:
+            name, value = configs.assignment(setting)
+            if name not in self._known:
+                raise ValueError(
+                    f"settings={setting!r}: {self._task} has no setting {name!r}; {configs.suggest(name, self._known)}"
+                )
+            settings[name] = value
+        make = _import().make
+        return make(self._task, env_type="gymnasium", num_envs=num_lanes, seed=seed, **settings, **more)
+
+
+class _Rows(NamedTuple):
+    """What a pool answers, [B].
+
+    Attributes:
+      observation: an array, or arrays by name.
+      reward: float32.
+      done: bool; terminated or truncated.
+      truncated: bool.
+      info: arrays by name.
+    """
+
+    observation: Any
+    reward: np.ndarray
+    done: np.ndarray
+    truncated: np.ndarray
+    info: dict[str, np.ndarray]
+
+
+class _Pool:
+    """A pool as Gymnasium sees it."""
+
+    def __init__(self, pool: Any):
+        self.pool = pool
+
+    def reset(self) -> _Rows:
+        observation, info = self.pool.reset()
+        B = self.pool.config["num_envs"]
+        return _Rows(observation, np.zeros(B, np.float32), np.zeros(B, bool), np.zeros(B, bool), info)
+
+    def send(self, actions: np.ndarray) -> None:
+        self.pool.send(actions)  # of all lanes, in order
+
+    def recv(self) -> _Rows:
+        observation, reward, terminated, truncated, info = self.pool.recv()
+        return _Rows(observation, reward, terminated | truncated, truncated, info)
+
+
+class _DirectPool(_Pool):
+    """A pool without EnvPool's Python layer, which on small environments takes a sixth of a step."""
+
+    @staticmethod
+    def understands(pool: Any) -> bool:
+        """Whether this is what the pool's private parts look like."""
+        states, actions = getattr(pool, "_state_keys", ()), getattr(pool, "_action_keys", ())
+        shown = [key for key in states if key.partition(":")[0] == "obs"]
+        named = isinstance(pool.observation_space, gymnasium.spaces.Dict) and not any("." in key for key in shown)
+        return (
+            list(actions) == ["env_id", "players.env_id", "action"]
+            and {"reward", "done", "trunc"} <= set(states)
+            and (shown == ["obs"] or named)
+            and pool.config.get("max_num_players", 1) == 1
+            and all(hasattr(pool, name) for name in ("_recv", "_send", "_spec"))
+        )
+
+    def __init__(self, pool: Any):
+        super().__init__(pool)
+        self._send, self._recv = pool._send, pool._recv
+        self._ids = np.arange(pool.config["num_envs"], dtype=np.int32)
+        self._dtype, self._shape = np.dtype(pool._spec._action_spec[-1][0]), (len(self._ids), *pool.action_space.shape)
+        at = {key: i for i, key in enumerate(pool._state_keys)}
+        self._reward, self._done, self._truncated = at["reward"], at["done"], at["trunc"]
+        named = {key.partition(":")[2]: i for key, i in at.items() if key.startswith("obs:")}
+        self._observation = named or at["obs"]
+        self._info = {name: at[f"info:{name}"] for name in ("reward", "terminated") if f"info:{name}" in at}
+
+    def send(self, actions: np.ndarray) -> None:
+        if actions.shape != self._shape:
+            raise ValueError(f"actions have shape {actions.shape}, not {self._shape}.")
+        # A copy: what comes from a device may not be written to, and EnvPool asks for arrays that may.
+        self._send([self._ids, self._ids, np.array(actions, self._dtype, order="C")])
+
+    def recv(self) -> _Rows:
+        state, at = self._recv(), self._observation
+        observation = state[at] if isinstance(at, int) else {name: state[i] for name, i in at.items()}
+        info = {name: state[i] for name, i in self._info.items()}
+        return _Rows(observation, state[self._reward], state[self._done], state[self._truncated], info)
+
+
+class EnvPoolEnvironment:
+    """A running pool (see `podracer.types.HostEnvironment`)."""
+
+    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool):
+        self._pool: Any = (_DirectPool if _DirectPool.understands(pool) else _Pool)(pool)
+        self.spec, self._atari, self._begun = spec, atari, False
+        self._lanes = np.arange(num_lanes, dtype=np.int32)
+        self._last = np.zeros(num_lanes, bool)
+        self._actions = action_checker(spec.action_space)
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        first = self._last if self._begun else ~self._last
+        rows = self._pool.recv() if self._begun else self._pool.reset()
+        self._begun = True
+        last, terminated = rows.done | rows.truncated, rows.done & ~rows.truncated
+        score = over = None
+        if self._atari:
+            # The raw reward, and Atari's own word on the game, which also holds where the step limit says otherwise.
+            game_over = rows.info["terminated"].astype(bool)
+            terminated = terminated | game_over
+            score, over = rows.info["reward"], game_over | rows.truncated
+            last = last | game_over
+        self._last = last
+        observation = convert(rows.observation, self.spec.observation_space)
+        return self._lanes, HostStep.of(observation, rows.reward, terminated, first, last, score, over)
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        self._pool.send(self._actions(actions))
+
+    def frame(self) -> np.ndarray:
+        """Lane 0 as a picture, uint8 [H, W, 3], where the pool was made for it."""
+        return self._pool.pool.render()[0]
+
+    def close(self) -> None:
+        # An EnvPool's threads end when the object does, not in its close().
+        self._pool = None

@@ -1,0 +1,77 @@
+"""Pure-JAX environments stepped from the host, on its CPU: how both drivers are shown to agree.
+
+Rows depend on the lane's seed and its actions alone, never on how lanes are spread over threads, and the state can be
+saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.environments import autoreset
+from podracer.types import Environment, EnvSpec, HostStep
+
+
+class SteppedEnvironments:
+    """A pure-JAX environment as host environments (see `podracer.types.HostEnvironments`)."""
+
+    def __init__(self, environment: Environment):
+        self.environment = environment
+        self._device = jax.local_devices(backend="cpu")[0]
+
+        def reset(seeds: jax.Array) -> Any:
+            keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(seeds)
+            return keys[:, 0], jax.vmap(lambda key: autoreset.reset(environment, key))(keys[:, 1])
+
+        def step(state: Any, actions: Any) -> Any:
+            def one(key: jax.Array, lane: autoreset.Lane, action: Any) -> Any:
+                key, reset_key, step_key = jax.random.split(key, 3)
+                lane = autoreset.step(environment, lane, action, step_key, environment.reset(reset_key))
+                return key, lane
+
+            keys, lanes = state
+            return jax.vmap(one)(keys, lanes, actions)
+
+        self._reset, self._step = jax.jit(reset), jax.jit(step)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.environment.spec
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> SteppedEnvironment:
+        """Starts lanes."""
+        with jax.default_device(self._device):
+            lanes = self._reset(jnp.asarray(seed + np.arange(num_lanes), jnp.int32))
+        return SteppedEnvironment(self.spec, self._step, lanes, self._device)
+
+
+class SteppedEnvironment:
+    """Running lanes (see `podracer.types.HostEnvironment`), whose state can be saved."""
+
+    def __init__(self, spec: EnvSpec, step: Any, lanes: Any, device: Any):
+        self.spec = spec
+        self._step, self._state, self._device = step, lanes, device
+        self._lanes = np.arange(lanes[1].timestep.reward.shape[0], dtype=np.int32)
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        observation, reward, discount, first, last = jax.tree.map(np.asarray, self._state[1].timestep)
+        return self._lanes, HostStep.of(observation, reward, discount == 0, first, last)
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        with jax.default_device(self._device):
+            self._state = self._step(self._state, jax.tree.map(np.asarray, actions))
+
+    def save(self) -> Any:
+        """Everything that decides the rows to come, as arrays."""
+        return self._state
+
+    def load(self, saved: Any) -> None:
+        """Goes on from what `save` returned."""
+        self._state = jax.device_put(saved, self._device)
+
+    def close(self) -> None:
+        pass

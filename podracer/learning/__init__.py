@@ -1,0 +1,1 @@
+"""Making an update: reductions over devices, gradients, optimisers, and what is learnt from when."""

@@ -1,0 +1,46 @@
+"""Reductions over all shards of all devices, which `learn` calls under `DATA_AXES` (docs/glossary.md: shard)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer.types import ArrayTree
+
+DATA_AXES = ("data", "shard")
+"""The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
+
+
+def global_sum(tree: ArrayTree) -> ArrayTree:
+    """Sums every leaf over all shards of all devices."""
+    return lax.psum(tree, DATA_AXES)
+
+
+def global_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """The mean of `x` weighted by `weight` (same shape) over all elements of all shards; 0 where all weights are 0."""
+    total, count = global_sum((jnp.sum(x * weight), jnp.sum(weight)))
+    return total / jnp.maximum(count, 1e-8)
+
+
+def global_max(x: jax.Array) -> jax.Array:
+    """The largest element over all shards."""
+    return lax.pmax(jnp.max(x), DATA_AXES)
+
+
+def global_moments(x: jax.Array, weight: jax.Array, axis: Any = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Weighted mean, variance and total weight of `x` over `axis` and all shards.
+
+    Args:
+      x: float32 array.
+      weight: float32 of the same rank as `x`, broadcastable to it.
+      axis: the axes to reduce, all by default.
+    """
+    weight = jnp.broadcast_to(weight, x.shape)
+    total, count = global_sum((jnp.sum(x * weight, axis), jnp.sum(weight, axis)))
+    mean = total / jnp.maximum(count, 1e-8)
+    centred = jnp.square(x - (mean if axis is None else jnp.expand_dims(mean, axis))) * weight
+    variance = global_sum(jnp.sum(centred, axis)) / jnp.maximum(count, 1e-8)
+    return mean, variance, count

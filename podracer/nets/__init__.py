@@ -1,0 +1,36 @@
+"""Networks: torsos, an LSTM core with resets, heads, and what an agent remembers for them; your own plug in too.
+
+network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
+"""
+
+from podracer.nets.memory import (
+    ActorState,
+    inputs,
+    stack_frames,
+    stacked_spec,
+    start,
+    step,
+    unroll,
+    with_frames,
+    without_frames,
+)
+from podracer.nets.networks import Inputs, Network, Torso, encode, feed_forward, make, make_q
+
+__all__ = [
+    "ActorState",
+    "Inputs",
+    "Network",
+    "Torso",
+    "encode",
+    "feed_forward",
+    "inputs",
+    "make",
+    "make_q",
+    "stack_frames",
+    "stacked_spec",
+    "start",
+    "step",
+    "unroll",
+    "with_frames",
+    "without_frames",
+]

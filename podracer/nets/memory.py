@@ -1,0 +1,132 @@
+"""What an agent remembers of a lane for its network, and its use in acting and learning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import spaces
+from podracer.nets.networks import Inputs, Network
+from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
+
+
+class ActorState(NamedTuple):
+    """What an agent remembers of a lane for its network.
+
+    Attributes:
+      core: the core's state.
+      previous_action: if the network is recurrent, else ().
+      frames: [B, n - 1, ...]; the observations before this one, oldest first, if n > 1 are stacked, else ().
+    """
+
+    core: ArrayTree
+    previous_action: ArrayTree
+    frames: Any = ()
+
+    def after(self, action: ArrayTree) -> ActorState:
+        """The memory once an action was taken."""
+        return self._replace(previous_action=action) if jax.tree.leaves(self.previous_action) else self
+
+
+def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1) -> ActorState:
+    """The memory of lanes that have not started, [num_lanes]."""
+    tile = lambda x: jnp.broadcast_to(x, (num_lanes, *x.shape))  # noqa: E731
+    action = spaces.zeros(spec.action_space) if network.recurrent else ()
+    frames = ()
+    if frame_stack > 1:
+        frame = spaces.zeros(spec.observation_space)
+        frames = jnp.zeros((num_lanes, frame_stack - 1, *frame.shape), frame.dtype)
+    return ActorState(network.start(num_lanes), jax.tree.map(tile, action), frames)
+
+
+def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
+    """The spec that a network sees when the newest `frame_stack` observations are stacked along the last axis.
+
+    Raises:
+      ValueError: where observations are not one array.
+    """
+    space = spec.observation_space
+    if frame_stack == 1:
+        return spec
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked.")
+    shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
+    return spec._replace(observation_space=dataclasses.replace(space, shape=shape))
+
+
+def _stack(state: ActorState, observation: ArrayTree, first: jax.Array) -> tuple[ArrayTree, Any]:
+    """Observations [T, B] as the network sees them, and the frames to remember."""
+    if isinstance(state.frames, tuple):
+        return observation, ()
+    stacked, frames = stack_frames(state.frames, observation, first)
+    if observation.ndim == 5:  # images [H, W, C]: channels of all frames, frame by frame
+        stacked = jnp.moveaxis(stacked, -1, -2)
+        stacked = stacked.reshape(*stacked.shape[:-2], -1)
+    return stacked, frames
+
+
+def step(
+    network: Network, params: ArrayTree, state: ActorState, timestep: TimeStep
+) -> tuple[jax.Array, jax.Array, ActorState]:
+    """One row for acting: policy outputs [B, P], values [B] and the memory, but for the action (`ActorState.after`)."""
+    row = jax.tree.map(lambda x: x[None], timestep)
+    observation, frames = _stack(state, row.observation, row.first)
+    action = jax.tree.map(lambda x: x[None], state.previous_action)
+    outputs, values, core = network.apply(params, Inputs(observation, row.reward, row.first, action), state.core)
+    return outputs[0], values[0], ActorState(core, state.previous_action, frames)
+
+
+def inputs(network: Network, trajectory: Trajectory) -> Inputs:
+    """The network's inputs at all T+1 rows: frames stacked, previous actions aligned."""
+    rows = trajectory.timesteps
+    before: ActorState = trajectory.actor_state
+    actions = ()
+    if network.recurrent:
+        actions = jax.tree.map(lambda a, x: jnp.concatenate([a[None], x]), before.previous_action, trajectory.actions)
+    return Inputs(_stack(before, rows.observation, rows.first)[0], rows.reward, rows.first, actions)
+
+
+def unroll(network: Network, params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, jax.Array]:
+    """All T+1 rows of a trajectory for learning: policy outputs [T+1, B, P] and values [T+1, B]."""
+    return network.apply(params, inputs(network, trajectory), trajectory.actor_state.core)[:2]
+
+
+def without_frames(state: ActorState) -> ActorState:
+    """The state as replay keeps it: frames are rebuilt from observations (`with_frames`)."""
+    return state._replace(frames=())
+
+
+def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, frame_stack: int) -> ActorState:
+    """The state with its frames again, from the `frame_stack - 1` rows before it: observations and first [n - 1, B]."""
+    if frame_stack == 1:
+        return kept
+    nothing = jnp.zeros_like(jnp.moveaxis(observation, 0, 1))
+    return kept._replace(frames=stack_frames(nothing, observation, first)[1])
+
+
+def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Stacks each observation with the n - 1 before it in its episode, zeros where there are none (Mnih et al. 2015).
+
+    Args:
+      frames: [B, n - 1, ...]; the observations before row 0, oldest first.
+      observation: [T, B, ...].
+      first: bool [T, B].
+
+    Returns:
+      The stacks [T, B, ..., n], newest last, and the frames before row T.
+    """
+    T, n = observation.shape[0], frames.shape[1] + 1
+    line = jnp.concatenate([jnp.moveaxis(frames, 1, 0), observation])
+    now = jnp.arange(T, dtype=jnp.int32)[:, None]
+    age = now - lax.cummax(jnp.where(first, now, -n))  # rows since the episode opened; n or more: before row 0
+    shape = (*age.shape, *(1,) * (observation.ndim - 2))
+    each = [
+        jnp.where((age >= back).reshape(shape), line[n - 1 - back : n - 1 - back + T], jnp.zeros((), line.dtype))
+        for back in reversed(range(n))
+    ]
+    stacks = jnp.stack(each, axis=-1)
+    return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)

@@ -1,0 +1,283 @@
+"""Networks of agents: torsos, an LSTM core with resets, and heads, behind plain `init` and `apply`.
+
+A `Network` is two functions, so one written in Linen, Equinox, Haiku or by hand plugs in alike:
+
+    network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
+
+Observations may have any leading dims; convolutions flatten them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import distributions, spaces
+from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet
+from podracer.types import ArrayTree, EnvSpec
+
+Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
+
+FEW = 32
+"""Arrays of bytes below this are taken for codes, such as MiniGrid's kinds of objects."""
+
+
+class Inputs(NamedTuple):
+    """What a network sees, [T, B, ...].
+
+    Attributes:
+      observation: tree of arrays.
+      reward: float32; what arrived with the observation.
+      first: bool; recurrent state resets before these rows.
+      previous_action: the action that led here (ignored on first rows), or () for feed-forward networks.
+    """
+
+    observation: ArrayTree
+    reward: jax.Array
+    first: jax.Array
+    previous_action: ArrayTree
+
+
+class Network(NamedTuple):
+    """An actor-critic network, or one of action values.
+
+    Attributes:
+      init: `(key) -> params`.
+      apply: `(params, Inputs [T, B], state [B]) -> (policy outputs [T, B, P], values [T, B], state [B])`; of action
+        values, the outputs are those and `values` the state's.
+      start: `(num_lanes) -> state [num_lanes]`, the state at an episode's start; `()` makes it feed-forward.
+    """
+
+    init: Callable[[jax.Array], ArrayTree]
+    apply: Callable[[ArrayTree, Inputs, ArrayTree], tuple[jax.Array, jax.Array, ArrayTree]]
+    start: Callable[[int], ArrayTree]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether rows depend on earlier rows."""
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.start(1))))
+
+
+def feed_forward(
+    init: Callable[[jax.Array], ArrayTree], apply: Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array]]
+) -> Network:
+    """A `Network` from a user's own `init(key) -> params` and `apply(params, observation [N, ...])`.
+
+    `apply` returns policy outputs [N, P] (see `podracer.distributions` for what P must be) and values [N].
+    """
+
+    def unroll(params: ArrayTree, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
+        T, B = inputs.reward.shape
+        flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), inputs.observation)
+        outputs, values = apply(params, flat)
+        if outputs.ndim != 2 or values.shape != (T * B,):
+            raise ValueError(
+                f"the network returned outputs {outputs.shape} and values {values.shape} for {T * B} observations; "
+                f"it must return [{T * B}, P] and [{T * B}]."
+            )
+        return outputs.reshape(T, B, -1), values.reshape(T, B), state
+
+    return Network(init, unroll, lambda num_lanes: ())
+
+
+# The library's own network
+
+
+def make(
+    spec: EnvSpec,
+    *,
+    torso: Torso = "auto",
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: Literal["relu", "tanh"] = "relu",
+    separate: bool = False,
+    lstm_size: int = 0,
+) -> Network:
+    """The standard network for an environment: torso, optional LSTM, a policy head and a value head.
+
+    Args:
+      spec: of the environment.
+      torso: "mlp"; "shallow" and "resnet" (IMPALA, figure 3: convolutions 16 8x8/4 and 32 4x4/2 with 256 units, and
+        residual blocks of 16, 32, 32 channels with 256 units); "nature" (Mnih et al. 2015: 32 8x8/4, 64 4x4/2,
+        64 3x3/1, 512 units). "auto" takes "shallow" for uint8 images of at least 36x36 and "mlp" for all else.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      separate: whether policy and value have a torso each.
+      lstm_size: units of an LSTM after the torso, fed with the previous action (one-hot) and reward too; 0 for none.
+
+    Raises:
+      ValueError: for a convolutional torso on observations that are not images.
+    """
+    distribution = distributions.for_space(spec.action_space)
+    module = ActorCritic(
+        body=_body(spec, torso, hidden_sizes, activation, lstm_size),
+        separate=separate,
+        num_outputs=distribution.num_outputs,
+        free_scale=distribution.state_independent_scale,
+    )
+    return _network(spec, module, lstm_size)
+
+
+def make_q(
+    spec: EnvSpec,
+    *,
+    torso: Torso = "auto",
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: Literal["relu", "tanh"] = "relu",
+    lstm_size: int = 0,
+    head_size: int = 512,
+) -> Network:
+    """A network of action values: torso, optional LSTM and dueling heads (Wang et al. 2016), Glorot uniform weights.
+
+    Args:
+      spec: of the environment; its actions are discrete.
+      torso: as in `make`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      lstm_size: as in `make`.
+      head_size: units of each head.
+
+    Raises:
+      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
+    """
+    if not isinstance(spec.action_space, spaces.Discrete):
+        raise ValueError(f"{spec.name} takes actions in {spec.action_space}; action values need Discrete ones.")
+    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size), scale=None)
+    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=spec.action_space.num_values), lstm_size)
+
+
+def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:
+    def start(num_lanes: int) -> ArrayTree:
+        return (jnp.zeros((num_lanes, lstm_size)), jnp.zeros((num_lanes, lstm_size))) if lstm_size else ()
+
+    def init(key: jax.Array) -> ArrayTree:
+        example = jax.tree.map(lambda x: x[None, None], spaces.zeros(spec.observation_space))
+        action = jax.tree.map(lambda x: x[None, None], spaces.zeros(spec.action_space)) if lstm_size else ()
+        inputs = Inputs(example, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), action)
+        return module.init(key, inputs, start(1))
+
+    return Network(init, module.apply, start)  # type: ignore[arg-type]
+
+
+def _is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
+    space = spec.observation_space
+    if torso == "auto":
+        return "shallow" if _is_image(space) and min(space.shape[:2]) >= 36 else "mlp"  # type: ignore[union-attr]
+    if torso != "mlp" and not _is_image(space):
+        raise ValueError(
+            f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
+        )
+    return torso
+
+
+def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
+    """Flattens a value of a space into features [..., F], float32.
+
+    Choices become one-hot, and so do bytes below `FEW`: they are codes, not quantities. Other bytes are scaled to
+    [0, 1].
+    """
+    if isinstance(space, spaces.Dict):
+        return jnp.concatenate([encode(value[name], item, leading) for name, item in space.items], axis=-1)
+    if isinstance(space, spaces.Discrete):
+        return jax.nn.one_hot(value, space.num_values)
+    if isinstance(space, spaces.MultiDiscrete):
+        return jnp.concatenate([jax.nn.one_hot(value[..., i], n) for i, n in enumerate(space.num_values)], axis=-1)
+    flat = value.reshape(*value.shape[:leading], int(np.prod(space.shape)))
+    if space.dtype != np.uint8:
+        return flat.astype(jnp.float32)
+    if 1 < space.high < FEW:
+        return jax.nn.one_hot(flat, int(space.high) + 1).reshape(*flat.shape[:-1], -1)
+    return flat.astype(jnp.float32) / (1.0 if space.high <= 1 else 255.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """What comes before the heads; see `make`. `scale` is that of `layers.Dense`; None is Glorot's everywhere."""
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    torso: Torso
+    hidden_sizes: tuple[int, ...]
+    activation: str
+    lstm_size: int
+    scale: float | None = np.sqrt(2)
+
+    def features(self, name: str, observation: ArrayTree) -> jax.Array:
+        """[T, B, F] of the torso, within a module's compact call."""
+        if self.torso == "mlp":
+            features = encode(observation, self.observation_space, leading=2)
+            return MLP(self.hidden_sizes, self.activation, self.scale, name=name)(features)
+        image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
+        module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
+        features = module(name=name, scale=self.scale)(image.reshape(-1, *image.shape[2:]).astype(jnp.float32) / 255.0)
+        return features.reshape(*image.shape[:2], -1)
+
+    def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
+        """[T, B, lstm_size] of the LSTM and its state, within a module's compact call."""
+        # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
+        keep = (~inputs.first).astype(jnp.float32)[..., None]
+        action = encode(inputs.previous_action, self.action_space, leading=2) * keep
+        joined = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
+        scale = None if self.scale is None else 1.0
+        return LSTM(self.lstm_size, scale, name="core")(joined, inputs.first, state)
+
+
+def _body(
+    spec: EnvSpec, torso: Torso, hidden_sizes: Sequence[int], activation: Literal["relu", "tanh"], lstm_size: int
+) -> Body:
+    torso = _choose_torso(spec, torso)
+    return Body(spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, lstm_size)
+
+
+class ActorCritic(nn.Module):
+    """Torso, optional LSTM, policy and value heads; see `make`."""
+
+    body: Body
+    separate: bool
+    num_outputs: int
+    free_scale: bool
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
+        features = self.body.features("torso", inputs.observation)
+        value_features = self.body.features("value_torso", inputs.observation) if self.separate else features
+        if self.body.lstm_size:
+            both = [features, value_features] if self.separate else [features]
+            features, state = self.body.core(both, inputs, state)
+            value_features = features
+        num_heads = self.num_outputs // 2 if self.free_scale else self.num_outputs
+        outputs = Dense(num_heads, scale=0.01, name="policy")(features)
+        if self.free_scale:
+            log_std = self.param("log_std", nn.initializers.zeros, (num_heads,))
+            outputs = jnp.concatenate([outputs, jnp.broadcast_to(log_std, outputs.shape)], axis=-1)
+        values = Dense(1, scale=1.0, name="value")(value_features)[..., 0]
+        return outputs, values, state
+
+
+class DuelingQ(nn.Module):
+    """Torso, optional LSTM, and dueling heads: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
+
+    body: Body
+    head_size: int
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
+        features = self.body.features("torso", inputs.observation)
+        if self.body.lstm_size:
+            features, state = self.body.core([features], inputs, state)
+        head = lambda name, size: Dense(size, None, name=name)(  # noqa: E731
+            nn.relu(Dense(self.head_size, None, name=f"{name}_hidden")(features))
+        )
+        values, advantages = head("value", 1), head("advantage", self.num_actions)
+        return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state

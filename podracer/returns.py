@@ -1,0 +1,126 @@
+"""Returns: V-trace, generalised advantages, n-step returns and the rescaling of values.
+
+All sequences are time-major, [T, B] for transitions and [T+1, B] for rows. A masked transition (into a `first` row)
+has importance ratio 0: its temporal difference and its trace vanish, so nothing leaks across an episode boundary.
+Nothing here stops gradients; pass values with `stop_gradient` where targets should be constants.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer.types import Trajectory
+
+
+class Transitions(NamedTuple):
+    """The aligned transitions of a trajectory, each float32 [T, B]; `mask` is 0 on a transition into a `first` row."""
+
+    reward: jax.Array
+    discount: jax.Array
+    mask: jax.Array
+
+
+def transitions(trajectory: Trajectory) -> Transitions:
+    """Aligns rewards and discounts with the actions that led to them."""
+    after = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
+    return Transitions(after.reward, after.discount, 1.0 - after.first.astype(jnp.float32))
+
+
+class VTraceReturns(NamedTuple):
+    """Value targets and policy-gradient advantages, each [T, B]; on masked transitions the value itself, and 0."""
+
+    targets: jax.Array
+    advantages: jax.Array
+
+
+def vtrace(
+    values: jax.Array,
+    step: Transitions,
+    ratios: jax.Array,
+    *,
+    lambda_: jax.Array | float = 1.0,
+    rho_bar: jax.Array | float = 1.0,
+    c_bar: jax.Array | float = 1.0,
+    rho_bar_pg: jax.Array | float = 1.0,
+) -> VTraceReturns:
+    """V-trace (Espeholt et al. 2018, section 4.1, equation 1, and the policy gradient of section 4.2).
+
+    `rlax.vtrace` fixes `c_bar` at 1 and has no mask; it is the oracle of the tests where both apply.
+
+    Args:
+      values: [T+1, B]; the learner's V at every row.
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      ratios: [T, B]; pi(a|x) / mu(a|x), unclipped.
+      lambda_: scales the trace coefficients c.
+      rho_bar: clips the importance ratio of the temporal difference.
+      c_bar: clips the trace coefficient.
+      rho_bar_pg: clips the importance ratio of the policy gradient.
+    """
+    v_tm1, v_t = values[:-1], values[1:]
+    ratios = jnp.where(step.mask > 0, ratios, 0.0)  # not a product: a ratio may have overflowed
+    deltas = jnp.minimum(rho_bar, ratios) * (step.reward + step.discount * v_t - v_tm1)
+    traces = step.discount * lambda_ * jnp.minimum(c_bar, ratios)
+    errors = discounted_sum(deltas, traces)
+    targets = v_tm1 + errors
+    targets_t = jnp.concatenate([targets[1:], values[-1:]])
+    advantages = jnp.minimum(rho_bar_pg, ratios) * (step.reward + step.discount * targets_t - v_tm1)
+    return VTraceReturns(targets, advantages)
+
+
+def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax.Array:
+    """Generalised advantage estimates (Schulman et al. 2016, equation 16), [T, B]; 0 on masked transitions.
+
+    Args:
+      values: [T+1, B].
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      lambda_: the trace parameter.
+    """
+    deltas = step.mask * (step.reward + step.discount * values[1:] - values[:-1])
+    return discounted_sum(deltas, step.mask * step.discount * lambda_)
+
+
+def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
+    """y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
+
+    def backwards(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y = now[0] + now[1] * y
+        return y, y
+
+    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
+
+
+def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:
+    """Returns of n steps that bootstrap from `values` behind them, [T, B]; on masked transitions the value itself.
+
+    The horizon is shorter where the rows end, where an episode was truncated and before a break: the return then
+    bootstraps from the last row that belongs to it. A termination ends it without a value.
+
+    Args:
+      values: [T+1, B]; what a return bootstraps from at every row.
+      step: rewards, discounts (already times gamma) and masks, [T, B].
+      n: how many rewards.
+    """
+    returns = values
+    for _ in range(n):
+        longer = step.reward + step.discount * returns[1:]
+        returns = jnp.concatenate([jnp.where(step.mask > 0, longer, values[:-1]), values[-1:]])
+    return returns[:-1]
+
+
+def rescale(x: jax.Array, eps: float = 1e-3) -> jax.Array:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018, proposition A.2), float32."""
+    return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + eps * x
+
+
+def unrescale(y: jax.Array, eps: float = 1e-3) -> jax.Array:
+    """The inverse of `rescale`, exact to a few ulp (`rlax.signed_parabolic` is off by 3e-4 near 0).
+
+    With d = sqrt(|x| + 1) - 1, |y| = (1 + 2 eps) d + eps d^2: the positive root, in the form without cancellation.
+    """
+    b = 1.0 + 2.0 * eps
+    d = 2.0 * jnp.abs(y) / (b + jnp.sqrt(b * b + 4.0 * eps * jnp.abs(y)))
+    return jnp.sign(y) * d * (d + 2.0)

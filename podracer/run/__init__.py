@@ -1,0 +1,1 @@
+"""A run from its start to its files: settings, the training session, evaluation, metrics, checkpoints and plots."""

@@ -1,0 +1,234 @@
+"""Evaluation of a policy: whole episodes, every one counted.
+
+Every lane plays exactly one episode: taking whatever ends first would favour short ones. Pure-JAX environments are
+evaluated in one compiled program, host environments step by step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podracer.driver import run_keys
+from podracer.environments import autoreset
+from podracer.environments.seeds import first_seed
+from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
+
+DEFAULT_MAX_STEPS = 10_000
+"""Rows after which an episode is cut where the environment does not bound its episodes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Returns of independent episodes.
+
+    Attributes:
+      returns: float32 [episodes]; undiscounted raw returns.
+      lengths: float32 [episodes]; transitions.
+      unfinished: episodes that were cut at the step limit; their return so far is counted.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    unfinished: int
+
+    @property
+    def episodes(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation over episodes (0 for one episode)."""
+        return float(np.std(self.returns, ddof=1)) if self.episodes > 1 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95% interval for the mean (normal approximation over episodes)."""
+        half = 1.96 * self.std / math.sqrt(self.episodes)
+        return self.mean - half, self.mean + half
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        text = (
+            f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
+        )
+        return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+
+
+class Evaluator:
+    """Plays whole episodes with an agent's greedy policy.
+
+    Args:
+      agent: the agent.
+      environment: pure JAX, or host environments.
+      episodes: how many to play at once.
+    """
+
+    def __init__(self, agent: Agent, environment: Environment | HostEnvironments, episodes: int):
+        self._environment, self._episodes = environment, episodes
+        if isinstance(environment, HostEnvironments):
+            self._play = on_host(agent, environment, episodes)
+        else:
+            self._compiled = jax.jit(jax.vmap(make(agent, environment, episodes)))
+
+    def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
+        """Evaluates every member of a population.
+
+        Args:
+          params: leading dim [P].
+          seeds: int [P]; of the runs.
+        """
+        if isinstance(self._environment, HostEnvironments):
+            members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
+            return [self._play(member, int(seed)) for member, seed in zip(members, seeds)]
+        keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
+        returns, lengths, finished = self._compiled(params, keys)
+        return [summarize(*member) for member in zip(returns, lengths, finished)]
+
+
+def make(
+    agent: Agent, environment: Environment, episodes: int, max_steps: int | None = None
+) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """A jitted `(actor_params, key) -> (returns, lengths, finished)`, each [episodes], in a pure-JAX environment."""
+    limit = max_steps or environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
+
+    def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        reset_key, key = jax.random.split(key)
+        lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, episodes))
+        memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
+
+        def body(carry: Any) -> Any:
+            lanes, memory, done, returns, lengths, key, t = carry
+            key, act_key, env_key = jax.random.split(key, 3)
+            action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
+            keys = jax.random.split(env_key, episodes)
+            # A lane plays one episode only, so what would open the next does not matter.
+            lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
+            returns = jnp.where(done, returns, lanes.episode_return)
+            lengths = jnp.where(done, lengths, lanes.episode_length)
+            return lanes, memory, done | lanes.timestep.last, returns, lengths, key, t + 1
+
+        zeros = jnp.zeros(episodes)
+        start = (lanes, memory, jnp.zeros(episodes, bool), zeros, zeros, key, jnp.int32(0))
+        end = lax.while_loop(lambda carry: ~jnp.all(carry[2]) & (carry[6] < limit), body, start)
+        return end[3], end[4], end[2]
+
+    return jax.jit(evaluate)
+
+
+def on_host(
+    agent: Agent, environments: HostEnvironments, episodes: int, max_steps: int | None = None
+) -> Callable[[ActorParams, int], Evaluation]:
+    """`(actor_params, seed) -> Evaluation` in host environments."""
+    limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    act = _greedy(agent)
+
+    def play(params: ActorParams, seed: int) -> Evaluation:
+        environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
+        memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
+        key = run_keys(seed)[2]
+        returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
+        playing = np.ones(episodes, bool)
+        try:
+            lanes, step = environment.recv()
+            while playing.any() and lengths.max() < limit:
+                action, memory, key = act(params, memory, step.timestep, key)
+                environment.send(lanes, jax.tree.map(np.asarray, action))
+                lanes, step = environment.recv()
+                returns += np.where(playing, step.raw_reward, 0)
+                lengths += playing & ~step.timestep.first
+                playing &= ~step.game_over
+        finally:
+            environment.close()
+        return Evaluation(returns, lengths, int(playing.sum()))
+
+    return play
+
+
+def _greedy(agent: Agent) -> Callable[..., Any]:
+    @jax.jit
+    def act(params: ActorParams, memory: ArrayTree, timestep: Any, key: jax.Array) -> Any:
+        key, act_key = jax.random.split(key)
+        action, _, memory = agent.act(params, memory, jax.tree.map(jnp.asarray, timestep), act_key, True)
+        return action, memory, key
+
+    return act
+
+
+def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Evaluation:
+    """Device results of one `make` call as an `Evaluation`."""
+    returns, lengths, finished = jax.device_get((returns, lengths, finished))
+    return Evaluation(np.asarray(returns), np.asarray(lengths), int(np.sum(~finished)))
+
+
+def frames(
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    params: ActorParams,
+    seed: int,
+    max_frames: int = 1000,
+) -> np.ndarray:
+    """One greedy episode as rendered frames, uint8 [n, H, W, 3].
+
+    Raises:
+      ValueError: where the environment has no `render`.
+    """
+    if isinstance(environment, HostEnvironments):
+        return _host_frames(agent, environment, params, seed, max_frames)
+    key = run_keys(seed)[2]
+    render = getattr(environment, "render", None)
+    if render is None:
+        raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
+
+    @jax.jit
+    def step(lanes: autoreset.Lane, memory: ArrayTree, key: jax.Array) -> Any:
+        key, act_key, env_key = jax.random.split(key, 3)
+        action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
+        keys = jax.random.split(env_key, 1)
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
+        return lanes, memory, key, render(jax.tree.map(lambda x: x[0], lanes.env)), lanes.timestep.last[0]
+
+    reset_key, key = jax.random.split(key)
+    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, 1))
+    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
+    images = [np.asarray(render(jax.tree.map(lambda x: x[0], lanes.env)))]
+    for _ in range(max_frames - 1):
+        lanes, memory, key, image, last = step(lanes, memory, key)
+        images.append(np.asarray(image))
+        if last:
+            break
+    return np.stack(images)
+
+
+def _host_frames(
+    agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
+) -> np.ndarray:
+    make = getattr(environments, "render", None)
+    environment: Any = make(first_seed(seed, "evaluation")) if make else None
+    if environment is None:
+        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
+    act, key = _greedy(agent), run_keys(seed)[2]
+    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
+    try:
+        lanes, step = environment.recv()
+        images = [environment.frame()]
+        while len(images) < max_frames and not step.game_over[0]:
+            action, memory, key = act(params, memory, step.timestep, key)
+            environment.send(lanes, jax.tree.map(np.asarray, action))
+            lanes, step = environment.recv()
+            images.append(environment.frame())
+    finally:
+        environment.close()
+    return np.stack(images)

@@ -1,0 +1,245 @@
+"""A run's parts, resolved from names, objects and defaults, and checked before anything is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import envs_jax.testing
+from podracer import agents, environments, topology
+from podracer import config as configs
+from podracer.anakin.driver import Anakin
+from podracer.driver import Driver
+from podracer.environments.stepped import SteppedEnvironments
+from podracer.nets import Network
+from podracer.sebulba.driver import Sebulba
+from podracer.types import Agent, Environment, HostEnvironments
+from podracer.version import __version__
+
+AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "ppo": (agents.PPOConfig, agents.ppo.make),
+    "r2d2": (agents.R2D2Config, agents.r2d2.make),
+    "vtrace": (agents.VTraceConfig, agents.vtrace.make),
+}
+"""Agents that have a name: their config and what makes them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Settings of a run, whatever its agent.
+
+    Attributes:
+      total_steps: real transitions to train for, over all environments and devices (per member of a population).
+      seed: of everything random; member i of a population has seed + i.
+      num_envs: environment lanes over all devices; the agent's `envs_per_device` times the devices if None.
+      num_shards: logical shards; one per device if None. Equal shards give equal results on any number of devices.
+      population: members that train side by side in one program.
+      reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
+        is expensive; 0 resets exactly.
+      arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
+      mode: of Sebulba. "async" learns from rollouts as they come; "lockstep" keeps a fixed order, bit for bit.
+      actor_devices: of Sebulba; a quarter of the devices if None.
+      actor_threads: of Sebulba, per actor device.
+      updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
+      queue_capacity: of Sebulba; rollouts that may wait for the learner, one per actor thread if None.
+      env_timeout: of Sebulba; seconds that environments may take to answer.
+      env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
+        before the run ends with an error.
+      replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
+      eval_every: steps between evaluations; a tenth of `total_steps` if None.
+      eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
+      checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
+        run that goes on fills a new one before it learns.
+      keep_checkpoints: how many of the newest are kept.
+    """
+
+    total_steps: int = configs.field(500_000, low=1, high=2**50)
+    seed: int = configs.field(0, low=0, high=2**31 - 1)
+    num_envs: int | None = configs.field(None, low=1)
+    num_shards: int | None = configs.field(None, low=1)
+    population: int = configs.field(1, low=1)
+    reset_pool: int = configs.field(0, low=0)
+    arch: Literal["auto", "anakin", "sebulba"] = "auto"
+    mode: Literal["async", "lockstep"] = "async"
+    actor_devices: int | None = configs.field(None, low=1)
+    actor_threads: int = configs.field(1, low=1)
+    updates_per_batch: int = configs.field(1, low=1)
+    queue_capacity: int | None = configs.field(None, low=1)
+    env_timeout: float = configs.field(60.0, low=0.1)
+    env_restarts: int = configs.field(0, low=0)
+    replay_memory: Literal["device", "host"] = "device"
+    eval_every: int | None = configs.field(None, low=1)
+    eval_episodes: int | None = configs.field(None, low=1)
+    checkpoint_every: int | None = configs.field(None, low=1)
+    checkpoint_replay: bool = True
+    keep_checkpoints: int = configs.field(3, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+def make_agent(
+    agent: str, environment: Environment | HostEnvironments, config: Any = None, network: Network | None = None
+) -> Agent:
+    """An agent by name for an environment; `config` is its config dataclass or a mapping of fields.
+
+    Raises:
+      ValueError: for an unknown name (with the nearest ones), or settings that do not fit.
+    """
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    cls, make = AGENTS[agent]
+    if config is None or isinstance(config, Mapping):
+        config = configs.from_json(cls, config or {})
+    if not isinstance(config, cls):
+        raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
+    return make(environment.spec, config, network)
+
+
+def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The `env_options` of a description, which JSON has turned into lists and dicts."""
+    hints = typing.get_type_hints(environments.options(name))
+    return {field: _revive(value, hints[field]) for field, value in stored.items()}
+
+
+def _revive(value: Any, expected: Any) -> Any:
+    if isinstance(value, list):
+        (item, *_) = typing.get_args(expected)
+        return tuple(_revive(v, item) for v in value)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(expected):
+        hints = typing.get_type_hints(expected)
+        return expected(**{name: _revive(v, hints[name]) for name, v in value.items()})  # type: ignore[operator]
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A run's parts, resolved from names and defaults."""
+
+    agent: Agent
+    environment: Environment | HostEnvironments
+    run: RunConfig
+    driver: Driver
+    hyper: dict[str, np.ndarray]
+    description: dict[str, Any]
+
+    @property
+    def seeds(self) -> np.ndarray:
+        return self.run.seed + np.arange(self.run.population, dtype=np.int32)
+
+
+def resolve(
+    agent: str | Agent,
+    environment: str | Environment | HostEnvironments,
+    run: RunConfig,
+    *,
+    config: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    network: Network | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    devices: list[Any] | None = None,
+) -> Experiment:
+    own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
+    own += ["network"] if network is not None else []
+    env_name, options = "", {}
+    if isinstance(environment, str):
+        env_name, environment = environment, environments.make(environment, **(env_options or {}))
+        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
+    elif env_options:
+        raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
+    on_host = isinstance(environment, HostEnvironments)
+    if on_host and run.arch == "anakin":
+        raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
+    if not on_host:
+        envs_jax.testing.validate_protocol(environment)
+    if isinstance(agent, str):
+        agent = make_agent(agent, environment, config, network)
+    elif not isinstance(agent, Agent):
+        raise TypeError(
+            f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
+            "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
+        )
+    elif config is not None or network is not None:
+        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
+    hypers = configs.population_hyper(agent.config, run.population, hyper)
+    run = dataclasses.replace(
+        run,
+        arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
+        eval_episodes=run.eval_episodes or (32 if on_host else 128),
+        eval_every=run.eval_every or max(1, run.total_steps // 10),
+        checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
+    )
+    make = _sebulba if run.arch == "sebulba" else _anakin
+    driver, num_envs, num_shards = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    run = dataclasses.replace(run, num_envs=num_envs, num_shards=num_shards)
+    description = {
+        "podracer": __version__,
+        "agent": agent.name,
+        "agent_config": configs.to_json(agent.config),
+        "env": env_name or environment.spec.name,
+        "env_options": options,
+        "own": own,
+        "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
+        "run": configs.to_json(run),
+    }
+    return Experiment(agent, environment, run, driver, hypers, description)
+
+
+def _anakin(
+    agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
+) -> tuple[Driver, int, int]:
+    if run.replay_memory != "device":
+        raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
+    layout = topology.make(
+        num_envs=run.num_envs,
+        envs_per_device=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        population=run.population,
+        devices=devices,
+    )
+    seeds = run.seed + np.arange(run.population, dtype=np.int32)
+    driver = Anakin(agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper)
+    return driver, layout.num_envs, layout.num_shards
+
+
+def _sebulba(
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    run: RunConfig,
+    hyper: dict[str, np.ndarray],
+    devices: list[Any] | None,
+) -> tuple[Driver, int, int]:
+    for name, plain in (("population", 1), ("reset_pool", 0)):
+        if getattr(run, name) != plain:
+            raise ValueError(f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments.")
+    if not isinstance(environment, HostEnvironments):
+        environment = SteppedEnvironments(environment)
+    layout = topology.make_host(
+        num_envs=run.num_envs,
+        envs_per_actor=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        actor_devices=run.actor_devices,
+        actor_threads=run.actor_threads,
+        updates_per_batch=run.updates_per_batch,
+        devices=devices or jax.local_devices(),
+    )
+    driver = Sebulba(
+        agent,
+        environment,
+        layout,
+        seed=run.seed,
+        hyper={name: float(value[0]) for name, value in hyper.items()},
+        lockstep=run.mode == "lockstep",
+        updates_per_batch=run.updates_per_batch,
+        queue_capacity=run.queue_capacity,
+        env_timeout=run.env_timeout,
+        env_restarts=run.env_restarts,
+        replay_memory=run.replay_memory,
+    )
+    return driver, layout.num_envs, layout.num_shards

@@ -1,0 +1,91 @@
+"""A run directory's description: what it was asked for, and whether a resumed run is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from podracer import config as configs
+from podracer.run.experiment import RunConfig
+
+FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout", "env_restarts")
+"""Run settings that do not change what is learnt, so that a resumed run may have others."""
+
+KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
+"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold."""
+
+
+def read(directory: pathlib.Path) -> dict[str, Any]:
+    """The description of the run in a directory.
+
+    Raises:
+      ValueError: where there is none, it is not JSON, or it is not a run's.
+    """
+    path = directory / "config.json"
+    if not path.exists():
+        raise ValueError(f"{directory} holds no run: there is no config.json in it.")
+    try:
+        description = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); restore it from a backup or begin a new run.") from None
+    if not isinstance(description, dict) or not set(KEYS) <= set(description):
+        raise ValueError(f"{directory} holds no run of podracer: its config.json describes something else.")
+    return description
+
+
+def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
+    """A resumed run keeps its lanes and shards, which its devices may not suggest by themselves."""
+    if not (directory / "config.json").exists():
+        return run
+    stored = read(directory)["run"]
+    return dataclasses.replace(
+        run, num_envs=run.num_envs or stored["num_envs"], num_shards=run.num_shards or stored["num_shards"]
+    )
+
+
+def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> None:
+    """Makes a run directory, or checks that the one there is of the same run.
+
+    Raises:
+      ValueError: for a run of another configuration (saying what differs), one that is there but not to be resumed,
+        or a directory that cannot be written.
+    """
+    path = directory / "config.json"
+    if path.exists():
+        stored = read(directory)
+        different = configs.differences(_essence(stored), _essence(description))
+        if different:
+            raise ValueError(f"{directory} holds a run of another configuration: {'; '.join(different)}.")
+        if not resume:
+            raise ValueError(
+                f"{directory} already holds this run; use --resume (resume=True) or another run directory."
+            )
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(path, description)
+    except OSError as error:
+        raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+
+
+def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
+    run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
+    return {k: v for k, v in description.items() if k not in ("podracer", "run")} | {"run": run}
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
+    partial.replace(path)
+
+
+def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
+    """`runs/ENV-AGENT-SEED`, numbered if that exists; with `resume`, the newest that exists."""
+    plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
+    candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
+    free = next(i for i, path in enumerate(candidates) if not path.exists())
+    return candidates[max(free - 1, 0) if resume else free]

@@ -1,0 +1,267 @@
+"""One stretch of training: logging, evaluation, checkpoints and signals around a driver."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import signal
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, without_replay
+from podracer.learning.learner import Experience
+from podracer.result import Result
+from podracer.run import checkpoint, evaluation, metrics, rundir
+from podracer.run.experiment import Experiment
+from podracer.version import __version__
+
+
+class StopSignal:
+    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+
+    requested = False
+
+    def __enter__(self) -> StopSignal:
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.requested and number == signal.SIGINT:
+            os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
+        self.requested = True
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class Session:
+    """One stretch of training, from a fresh or restored state to the end or a signal."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: pathlib.Path | None,
+        resume: bool,
+        log: metrics.LogCallback | None,
+        progress: bool,
+        stop: StopSignal,
+    ):
+        self._experiment, self._directory, self._stop = experiment, directory, stop
+        self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
+        self._notes: list[str] = []
+        self._state = self._begin(resume)
+        self._log = metrics.Log(directory, log, self._position(self._state) if resume else None)
+        previous = [row["time/train_seconds"] for row in self._log.rows if "time/train_seconds" in row]
+        self._train_seconds = previous[-1] if previous else 0.0
+        title = f"{experiment.agent.name} {experiment.description['env']}"
+        self._display = metrics.Display(experiment.run.total_steps, title, progress)
+        self._evaluator = evaluation.Evaluator(
+            experiment.agent,
+            experiment.environment,
+            experiment.run.eval_episodes,  # type: ignore[arg-type]
+        )
+        self._last_evaluation: list[evaluation.Evaluation] = []
+        self._diverged = np.zeros(experiment.run.population, bool)
+        self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
+
+    def _begin(self, resume: bool) -> RunState:
+        experiment = self._experiment
+        if resume and self._checkpoints and self._checkpoints.steps():
+            try:
+                like = experiment.driver.like()
+                _, state, self._notes = self._checkpoints.restore(self._saved(like))
+            except checkpoint.CheckpointError:
+                self._checkpoints.close()
+                raise
+            if not experiment.run.checkpoint_replay:
+                empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience.ring)
+                state = state._replace(experience=Experience(state.experience.counts.emptied(), empty))
+            return state
+        return experiment.driver.init()
+
+    def _saved(self, state: RunState) -> RunState:
+        """What a checkpoint holds of a state."""
+        return state if self._experiment.run.checkpoint_replay else without_replay(state)
+
+    def _position(self, state: RunState) -> tuple[int, int]:
+        """The newest update and step."""
+        return self._updates(state), int(counter_values(state.env_steps).max())
+
+    @staticmethod
+    def _updates(state: RunState) -> int:
+        return int(np.max(jax.device_get(state.learner.num_updates)))
+
+    def run(self) -> Result:
+        driver, run = self._experiment.driver, self._experiment.run
+        try:
+            for note in self._notes:
+                self._display.say(note)
+            self._display.say(driver.describe())
+            self._display.say("compiling ...")
+            compile_seconds = driver.compile(self._state)
+            self._state, complete = driver.run(
+                self._state,
+                total_steps=run.total_steps,
+                next_milestone=self._next_milestone,
+                on_progress=self._on_progress,
+                on_milestone=self._on_milestone,
+                should_stop=lambda: self._stop.requested,
+            )
+            return self._finish(compile_seconds, complete)
+        except TrainingDivergedError as error:
+            raise TrainingDivergedError(f"{error} {self._last_good()}") from None
+        finally:
+            self._display.close()
+            self._log.close()
+            if self._checkpoints:
+                self._checkpoints.close()
+
+    def _last_good(self) -> str:
+        steps = self._checkpoints.steps() if self._checkpoints else []
+        return f"The last good checkpoint is {self._checkpoints.directory / str(steps[-1])}." if steps else ""  # type: ignore[union-attr]
+
+    def _next_milestone(self, env_steps: int) -> int:
+        run = self._experiment.run
+        every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
+        return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
+
+    def _on_progress(self, now: Progress) -> None:
+        self._train_seconds += now.seconds
+        rate = now.transitions / now.seconds
+        timing = {"time/steps_per_second": rate, "time/train_seconds": self._train_seconds}
+        for member, steps in enumerate(now.member_steps):
+            row: metrics.Row = {"env_steps": int(steps), "updates": now.updates}
+            if self._experiment.run.population > 1:
+                row["member"] = member
+            self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
+        returns = now.metrics["episode/return"]
+        returns = returns[np.isfinite(returns)]
+        mean = float(returns.mean()) if returns.size else math.nan
+        self._display.update(now.env_steps, rate, mean, _where_time_goes(now.metrics))
+
+    def _on_milestone(self, state: RunState, env_steps: int) -> None:
+        run = self._experiment.run
+        final = env_steps >= run.total_steps
+        if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
+            self._evaluate(state, env_steps)
+        newest = max(self._saved_steps(), default=-1)
+        if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
+            self._checkpoints.save(env_steps, self._saved(state))
+
+    def _saved_steps(self) -> list[int]:
+        return self._checkpoints.steps() if self._checkpoints else []
+
+    def _evaluate(self, state: RunState, env_steps: int) -> None:
+        diverged = _not_finite(state)
+        for member in np.flatnonzero(diverged & ~self._diverged):
+            seed = self._experiment.seeds[member]
+            self._display.say(
+                f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
+            )
+        self._diverged = diverged
+        learner = jax.device_put(state.learner, jax.local_devices()[0])
+        params = jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
+        self._last_evaluation = self._evaluator(params, self._experiment.seeds)
+        mean = np.mean([result.mean for result in self._last_evaluation])
+        self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
+        if self._evaluated_at == env_steps:
+            return  # a finished run that was resumed: its rows are there
+        self._evaluated_at = env_steps
+        for member, result in enumerate(self._last_evaluation):
+            row: metrics.Row = {"env_steps": env_steps, "updates": self._updates(state)}
+            if self._experiment.run.population > 1:
+                row["member"] = member
+            self._log.write(row | {"eval/return_mean": result.mean, "eval/return_std": result.std})
+
+    def _finish(self, compile_seconds: float, complete: bool) -> Result:
+        state, experiment = self._state, self._experiment
+        env_steps = int(counter_values(state.env_steps).min())
+        if not complete and self._checkpoints:
+            self._checkpoints.save(env_steps, self._saved(state))
+        if complete and not self._last_evaluation:
+            self._evaluate(state, env_steps)  # a finished run that was resumed
+        result = Result(experiment, state.learner, self._log.rows, self._directory)
+        result.summary = self._summary(compile_seconds, env_steps, complete)
+        if self._directory:
+            rundir.write_json(self._directory / "summary.json", result.summary)
+            if any("episode/return" in row for row in self._log.rows):
+                result.plot()
+        if not complete:
+            how = "nothing was kept, for want of a run_dir"
+            if self._directory:
+                own = "".join(f", {part}=..." for part in experiment.description["own"])
+                call = f"podracer.resume('{self._directory}'{own})" if own else f"podracer resume {self._directory}"
+                how = f"continue with {call}"
+            self._display.say(f"stopped by a signal at {env_steps:,} steps; {how}")
+        return result
+
+    def _summary(self, compile_seconds: float, env_steps: int, complete: bool) -> dict[str, Any]:
+        experiment = self._experiment
+        rates = [row["time/steps_per_second"] for row in self._log.rows if "time/steps_per_second" in row]
+        devices = experiment.driver.devices
+        summary = {
+            "agent": experiment.agent.name,
+            "env": experiment.description["env"],
+            "arch": experiment.driver.arch,
+            "seed": experiment.run.seed,
+            "complete": complete,
+            "env_steps": env_steps,
+            "updates": self._updates(self._state),
+            "compile_seconds": compile_seconds,
+            "train_seconds": self._train_seconds,
+            "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
+            "devices": len(devices),
+            "device": f"{devices[0].platform}: {devices[0].device_kind}",
+            "jax": jax.__version__,
+            "podracer": __version__,
+        }
+        if not self._last_evaluation:  # stopped before the first
+            return summary | {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
+        sound = [item for item in enumerate(self._last_evaluation) if not self._diverged[item[0]]]
+        member, best = max(sound or enumerate(self._last_evaluation), key=lambda item: item[1].mean)
+        summary |= {
+            "eval_return_mean": best.mean,
+            "eval_return_std": best.std,
+            "eval_return_interval": list(best.interval),
+            "eval_episodes": best.episodes,
+        }
+        if experiment.run.population > 1:
+            summary["best_member"] = member
+            summary["members"] = [
+                {"seed": int(seed), "eval_return_mean": e.mean, "diverged": bool(self._diverged[i])}
+                | {name: float(values[i]) for name, values in experiment.hyper.items()}
+                for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))
+            ]
+        return summary
+
+
+def _not_finite(state: RunState) -> np.ndarray:
+    """Members some of whose parameters are not finite numbers, bool [P]."""
+    leaves = [x for x in jax.tree.leaves(state.learner.params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    finite = [np.isfinite(jax.device_get(x)).reshape(x.shape[0], -1).all(axis=1) for x in leaves]
+    return ~np.all(finite, axis=0)
+
+
+def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:
+    """Sebulba's stages for the progress bar; nothing for Anakin, which has none."""
+    stages = ("environment", "inference", "learn")
+    if f"sebulba/{stages[0]}_share" not in metrics:
+        return ""
+    shares = " ".join(f"{stage} {float(metrics[f'sebulba/{stage}_share'][0]):.0%}" for stage in stages)
+    return f"  {shares} lag {float(metrics['sebulba/policy_lag'][0]):.1f}"
+
+
+def _crossed(before: int, now: int, every: int | None) -> bool:
+    """Whether a multiple of `every` lies in (before, now]."""
+    return bool(every) and now // every > max(before, 0) // every  # type: ignore[operator]

@@ -1,0 +1,338 @@
+"""The command line, in-process: exit codes, one line for every mistake, and the way from training to a picture."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import pytest
+from PIL import Image
+
+import envs_jax
+import podracer
+from podracer import cli
+from podracer.agents import R2D2Config, VTraceConfig
+from podracer.cli import results
+from podracer.run.experiment import AGENTS
+
+# The small run of test_training.py: the same program, so that one compilation serves both files.
+SMALL = (
+    "--total-steps 2000 --num-envs 8 --eval-every 500 --eval-episodes 16 --checkpoint-every 500 "
+    "--agent.rollout-length 10 --agent.hidden-sizes 8"
+)
+TRAIN = f"train vtrace catch {SMALL}"
+
+
+def run(command):
+    return cli.run(command.split() if isinstance(command, str) else command)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("cli") / "catch-run"
+    assert run(f"{TRAIN} --quiet --run-dir {directory}") == 0
+    return directory
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def complaint(capsys, command):
+    """The one line that a mistake gets: exit code 2, nothing on stdout."""
+    code = run(command)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, ""), err
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, err
+    assert err.startswith("podracer: error: ")
+    assert not any(c in err for c in "│─╭╰"), "a box that lost its lines"
+    assert "---" not in err
+    return err.removeprefix("podracer: error: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trian", "unknown command 'trian'; did you mean 'train'?"),
+        ("--verbose", "unknown command '--verbose'"),
+        ("train vtrace", "train needs an agent and an environment"),
+        ("train --resume vtrace catch", "train needs an agent and an environment"),
+        ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, r2d2, vtrace."),
+        ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),
+        ("train vtrace zzz", "unknown environment 'zzz'; Known: cartpole, catch,"),
+        ("train vtrace catch --tota-steps 5", "--tota-steps, 5; did you mean --total-steps?"),
+        ("train vtrace catch --agent.learning-rte 1", "--agent.learning-rte, 1; did you mean --agent.learning-rate?"),
+        ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
+        ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
+        ("train vtrace catch more", "Unrecognized options: more"),
+        ("train vtrace catch --seed", "Missing value for argument '--seed'"),
+        ("train vtrace catch --total-steps many", "--total-steps: 'many' is not an integer"),
+        ("train vtrace catch --agent.learning-rate fast", "--agent.learning-rate: 'fast' is not a number"),
+        ("train vtrace catch --agent.torso transformer", "invalid choice 'transformer' for argument '--agent.torso'"),
+        ("train vtrace catch --agent.learning-rate nan", "VTraceConfig.learning_rate=nan: must be a number"),
+        ("train vtrace catch --total-steps 0", "RunConfig.total_steps=0: must be at least 1."),
+        ("train vtrace catch --seed -1", "RunConfig.seed=-1: must be at least 0."),
+        ("train vtrace catch --agent.learning-rate -1", "VTraceConfig.learning_rate=-1.0: must be at least 0"),
+        ("train vtrace catch --agent.hidden-sizes 8 0", "VTraceConfig.hidden_sizes=(8, 0): must be at least 1."),
+        ("train vtrace catch --agent.discount 1.5", "VTraceConfig.discount=1.5: must be at most 1"),
+        ("train vtrace catch --env.rows 1", "CatchOptions(rows=1): use an integer of at least 2"),
+        ("train vtrace catch --preset atari", "--preset atari: catch is not a game of Atari"),
+        ("train vtrace envpool:CartPole-v1 --preset atari", "--preset atari: envpool:CartPole-v1 is not a game of"),
+        ("train ppo envpool:Pong-v5 --preset atari", "ppo has no preset for Atari; known: r2d2, vtrace."),
+        ("train vtrace catch --preset atary", "invalid choice 'atary' for argument '--preset'"),
+        ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
+        (
+            "train vtrace catch --num-envs 10 --num-shards 4",
+            "num_envs=10 is not divisible by the 4 shards; use 8 or 12.",
+        ),
+        (
+            "train ppo catch --num-envs 3 --agent.rollout-length 5 --agent.num-minibatches 4",
+            "num_minibatches=4 does not divide the 15 units of a shard",
+        ),
+        ("resume", "Missing from podracer resume: PATH"),
+        ("resume nowhere", "nowhere holds no run: there is no config.json in it."),
+        ("eval", "Missing from podracer eval: PATH"),
+        ("eval nowhere", "nowhere holds no run: there is no config.json in it."),
+        ("eval . --episodes few", "--episodes: 'few' is not an integer"),
+        ("plot", "plot needs one or more run directories."),
+        ("plot nowhere", "nowhere holds no run: there is no metrics.jsonl in it."),
+        ("envs catch", "envs takes no arguments, but got catch."),
+        ("agents ppo", "agents takes no arguments, but got ppo."),
+        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
+        ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
+        ("bench anakin --agents pppo", "unknown agent 'pppo'; did you mean 'ppo'?"),
+    ],
+)
+def test_mistakes_get_one_line(command, message, capsys, tmp_path):
+    assert message in complaint(capsys, command)
+    assert list(tmp_path.iterdir()) == [], "a command that was refused leaves nothing behind"
+
+
+def test_a_run_directory_that_is_a_file(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    message = complaint(capsys, f"{TRAIN} --run-dir file")
+    assert message.startswith("cannot write to run directory file: ")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_directory_that_is_taken(copied, capsys):
+    message = complaint(capsys, f"{TRAIN} --run-dir {copied}")
+    assert message == f"{copied} already holds this run; use --resume (resume=True) or another run directory.\n"
+    for changes, differs in (
+        ("--seed 3", "run.seed: 0 -> 3"),
+        ("--agent.discount 0.5 --env.rows 12", "agent_config.discount: 0.99 -> 0.5; env_options.rows: 10 -> 12"),
+        ("--total-steps 3000 --resume", "run.total_steps: 2000 -> 3000"),
+    ):
+        message = complaint(capsys, f"{TRAIN} --run-dir {copied} {changes}")
+        assert message == f"{copied} holds a run of another configuration: {differs}.\n"
+
+
+def test_eval_of_another_programs_directory(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "something else"}')
+    assert "no run of podracer" in complaint(capsys, "eval .")
+
+
+def test_eval_of_nonsense(trained, capsys):
+    assert "episodes=0: must be at least 1" in complaint(capsys, f"eval {trained} --episodes 0")
+    assert "member=1: this run has members 0 to 0" in complaint(capsys, f"eval {trained} --member 1")
+
+
+def test_plot_of_nonsense(trained, tmp_path, capsys):
+    assert "no rows of loss/totl in catch-run" in complaint(capsys, f"plot {trained} --metric loss/totl")
+    assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "nothing to plot" in complaint(capsys, f"plot {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("", "podracer train AGENT ENV"),
+        ("--help", "podracer train AGENT ENV"),
+        ("-h", "podracer bench anakin|sebulba|replay"),
+        ("--version", f"podracer {podracer.__version__}\n"),
+        ("train", "environments: cartpole, catch"),
+        ("train --help", "environments: cartpole, catch"),
+        ("train ppo --help", "environments: cartpole, catch"),
+        ("train ppo catch --help", "--agent.clip-epsilon"),
+        ("train vtrace gridworld --help", "--env.task"),
+        ("eval --help", "--episodes"),
+        ("plot --help", "--metric"),
+        ("envs --help", "pixel_catch"),
+        ("agents --help", "Proximal policy optimisation"),
+        ("bench --help", "podracer bench anakin|sebulba|replay"),
+        ("bench anakin --help", "--repeats"),
+    ],
+)
+def test_help(command, shown, capsys):
+    assert run(command) == 0
+    out, err = capsys.readouterr()
+    assert shown in out
+    assert err == ""
+
+
+def test_every_setting_has_a_flag(capsys):
+    for name, (config, _) in AGENTS.items():
+        assert run(f"train {name} catch --help") == 0
+        text = capsys.readouterr().out
+        for field in config.__dataclass_fields__:
+            assert f"--agent.{field.strip('_').replace('_', '-')}" in text
+        for field in podracer.RunConfig.__dataclass_fields__:
+            assert f"--{field.replace('_', '-')}" in text
+
+
+def test_a_preset_is_what_flags_change(monkeypatch, capsys):
+    asked = []
+
+    def train(agent, environment, **settings):
+        asked.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(podracer, "train", train)
+    run("train r2d2 envpool:Pong-v5 --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
+    run("train vtrace envpool:Pong-v5 --agent.lstm-size 256 --preset=atari --run-dir nowhere")
+    r2d2, vtrace = asked
+    assert r2d2["config"] == R2D2Config.atari(batch_size=8)
+    assert r2d2["env_options"]["full_action_space"]
+    assert (r2d2["env_options"]["noop_max"], vtrace["env_options"]["noop_max"]) == (5, 30)
+    assert vtrace["config"] == VTraceConfig.atari(lstm_size=256)
+    assert vtrace["env_options"]["episodic_life"]
+
+
+def test_envs_and_agents(capsys):
+    assert run("envs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [*envs_jax.names(), "envpool:TASK", "gymnasium:ID"]
+    assert "rows=10, columns=5" in lines[1]
+    assert run("agents") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(AGENTS)
+
+
+def test_from_training_to_a_picture(tmp_path, capsys):
+    """train -> eval --json -> plot, in directories that the commands choose themselves."""
+    assert run(f"{TRAIN} --gif catch.gif") == 0
+    out, err = capsys.readouterr()
+    run_dir = tmp_path / "runs" / "catch-vtrace-0"
+    summary = json.loads((run_dir / "summary.json").read_text())
+    first, second, third = out.splitlines()
+    assert first.startswith(f"vtrace on catch: return {summary['eval_return_mean']:.3f} ± ")
+    assert f"after {summary['env_steps']:,} steps" in first
+    assert second == "run directory: runs/catch-vtrace-0 (curve.png, metrics.jsonl, summary.json, checkpoints/)"
+    assert third == "animation: catch.gif"
+    assert "2,016 steps   evaluation return" in err
+    with Image.open("catch.gif") as gif:
+        assert gif.n_frames == 10
+
+    assert run(f"eval {run_dir} --episodes 16 --json") == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(out)
+    assert err == ""
+    assert set(figures) == {"mean", "std", "interval", "episodes", "unfinished"}
+    assert (figures["mean"], figures["std"]) == (summary["eval_return_mean"], summary["eval_return_std"])
+    assert figures["interval"] == summary["eval_return_interval"]
+
+    assert run(f"eval {run_dir} --episodes 16 --gif again.gif") == 0
+    assert capsys.readouterr().out.startswith(f"vtrace on catch: return {figures['mean']:.3f} ± ")
+    assert pathlib.Path("again.gif").read_bytes() == pathlib.Path("catch.gif").read_bytes()
+
+    shutil.copytree(run_dir, tmp_path / "other" / "catch-vtrace-0")  # of the same name
+    assert run(f"plot {run_dir} other/catch-vtrace-0 -o pictures/both.svg --metric loss/value") == 0
+    assert capsys.readouterr().out == "pictures/both.svg\n"
+    assert pathlib.Path("pictures/both.svg").read_text().count("<!-- ") > 0
+
+
+def test_runs_of_one_name_are_all_drawn(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "a" / "run")
+    shutil.copytree(trained, tmp_path / "b" / "run")
+    drawn = {}
+    monkeypatch.setattr(results.plots, "learning_curve", lambda histories, *rest, **names: drawn.update(histories))
+    assert run("plot a/run b/run") == 0
+    assert set(drawn) == {"a/run", "b/run"}
+    assert all(len(rows) > 10 for rows in drawn.values())
+
+
+def test_resume_without_a_run_dir(tmp_path, capsys, trained):
+    """Begins a run if there is none, and finds the newest of its kind otherwise."""
+    shutil.copytree(trained, tmp_path / "runs" / "catch-vtrace-0")
+    shutil.copytree(trained, tmp_path / "runs" / "catch-vtrace-0-2")
+    shutil.rmtree(tmp_path / "runs" / "catch-vtrace-0-2" / "checkpoints" / "2016")
+    assert run(f"{TRAIN} --resume") == 0
+    assert "run directory: runs/catch-vtrace-0-2 " in capsys.readouterr().out
+    assert (tmp_path / "runs" / "catch-vtrace-0-2" / "checkpoints" / "2016").exists()
+    assert not (tmp_path / "runs" / "catch-vtrace-0-3").exists()
+
+
+def test_resume_asks_for_nothing_but_the_directory(copied, capsys):
+    shutil.rmtree(copied / "checkpoints" / "2016")
+    assert run(f"resume {copied} --gif {copied / 'policy.gif'}") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vtrace on catch: return ")
+    assert f"animation: {copied / 'policy.gif'}" in out
+    assert (copied / "checkpoints" / "2016").exists()
+    assert (copied / "policy.gif").stat().st_size > 1000
+
+
+def test_quiet_says_nothing(copied, capsys):
+    assert run(f"{TRAIN} --run-dir {copied} --resume --quiet") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_eval_of_a_damaged_checkpoint_is_still_json(copied, capsys):
+    for path in (copied / "checkpoints" / "2016" / "state").rglob("d/*"):
+        path.write_bytes(b"")
+    assert run(f"eval {copied} --episodes 16 --json") == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert err.startswith("checkpoint 2016 is damaged (")
+
+
+# Runs that fail: exit code 1 and one line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        podracer.TrainingDivergedError("loss/total not finite after 100 environment steps"),
+        podracer.CheckpointError("could not write checkpoint 100"),
+        OSError(28, "No space left on device"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand many lines\nabout where"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_run_that_fails(error, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(podracer, "train", fail)
+    assert run(TRAIN) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert str(error).splitlines()[0] in err
+
+
+def test_an_interrupted_run(monkeypatch, capsys):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(podracer, "train", interrupt)
+    assert run(TRAIN) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_all_checkpoints_damaged(copied, capsys):
+    for path in (copied / "checkpoints").rglob("d/*"):
+        path.write_bytes(b"")
+    assert run(f"eval {copied}") == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "can be read: checkpoint 2016 is damaged" in err
+
+
+def test_main_exits_with_the_code(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["podracer", "nonsense"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2

@@ -1,0 +1,102 @@
+"""One lane under NEXT_STEP: rows, episode sums, and that nothing leaks over an episode's end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import spaces
+from podracer.environments import autoreset
+from podracer.types import EnvSpec, Transition
+
+COUNTING = counting.CountingEnvironment()
+
+
+def walk(environment: Any, steps: int) -> tuple[list[autoreset.Lane], list[int]]:
+    """The lanes after 0, 1, ..., and the actions between them."""
+    step = jax.jit(lambda lane, a, k, fresh: autoreset.step(environment, lane, a, k, fresh))
+    reset = jax.jit(environment.reset)
+    lanes, actions = [jax.jit(lambda key: autoreset.reset(environment, key))(jax.random.key(0))], []
+    for i in range(steps):
+        step_key, reset_key = jax.random.split(jax.random.key(i + 1))
+        actions.append(i % 5)
+        lanes.append(step(lanes[-1], jnp.int32(i % 5), step_key, reset(reset_key)))
+    return lanes, actions
+
+
+def test_a_lane_opens_with_a_first_row() -> None:
+    lane = autoreset.reset(COUNTING, jax.random.key(3))
+    row = lane.timestep
+    assert (float(row.reward), float(row.discount), bool(row.first), bool(row.last)) == (0.0, 1.0, True, False)
+    np.testing.assert_array_equal(row.observation, COUNTING.observe(COUNTING.reset(jax.random.key(3))))
+    assert [x.dtype for x in row[1:]] == [jnp.float32, jnp.float32, jnp.bool_, jnp.bool_]
+    assert [float(x) for x in (lane.episode_return, lane.episode_length)] == [0.0, 0.0]
+
+
+def test_rows_and_episode_sums() -> None:
+    """Every row against the tag it shows, and what finished episodes sum to."""
+    lanes, actions = walk(COUNTING, 60)
+    ended = []
+    for now, then, action in zip(lanes, lanes[1:], actions, strict=False):
+        row, (tag, step, previous) = then.timestep, np.asarray(then.timestep.observation)
+        length, terminates = int(tag) // 2 % 32, int(tag) % 2 == 1
+        assert bool(row.first) == bool(now.timestep.last) == (step == 0)
+        assert bool(row.last) == (step == length)
+        assert float(row.reward) == step
+        assert float(row.discount) == float(not (step == length and terminates))
+        assert previous == (-1 if row.first else action)
+        assert int(then.env.step) == step  # the state that the observation is of
+        assert (float(then.episode_return), float(then.episode_length)) == (step * (step + 1) / 2, step)
+        stats = autoreset.finished(then)
+        assert [float(x) for x in stats] == ([length * (length + 1) / 2, length, 1.0] if row.last else [0.0] * 3)
+        ended.append((length, terminates)) if row.last else None
+    assert len(ended) > 8
+    assert {terminates for _, terminates in ended} == {True, False}
+
+
+def test_nothing_after_the_end_matters() -> None:
+    """What `environment.step` makes of a state that is over is dropped: state, reward, discount and `last`."""
+    for plain, spoiled in zip(walk(COUNTING, 30)[0], walk(harness.AfterTheEnd(COUNTING), 30)[0], strict=True):
+        harness.assert_same(plain, spoiled)
+
+
+def test_the_fresh_state_opens_the_next_episode_only() -> None:
+    lanes, _ = walk(COUNTING, 12)
+    fresh = COUNTING.reset(jax.random.key(99))
+    for lane in lanes:
+        after = autoreset.step(COUNTING, lane, jnp.int32(2), jax.random.key(0), fresh)
+        assert (int(after.env.tag) == int(fresh.tag)) == bool(lane.timestep.last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+    """Observations in a dict, rewards of -2, and states with every kind of leaf."""
+
+    spec = EnvSpec(
+        "nested", spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(0.0, 9.0, (2,))}), spaces.Discrete(2)
+    )
+
+    def reset(self, key: jax.Array) -> dict[str, jax.Array]:
+        return {"time": jnp.int32(0), "grid": jnp.zeros((2, 3), bool), "random": jax.random.uniform(key)}
+
+    def step(self, state: Any, action: Any, key: jax.Array) -> tuple[Any, Transition]:
+        state = {"time": state["time"] + 1, "grid": ~state["grid"], "random": jax.random.uniform(key)}
+        return state, Transition(jnp.float32(-2.0), jnp.float32(1.0), state["time"] == 3)
+
+    def observe(self, state: Any) -> Any:
+        return {"a": state["time"], "b": jnp.full((2,), state["random"])}
+
+
+def test_trees_of_states_and_observations() -> None:
+    lanes, _ = walk(Nested(), 9)
+    assert [int(lane.timestep.observation["a"]) for lane in lanes] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert [float(lane.timestep.reward) for lane in lanes] == [0, -2, -2, -2, 0, -2, -2, -2, 0, -2]
+    assert [float(lane.episode_return) for lane in lanes] == [0, -2, -4, -6, 0, -2, -4, -6, 0, -2]
+    assert [bool(lane.env["grid"].any()) for lane in lanes] == [False, True, False, True] * 2 + [False, True]
+    assert len({float(lane.env["random"]) for lane in lanes}) == 10

@@ -1,0 +1,55 @@
+"""A gradient taken a few lanes at a time is the gradient."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.learning import gradients, trajectories
+from podracer.types import Trajectory
+
+
+def trajectory_of(T, B, observation=None):
+    rows = harness.timesteps(0, T, B)
+    if observation is not None:
+        rows = rows._replace(observation=jnp.zeros((T + 1, B, *observation), jnp.uint8))
+    actions = jnp.arange(T * B, dtype=jnp.int32).reshape(T, B)
+    state = {"memory": jnp.arange(B, dtype=jnp.float32)}
+    lane = jnp.arange(B, dtype=jnp.int32)
+    return Trajectory(rows, actions, {"x": actions.astype(jnp.float32)}, state, actions, lane)
+
+
+def loss(params, trajectory):
+    lanes = trajectory.actor_state["memory"] * params["a"] + trajectory.lane.astype(jnp.float32)
+    each = jnp.sin(trajectory.extras["x"] * params["b"]) * lanes[None] + jnp.sum(trajectory.timesteps.reward, 0)[None]
+    return jnp.sum(jnp.square(each)), ({"sum": jnp.sum(each)}, jnp.sum(each, axis=0))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 12])
+def test_groups_make_the_whole(groups):
+    params, trajectory = {"a": jnp.float32(0.3), "b": jnp.float32(0.7)}, trajectory_of(5, 12)
+    split = trajectories.split_lanes(trajectory, groups)
+    found = jax.jit(lambda p, t: gradients.accumulate(loss, p, t))(params, split)
+    grads, (metrics, each) = jax.grad(loss, has_aux=True)(params, trajectory)
+    expected = grads, metrics, each.reshape(groups, -1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), found, expected)
+
+
+def test_lanes_are_split_in_blocks():
+    parts = trajectories.split_lanes(trajectory_of(5, 12), 3)
+    np.testing.assert_array_equal(parts.lane, np.arange(12).reshape(3, 4))
+    np.testing.assert_array_equal(parts.actor_state["memory"], parts.lane)
+    np.testing.assert_array_equal(parts.actions[1, 2], 2 * 12 + np.arange(4, 8))
+    assert parts.timesteps.observation.shape == (3, 6, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "observation", "expected"),
+    [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
+)
+def test_a_divisor_that_fits_the_cache(T, B, observation, expected, monkeypatch):
+    observation = trajectory_of(T, B, observation).timesteps.observation
+    assert gradients.at_a_time(observation, T, B) == expected
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert gradients.at_a_time(observation, T, B) == B

@@ -1,0 +1,103 @@
+"""Optimisers over several steps against the oracles, clipping included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+
+from podracer.learning import optimizer
+
+STEPS = 6
+RATES = [0.1, 0.08, 0.05, 0.05, 0.02, 0.01]
+
+
+def gradients() -> list[np.ndarray]:
+    """Of one step each; the first is large enough for every clip below, the last is 0."""
+    rng = np.random.default_rng(0)
+    return [scale * rng.normal(size=5) for scale in (30.0, 1.0, 0.1, 3.0, 0.01, 0.0)]
+
+
+def tree(x: np.ndarray) -> dict[str, Any]:
+    """A vector of 5 as parameters of two shapes: clipping goes by the norm of all of them."""
+    return {"a": jnp.asarray(x[:2], jnp.float32), "b": (jnp.asarray(x[2:], jnp.float32)[None],)}
+
+
+def vector(params: dict[str, Any]) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def updates(
+    transformation: optax.GradientTransformation, rates: list[float], max_norm: float
+) -> tuple[list[np.ndarray], list[float]]:
+    """What each step adds to the parameters, and the norms that it reports."""
+
+    @jax.jit
+    def step(grads: Any, state: Any, params: Any, rate: jax.Array, clip: jax.Array) -> Any:
+        return optimizer.step(transformation, grads, state, params, learning_rate=rate, max_grad_norm=clip)
+
+    params, moves, norms = tree(np.zeros(5)), [], []
+    state = optimizer.init(transformation, params)
+    for gradient, rate in zip(gradients(), rates, strict=True):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        moved, state, norm = step(tree(gradient), state, zeros, jnp.float32(rate), jnp.float32(max_norm))
+        moves.append(vector(moved))
+        norms.append(float(norm))
+    return moves, norms
+
+
+@pytest.mark.parametrize("max_norm", [2.0, np.inf])
+@pytest.mark.parametrize("name", ["rmsprop", "adam", "sgd"])
+def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
+    made = optimizer.make(name, eps=0.01, decay=0.9)  # type: ignore[arg-type]
+    moves, norms = updates(made, RATES, max_norm)
+    clipped = (
+        gradients() if max_norm == np.inf else [oracles.clip_by_global_norm([g], max_norm)[0] for g in gradients()]
+    )
+    expected = {
+        "rmsprop": lambda: oracles.rmsprop_tf1(clipped, RATES, decay=0.9, epsilon=0.01),
+        "adam": lambda: oracles.adam(clipped, RATES, epsilon=0.01),
+        "sgd": lambda: [-rate * g for rate, g in zip(RATES, clipped, strict=True)],
+    }[name]()
+    np.testing.assert_allclose(moves, expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(norms, [np.linalg.norm(g) for g in gradients()], rtol=1e-5)
+    assert norms[0] > 2.0  # or nothing was clipped
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "sgd"])
+def test_momentum(name: str) -> None:
+    """At a constant learning rate, where it does not matter whether the rate is inside the momentum."""
+    made = optimizer.make(name, eps=0.1, decay=0.9, momentum=0.7)  # type: ignore[arg-type]
+    moves, _ = updates(made, [0.1] * STEPS, np.inf)
+    if name == "rmsprop":
+        expected = oracles.rmsprop_tf1(gradients(), 0.1, decay=0.9, epsilon=0.1, momentum=0.7)
+    else:
+        expected = [-0.1 * sum(0.7 ** (k - i) * gradients()[i] for i in range(k + 1)) for k in range(STEPS)]
+    np.testing.assert_allclose(moves, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_to_nothing() -> None:
+    """A limit of 0 and a gradient of 0 give 0, not NaN."""
+    moves, _ = updates(optimizer.make("rmsprop", eps=0.1), RATES, 0.0)
+    np.testing.assert_array_equal(moves, np.zeros((STEPS, 5)))
+
+
+def test_the_learning_rate_is_differentiable() -> None:
+    """A meta-gradient reaches it."""
+    made = optimizer.make("adam", eps=1e-3)
+    params = tree(np.zeros(5))
+
+    def total(rate: jax.Array) -> jax.Array:
+        clip = jnp.float32(1.0)
+        new, _, _ = optimizer.step(
+            made, tree(gradients()[0]), optimizer.init(made, params), params, learning_rate=rate, max_grad_norm=clip
+        )
+        return new["a"][0]
+
+    expected = oracles.adam(oracles.clip_by_global_norm([gradients()[0]], 1.0), 1.0, epsilon=1e-3)[0][0]
+    np.testing.assert_allclose(jax.grad(total)(jnp.float32(0.3)), expected, rtol=1e-4)

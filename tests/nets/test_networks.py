@@ -1,0 +1,450 @@
+"""Networks: acting equals learning, resets cut memory, convolutions are convolutions, inputs are encoded as said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from podracer import nets, spaces
+from podracer.nets import layers
+from podracer.nets import memory as memories
+from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
+
+T, B = 9, 4
+KEY = jax.random.key(0)
+VECTOR = spaces.Box(-5.0, 5.0, (3,))
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "multi_discrete": spaces.MultiDiscrete((2, 3)),
+    "box": spaces.Box(-1.0, 3.0, (2,)),
+}
+
+
+def spec_of(observation: spaces.Space = VECTOR, action: spaces.Space = ACTIONS["discrete"]) -> EnvSpec:
+    return EnvSpec("test", observation, action)
+
+
+def recorded(
+    network: nets.Network, params: Any, spec: EnvSpec, seed: int = 1, frame_stack: int = 1
+) -> tuple[Trajectory, dict, Any]:
+    """Acts on random rows with random actions, row by row; what the network said, and its memory after."""
+
+    def act(actor: ActorParams, state: nets.ActorState, row: TimeStep, key: jax.Array, _: bool) -> Any:
+        outputs, values, memory = nets.step(network, actor.params, state, row)
+        action = jax.vmap(spec.action_space.sample)(jax.random.split(key, B))
+        return action, {"outputs": outputs, "values": values}, memory.after(action)
+
+    rows = harness.timesteps(seed, T, B)
+    agent: Any = Agent("test", None, *[None] * 3, act, None, {})  # type: ignore[arg-type]
+    memory = nets.start(network, spec, B, frame_stack)
+    if jax.tree.leaves(memory):  # not of an episode's start: the state before row 0 must matter
+        memory = jax.tree.map(lambda x: (x + jnp.ones_like(x)).astype(x.dtype), memory)
+    run = jax.jit(lambda params: harness.record(agent, ActorParams(params, jnp.int32(0)), memory, rows, KEY))
+    trajectory, after = run(params)
+    return trajectory, trajectory.extras, after
+
+
+# Acting and learning.
+
+
+@pytest.mark.parametrize(("lstm_size", "frame_stack"), [(0, 1), (8, 1), (0, 3), (8, 2)])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int, frame_stack: int) -> None:
+    spec = spec_of(action=ACTIONS[action])
+    network = nets.make(nets.stacked_spec(spec, frame_stack), hidden_sizes=(16,), lstm_size=lstm_size)
+    params = scaled(jax.jit(network.init)(KEY))
+    assert network.recurrent == bool(lstm_size)
+    trajectory, acted, _ = recorded(network, params, spec, frame_stack=frame_stack)
+    outputs, values = jax.jit(lambda p, t: nets.unroll(network, p, t))(params, trajectory)
+    assert (outputs.shape[:2], values.shape) == ((T + 1, B), (T + 1, B))
+    np.testing.assert_allclose(outputs[:-1], acted["outputs"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values[:-1], acted["values"], rtol=1e-5, atol=1e-6)
+    if not lstm_size and frame_stack == 1:
+        assert jax.tree.leaves(trajectory.actor_state) == []
+
+
+def scaled(params: Any) -> Any:
+    """Heads as large as the other layers: the policy's small initial weights would hide differences."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: 100.0 * x if any(getattr(k, "key", "") == "policy" for k in path) else x, params
+    )
+
+
+@pytest.fixture(scope="module")
+def recurrent() -> tuple[nets.Network, Any, Any]:
+    """A network with an LSTM, its parameters, and its compiled unroll of [T+1, B] rows."""
+    network = nets.make(spec_of(), hidden_sizes=(16,), lstm_size=8)
+    params = scaled(jax.jit(network.init)(KEY))
+    return network, params, jax.jit(lambda inputs, state: network.apply(params, inputs, state))
+
+
+def random_inputs(first: np.ndarray, seed: int = 2) -> nets.Inputs:
+    rng = np.random.default_rng(seed)
+    shape = first.shape
+    return nets.Inputs(
+        observation=jnp.asarray(rng.normal(size=(*shape, 3)), jnp.float32),
+        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        first=jnp.asarray(first),
+        previous_action=jnp.asarray(rng.integers(0, 4, shape, np.int32)),
+    )
+
+
+def random_state(seed: int = 3) -> Any:
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.normal(size=(B, 8)), jnp.float32) for _ in range(2))
+
+
+@pytest.mark.parametrize("row", [0, 1, 4, T])
+def test_an_unroll_across_a_reset_is_two_unrolls(recurrent: Any, row: int) -> None:
+    """Before a first row the memory is an episode's start, whatever came before, in that lane only."""
+    network, _, unroll = recurrent
+    first = np.zeros((T + 1, B), bool)
+    first[row, :2] = True
+    inputs, state = random_inputs(first), random_state()
+    outputs, values, after = unroll(inputs, state)
+
+    plain = inputs._replace(first=jnp.zeros_like(inputs.first))
+    whole = unroll(plain, state)
+    # The second episode alone: rows from `row` on, from the start, with no previous action.
+    begun = inputs._replace(first=inputs.first.at[row].set(True))
+    alone = unroll(jax.tree.map(lambda x: x[row:], begun), network.start(B))
+    for result, before, later in zip((outputs, values), whole, alone):
+        np.testing.assert_allclose(result[:row], before[:row], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result[:, 2:], before[:, 2:], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result[row:, :2], later[:, :2], rtol=1e-5, atol=1e-6)
+        assert not np.allclose(result[row:, :2], before[row:, :2], atol=1e-3)
+    for result, before, later in zip(after, whole[2], alone[2]):
+        np.testing.assert_allclose(result[:2], later[:2], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result[2:], before[2:], rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_goes_on(recurrent: Any) -> None:
+    """Two unrolls, the second from where the first one ended, are one; the state before row 0 is used."""
+    _, _, unroll = recurrent
+    first = np.zeros((T + 1, B), bool)
+    first[3, 1] = True
+    inputs, state = random_inputs(first), random_state()
+    outputs, values, after = unroll(inputs, state)
+    half = unroll(jax.tree.map(lambda x: x[:5], inputs), state)
+    rest = unroll(jax.tree.map(lambda x: x[5:], inputs), half[2])
+    np.testing.assert_allclose(np.concatenate([half[0], rest[0]]), outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([half[1], rest[1]]), values, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), rest[2], after)
+    others = unroll(inputs, random_state(4))
+    assert not np.allclose(others[1][0], values[0], atol=1e-3)
+    np.testing.assert_allclose(others[1][3:, 1], values[3:, 1], rtol=1e-5, atol=1e-6)
+
+
+def test_previous_action_and_reward_enter_the_core(recurrent: Any) -> None:
+    """They matter, from their row on; but the previous action of a first row does not."""
+    _, _, unroll = recurrent
+    first = np.zeros((T + 1, B), bool)
+    first[4, 0] = True
+    inputs, state = random_inputs(first), random_state()
+    values = unroll(inputs, state)[1]
+    other = inputs._replace(previous_action=inputs.previous_action.at[4].set((inputs.previous_action[4] + 1) % 4))
+    changed = unroll(other, state)[1]
+    np.testing.assert_array_equal(changed[:4], values[:4])
+    np.testing.assert_array_equal(changed[:, 0], values[:, 0])
+    assert not np.isclose(changed[4:, 1:], values[4:, 1:], atol=1e-5).any()
+    rewarded = unroll(inputs._replace(reward=inputs.reward.at[4].add(1.0)), state)[1]
+    np.testing.assert_array_equal(rewarded[:4], values[:4])
+    assert not np.isclose(rewarded[4:], values[4:], atol=1e-5).any()
+
+
+def test_inputs_are_aligned() -> None:
+    """The previous action of row t is the action of row t-1; of row 0, what the memory holds."""
+    spec = spec_of()
+    network = nets.make(spec, hidden_sizes=(4,), lstm_size=3)
+    trajectory, _, after = recorded(network, jax.jit(network.init)(KEY), spec)
+    inputs = nets.inputs(network, trajectory)
+    np.testing.assert_array_equal(inputs.previous_action[1:], trajectory.actions)
+    np.testing.assert_array_equal(inputs.previous_action[0], trajectory.actor_state.previous_action)
+    np.testing.assert_array_equal(after.previous_action, trajectory.actions[-1])
+    harness.assert_same(
+        (inputs.observation, inputs.reward, inputs.first), (*trajectory.timesteps[:2], trajectory.timesteps.first)
+    )
+    feed_forward = nets.make(spec, hidden_sizes=(4,))
+    assert nets.inputs(feed_forward, trajectory).previous_action == ()
+
+
+# Parameters and heads.
+
+
+def test_separate_torsos() -> None:
+    spec = spec_of()
+    inputs = random_inputs(np.zeros((2, 3), bool))
+    for separate in (False, True):
+        network = nets.make(spec, hidden_sizes=(8,), separate=separate)
+        params = jax.jit(network.init)(KEY)
+        gradient = jax.grad(lambda p, n=network: jnp.sum(n.apply(p, inputs, ())[1]))(params)["params"]
+        assert ("value_torso" in gradient) == separate
+        used = any(np.any(leaf) for leaf in jax.tree.leaves(gradient["torso"]))
+        assert used != separate
+
+
+def test_gaussian_scale_is_free() -> None:
+    """The log standard deviation is one parameter for all observations, and starts at 0."""
+    spec = spec_of(action=ACTIONS["box"])
+    network = nets.make(spec, hidden_sizes=(8,))
+    params = jax.jit(network.init)(KEY)
+    assert params["params"]["log_std"].shape == (2,)
+    params["params"]["log_std"] = jnp.asarray([0.5, -1.0])
+    outputs = network.apply(params, random_inputs(np.zeros((2, 3), bool)), ())[0]
+    assert outputs.shape == (2, 3, 4)
+    np.testing.assert_array_equal(outputs[..., 2:], np.broadcast_to([0.5, -1.0], (2, 3, 2)))
+    np.testing.assert_array_equal(jax.jit(network.init)(KEY)["params"]["log_std"], [0.0, 0.0])
+
+
+def test_initial_policy_is_nearly_uniform() -> None:
+    network = nets.make(spec_of(), hidden_sizes=(64, 64))
+    outputs = network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((5, 4), bool)), ())[0]
+    assert np.abs(outputs).max() < 0.2
+    assert np.ptp(outputs) > 0.0
+
+
+# Torsos.
+
+
+@pytest.mark.parametrize(
+    ("torso", "shape", "kernels", "dense"),
+    [
+        ("shallow", (84, 84, 4), [(8, 8, 4, 16), (4, 4, 16, 32)], (9 * 9 * 32, 256)),
+        ("shallow", (72, 96, 3), [(8, 8, 3, 16), (4, 4, 16, 32)], (7 * 10 * 32, 256)),
+        ("nature", (84, 84, 4), [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)], (7 * 7 * 64, 512)),
+        ("auto", (84, 84), [(8, 8, 1, 16), (4, 4, 16, 32)], (9 * 9 * 32, 256)),
+        ("resnet", (84, 84, 4), [(3, 3, 4, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (11 * 11 * 32, 256)),
+        ("resnet", (10, 7, 2), [(3, 3, 2, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (2 * 1 * 32, 256)),
+    ],
+)  # fmt: skip
+def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[int, ...]], dense: tuple) -> None:
+    """Convolutions and the dense layer behind them as in the papers' figures (order aside), and the heads' shapes."""
+    network = nets.make(spec_of(spaces.Box(0, 255, shape, np.uint8)), torso=torso)
+    params = jax.eval_shape(network.init, KEY)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params["params"]["torso"]) if len(leaf.shape) > 1]
+    assert sorted(s for s in shapes if len(s) == 4) == sorted(kernels)
+    assert [s for s in shapes if len(s) == 2] == [dense]
+    rows = nets.Inputs(jnp.zeros((2, 3, *shape), jnp.uint8), jnp.zeros((2, 3)), jnp.zeros((2, 3), bool), ())
+    outputs, values, _ = jax.eval_shape(network.apply, params, rows, ())
+    assert (outputs.shape, values.shape) == ((2, 3, 4), (2, 3))
+
+
+def test_images_are_scaled_and_rows_kept_apart() -> None:
+    """A convolutional torso sees bytes as [0, 1] and flattens [T, B] in order."""
+    image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    network = nets.make(spec_of(image), lstm_size=4)
+    params = jax.jit(network.init)(KEY)
+    frames = np.random.default_rng(5).integers(0, 256, (3, 2, 36, 36, 1), np.uint8)
+    zeros, actions = jnp.zeros((3, 2)), jnp.zeros((3, 2), jnp.int32)
+    apply = jax.jit(
+        lambda frames: network.apply(params, nets.Inputs(frames, zeros, zeros < 1, actions), network.start(2))
+    )
+    values = np.asarray(apply(jnp.asarray(frames))[1])
+    for t, b in ((0, 1), (2, 0)):
+        # Every row is a first row: its value depends on its own frame only.
+        single = frames.copy()
+        single[np.arange(3) != t] = 0
+        single[:, np.arange(2) != b] = 0
+        np.testing.assert_allclose(np.asarray(apply(jnp.asarray(single))[1])[t, b], values[t, b], rtol=1e-5)
+    assert len(np.unique(values)) == 6
+    assert np.abs(values).max() < 10.0
+
+
+def test_convolutions_need_images() -> None:
+    with pytest.raises(ValueError, match=r"torso='shallow' needs uint8 images .*but test shows Box.*torso='mlp'"):
+        nets.make(spec_of(), torso="shallow")
+    with pytest.raises(ValueError, match="torso='resnet' needs uint8 images"):
+        nets.make(spec_of(spaces.Box(0.0, 1.0, (84, 84, 4))), torso="resnet")
+    with pytest.raises(ValueError, match="torso='nature' needs uint8 images"):
+        nets.make(spec_of(spaces.Dict({"a": VECTOR})), torso="nature")
+
+
+@pytest.mark.parametrize(
+    "space", [VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (84, 20), np.uint8)]
+)
+def test_auto_is_an_mlp_for_all_but_large_images(space: spaces.Box) -> None:
+    params = jax.eval_shape(nets.make(spec_of(space), hidden_sizes=(8,)).init, KEY)["params"]
+    size = int(np.prod(space.shape))
+    assert [x.shape for x in jax.tree.leaves(params["torso"])] == [(8,), (size, 8)]
+
+
+# Convolutions.
+
+
+@pytest.mark.parametrize(
+    ("shape", "features", "kernel", "stride", "padding"),
+    [
+        ((2, 13, 19, 2), 5, 8, 4, "VALID"),  # the last rows and columns are outside every patch
+        ((2, 8, 10, 3), 3, 4, 2, "VALID"),
+        ((2, 7, 5, 3), 4, 3, 1, "SAME"),
+        ((2, 7, 6, 3), 4, 3, 2, "SAME"),
+        ((2, 6, 5, 3), 4, 3, 1, "VALID"),
+    ],
+)
+def test_convolution_and_its_gradients(
+    shape: tuple[int, ...], features: int, kernel: int, stride: int, padding: str
+) -> None:
+    """Value, and gradients by inputs, weights and bias, are those of XLA's convolution, inside a scan too."""
+    keys = jax.random.split(KEY, 4)
+    x = jax.random.normal(keys[0], shape)
+    module = layers.Conv(features, kernel, stride, padding)
+    params = module.init(keys[1], x)
+    params["params"]["bias"] = jax.random.normal(keys[2], (features,))
+
+    def reference(params: Any, x: jax.Array) -> jax.Array:
+        weights, bias = params["params"]["kernel"], params["params"]["bias"]
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(x, weights, (stride, stride), padding, dimension_numbers=dimensions)
+        return y + bias[None, None, None]
+
+    def in_a_scan(params: Any, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda carry, x: (carry, module.apply(params, x[None])[0]), 0, x)[1]
+
+    expected = reference(params, x)
+    cotangent = jax.random.normal(keys[3], expected.shape)
+
+    def both(function: Any) -> Any:
+        return jax.jit(jax.value_and_grad(lambda p, x: jnp.sum(cotangent * function(p, x)), (0, 1)))(params, x)
+
+    np.testing.assert_allclose(module.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    for function in (module.apply, in_a_scan) if padding == "SAME" else (module.apply,):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), both(function), both(reference)
+        )
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [(7, 3), (3, 7)])
+def test_dense_gradients(wide: int, narrow: int) -> None:
+    """Of inputs, weights and bias, whichever operand is the narrower; also a second derivative, for meta-gradients."""
+    keys = jax.random.split(KEY, 3)
+    x = jax.random.normal(keys[0], (2, 5, wide))
+    module = layers.Dense(narrow)
+    params = module.init(keys[1], x)
+    cotangent = jax.random.normal(keys[2], (2, 5, narrow))
+
+    def reference(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.einsum("...i,ij->...j", x, params["params"]["kernel"]) + params["params"]["bias"][None, None]
+
+    def gradients(function: Any) -> Any:
+        first = jax.grad(lambda p, x: jnp.sum(cotangent * jnp.tanh(function(p, x))), (0, 1))
+        square = lambda p, x: sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(first(p, x)))  # noqa: E731
+        return jax.jit(lambda p, x: (function(p, x), first(p, x), jax.grad(square, (0, 1))(p, x)))(params, x)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        gradients(module.apply),
+        gradients(reference),
+    )
+
+
+# Observations.
+
+
+def test_encode_every_space() -> None:
+    space = spaces.Dict(
+        {
+            "position": spaces.Discrete(3),
+            "cards": spaces.MultiDiscrete((2, 3)),
+            "grid": spaces.Box(0, 2, (1, 2), np.uint8),
+            "image": spaces.Box(0, 255, (2, 2), np.uint8),
+            "lit": spaces.Box(0, 1, (2,), np.uint8),
+            "speed": spaces.Box(-9.0, 9.0, (2,)),
+            "scalar": spaces.Box(-9.0, 9.0, ()),
+        }
+    )
+    value = {
+        "position": np.array([[2, 0]], np.int32),
+        "cards": np.array([[[1, 0], [0, 2]]], np.int32),
+        "grid": np.array([[[[2, 0]], [[1, 1]]]], np.uint8),
+        "lit": np.array([[[0, 1], [1, 1]]], np.uint8),
+        "image": np.array([[[[0, 255], [51, 102]], [[255, 0], [0, 0]]]], np.uint8),
+        "speed": np.array([[[-3.0, 2.5], [0.0, 9.0]]], np.float32),
+        "scalar": np.array([[1.5, -2.0]], np.float32),
+    }
+    # In the order of names: cards, grid, image, lit, position, scalar, speed.
+    expected = [
+        [0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0.2, 0.4, 0, 1, 0, 0, 1, 1.5, -3, 2.5],
+        [1, 0, 0, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 0, -2, 0, 9],
+    ]
+    encoded = nets.encode(jax.tree.map(jnp.asarray, value), space, leading=2)
+    assert encoded.dtype == jnp.float32
+    np.testing.assert_allclose(encoded, [expected], rtol=1e-6)
+
+    network = nets.make(spec_of(space), hidden_sizes=(4,))
+    assert jax.jit(network.init)(KEY)["params"]["torso"]["Dense_0"]["kernel"].shape == (23, 4)
+
+
+# The user's own network.
+
+
+def user_network(values_too_wide: bool = False) -> nets.Network:
+    def apply(params: Any, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values = observation @ params["value"]
+        return observation @ params["policy"], values if values_too_wide else values[:, 0]
+
+    return nets.feed_forward(lambda key: {"policy": jax.random.normal(key, (3, 4)), "value": jnp.ones((3, 1))}, apply)
+
+
+def test_own_network() -> None:
+    network = user_network()
+    params = jax.jit(network.init)(KEY)
+    assert not network.recurrent
+    trajectory, acted, _ = recorded(network, params, spec_of())
+    outputs, values = nets.unroll(network, params, trajectory)
+    observation = np.asarray(trajectory.timesteps.observation)
+    np.testing.assert_allclose(outputs, observation @ np.asarray(params["policy"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values, observation.sum(-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(acted["values"], values[:-1], rtol=1e-5, atol=1e-6)
+
+
+def test_own_network_of_a_dict() -> None:
+    """Every leaf of the observation is flattened to [N, ...]."""
+    network = nets.feed_forward(
+        lambda key: (), lambda params, o: (jnp.concatenate([o["a"], o["b"]], -1), o["a"][:, 0] + o["b"][:, 0])
+    )
+    observation = {"a": jnp.arange(12.0).reshape(3, 2, 2), "b": jnp.ones((3, 2, 1))}
+    outputs, values, state = network.apply(
+        (), nets.Inputs(observation, jnp.zeros((3, 2)), jnp.zeros((3, 2), bool), ()), ()
+    )
+    np.testing.assert_array_equal(values, 1.0 + np.arange(12.0).reshape(3, 2, 2)[..., 0])
+    assert (outputs.shape, state) == ((3, 2, 3), ())
+
+
+def test_own_network_of_the_wrong_shape() -> None:
+    network = user_network(values_too_wide=True)
+    message = r"outputs \(6, 4\) and values \(6, 1\) for 6 observations; it must return \[6, P\] and \[6\]"
+    with pytest.raises(ValueError, match=message):
+        network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((2, 3), bool)), ())
+
+
+# Frames.
+
+
+def test_images_are_stacked_channel_by_channel() -> None:
+    """[H, W] becomes [H, W, n], [H, W, C] becomes [H, W, n C]: oldest frame first."""
+    for shape, stacked in (((6, 5), (6, 5, 3)), ((6, 5, 2), (6, 5, 6)), ((4,), (4, 3))):
+        spec = spec_of(observation=spaces.Box(0, 255, shape, np.uint8))
+        seen = nets.stacked_spec(spec, 3).observation_space
+        assert isinstance(seen, spaces.Box)
+        assert seen.shape == stacked
+        memory = nets.ActorState((), (), jnp.zeros((B, 2, *shape), jnp.uint8))
+        rows = jnp.asarray(np.random.default_rng(0).integers(0, 255, (T, B, *shape)), jnp.uint8)
+        observation, frames = memories._stack(memory, rows, jnp.zeros((T, B), bool))
+        assert observation.shape == (T, B, *stacked)
+        for back in range(3):
+            channels = observation.reshape(T, B, *shape[:2], 3, -1)[..., 2 - back, :] if len(shape) == 3 else None
+            part = observation[..., 2 - back] if channels is None else channels
+            np.testing.assert_array_equal(part[2], rows[2 - back])
+        np.testing.assert_array_equal(frames, jnp.moveaxis(rows[-2:], 0, 1))
+
+
+def test_what_cannot_be_stacked() -> None:
+    spec = spec_of(observation=spaces.Dict({"a": spaces.Discrete(2)}))
+    with pytest.raises(ValueError, match=r"frame_stack=2: test shows .*; only arrays can be stacked"):
+        nets.stacked_spec(spec, 2)

@@ -1,0 +1,207 @@
+"""A checkpoint is whole, or it is passed over and people are told: every file of one is damaged in turn."""
+
+import contextlib
+import errno
+import pathlib
+import resource
+import shutil
+
+import hosts
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer.run.checkpoint import CheckpointError, Checkpoints
+
+
+def state(n):
+    """Something of each kind: an array above and one below Orbax's inline limit, an empty one, a random key, a counter."""
+    big = jnp.asarray(np.random.default_rng(n).normal(size=(50, 60)), jnp.float32)
+    small, empty = jnp.full((3,), n, jnp.float32), jnp.zeros((2, 0))
+    return {"big": big, "small": small, "empty": empty, "key": jax.random.key(n), "n": jnp.int32(n)}
+
+
+def equal(a, b):
+    data = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return jax.tree.all(jax.tree.map(lambda x, y: np.array_equal(data(x), data(y)), a, b))
+
+
+@contextlib.contextmanager
+def opened(directory, keep=3, read_only=False):
+    checkpoints = Checkpoints(directory, keep, read_only=read_only)
+    try:
+        yield checkpoints
+    finally:
+        checkpoints.close()
+
+
+@contextlib.contextmanager
+def full_disk(limit=512):
+    """The operating system refuses to write files of more than `limit` bytes, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A run directory with checkpoints 1 and 2."""
+    directory = tmp_path_factory.mktemp("written")
+    with opened(directory) as checkpoints:
+        checkpoints.save(1, state(1))
+        checkpoints.save(2, state(2))
+    return directory
+
+
+def files(directory, step):
+    return sorted(path for path in (directory / "checkpoints" / str(step)).rglob("*") if path.is_file())
+
+
+def delete(path):
+    path.unlink()
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 6] = bytes(255 - x for x in data[middle : middle + 6])
+    path.write_bytes(data)
+
+
+def test_it_comes_back_bit_by_bit(written):
+    with opened(written) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        step, restored, problems = checkpoints.restore(state(0))
+    assert (step, problems) == (2, [])
+    assert equal(restored, state(2))
+
+
+def test_parts_are_read_without_the_others(written, tmp_path):
+    directory = pathlib.Path(shutil.copytree(written, tmp_path / "run"))
+    with opened(directory, read_only=True) as checkpoints:
+        parts = {name: state(0)[name] for name in ("small", "key")}
+        step, restored, problems = checkpoints.restore(parts)
+        assert (step, problems) == (2, [])
+        assert equal(restored, {name: state(2)[name] for name in parts})
+        with pytest.raises(CheckpointError, match="no checkpoint in .* can be read"):
+            checkpoints.restore(parts | {"more": jnp.zeros(3)})
+    with opened(directory) as checkpoints:
+        for other in (jnp.zeros(4), jnp.zeros(3, jnp.int32)):
+            with pytest.raises(
+                CheckpointError, match=r"checkpoint 2 .* another layout: small is float32 \[3\] there and"
+            ):
+                checkpoints.restore(parts | {"small": other})
+        assert checkpoints.steps() == [1, 2], "nothing is damaged"
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    with opened(tmp_path, keep=2) as checkpoints:
+        for n in range(4):
+            checkpoints.save(n, state(n))
+        assert checkpoints.steps() == [2, 3]
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, flip])
+def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capfd):
+    noticed = 0
+    for path in files(written, 2):
+        directory = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(written, directory)
+        damage(directory / path.relative_to(written))
+        with opened(directory) as checkpoints:
+            step, restored, problems = checkpoints.restore(state(0))
+            assert equal(restored, state(step)), f"{path.name}: a wrong state without a word"
+            assert (step == 1) == bool(problems), path.name
+            if problems:
+                noticed += 1
+                (line,) = problems
+                assert line.startswith("checkpoint 2 is damaged (")
+                assert line.endswith("used 1.")
+                assert "\n" not in line
+                assert checkpoints.steps() == [1]
+                assert (directory / "damaged" / "2").is_dir(), "what was damaged is kept"
+                checkpoints.save(2, state(2))  # the run goes on and passes there again
+                assert checkpoints.restore(state(0))[0] == 2
+    assert noticed >= 4
+    assert capfd.readouterr() == ("", ""), "Orbax has something to say that nobody asked for"
+
+
+def test_reading_moves_nothing(written, tmp_path):
+    shutil.copytree(written, tmp_path / "run")
+    truncate(max(files(tmp_path / "run", 2), key=lambda path: path.stat().st_size))
+    unfinished = tmp_path / "run" / "checkpoints" / "3.orbax-checkpoint-tmp"  # a run that is writing just now
+    unfinished.mkdir()
+    with opened(tmp_path / "run", read_only=True) as checkpoints:
+        step, _, problems = checkpoints.restore(state(0))
+        assert (step, len(problems)) == (1, 1)
+        assert checkpoints.steps() == [1, 2]
+    assert not (tmp_path / "run" / "damaged").exists()
+    assert unfinished.exists()
+
+
+def test_what_a_killed_process_had_begun_is_cleared(written, tmp_path):
+    shutil.copytree(written, tmp_path / "run")
+    shutil.copytree(written / "checkpoints" / "2", tmp_path / "run" / "checkpoints" / "3.orbax-checkpoint-tmp")
+    with opened(tmp_path / "run") as checkpoints:
+        assert checkpoints.restore(state(0))[0] == 2
+        # Orbax clears it on the side.
+        names = lambda: sorted(path.name for path in checkpoints.directory.iterdir())  # noqa: E731
+        assert hosts.within(10.0, lambda: names() == ["1", "2"]), names()
+
+
+def test_if_none_can_be_read_all_stay(written, tmp_path):
+    shutil.copytree(written, tmp_path / "run")
+    with opened(tmp_path / "run") as checkpoints:
+        with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read: checkpoint 2 .*checkpoint 1 "):
+            checkpoints.restore({"another": jnp.zeros(3)})
+        assert checkpoints.steps() == [1, 2]
+        assert checkpoints.restore(state(0))[0] == 2
+
+
+def test_no_checkpoint_yet(tmp_path):
+    with opened(tmp_path) as checkpoints, pytest.raises(CheckpointError, match=r"no checkpoint in .* yet"):
+        checkpoints.restore(state(0))
+
+
+def test_a_full_disk_loses_nothing(written, tmp_path, capfd):
+    shutil.copytree(written, tmp_path / "run")
+    with opened(tmp_path / "run") as checkpoints:
+        with full_disk(), pytest.raises(CheckpointError, match=r"could not write checkpoint 3 in .*intact") as caught:
+            checkpoints.save(3, state(3))
+        assert "\n" not in str(caught.value)
+    with opened(tmp_path / "run") as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        step, restored, problems = checkpoints.restore(state(0))
+        assert (step, problems) == (2, [])
+        assert equal(restored, state(2))
+        checkpoints.save(3, state(3))
+    with opened(tmp_path / "run") as checkpoints:
+        assert equal(checkpoints.restore(state(0))[1], state(3))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_any_error_of_a_write_is_reported(tmp_path, monkeypatch):
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(1, state(1))
+
+        def refuse(*args, **kwargs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(checkpoints._manager, "save", refuse)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            checkpoints.save(2, state(2))
+        assert checkpoints.steps() == [1]
+
+
+def test_a_directory_that_cannot_be_used(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="cannot use"):
+        Checkpoints(pathlib.Path(tmp_path))

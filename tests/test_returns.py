@@ -1,0 +1,351 @@
+"""Returns against the oracles, rlax and finite differences; counters against Python's integers; reductions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from podracer import nets, returns
+from podracer.learning import collectives, trajectories
+from podracer.learning.counter import COUNTER_BASE, Counter
+
+GAMMA = 0.9
+T = 7
+PARAMETERS = ("lambda_", "rho_bar", "c_bar", "rho_bar_pg")
+SETTINGS = [
+    (1.0, 1.0, 1.0, 1.0),
+    (0.9, 1.0, 1.0, 1.0),
+    (0.7, 1.5, 0.8, 2.0),
+    (0.95, 0.6, 1.3, 0.9),
+    (1.0, np.inf, np.inf, np.inf),
+    (0.0, 1.0, 1.0, 1.0),
+    (1.0, 0.0, 1.0, 1.0),
+]
+
+
+def lanes(seed: int = 0) -> dict[str, np.ndarray]:
+    """One lane for each kind of end at each row, every pair of them in a row, and random ones; oracle's arguments."""
+    kinds = ("termination", "truncation", "break", "termination then break")
+    B = len(kinds) * (T + 1) + 16
+    first, last, discount = harness.ends(seed, T, B)
+    for column in range(len(kinds) * (T + 1)):
+        kind, row = kinds[column % len(kinds)], column // len(kinds)
+        first[:, column], last[:, column], discount[:, column] = False, False, 1.0
+        if kind == "break":
+            first[row, column] = True
+            continue
+        discount[row, column] = 1.0 if kind == "truncation" else 0.0
+        first[row + 1 : row + 2, column] = True
+        first[row + 2 : row + 3, column] = kind == "termination then break"
+    rng = np.random.default_rng(seed)
+    return {
+        "values": rng.normal(size=(T + 1, B)),
+        "rewards": rng.normal(size=(T, B)),
+        "discounts": GAMMA * discount[1:],
+        "rho": np.exp(rng.normal(size=(T, B))),
+        "first": first,
+    }
+
+
+def step_of(inputs: dict[str, Any]) -> returns.Transitions:
+    mask = 1.0 - np.asarray(inputs["first"][1:], np.float32)
+    return returns.Transitions(*(jnp.asarray(x, jnp.float32) for x in (inputs["rewards"], inputs["discounts"], mask)))
+
+
+@jax.jit
+def vtrace(values: jax.Array, step: returns.Transitions, rho: jax.Array, numbers: jax.Array) -> returns.VTraceReturns:
+    return returns.vtrace(values, step, rho, **dict(zip(PARAMETERS, numbers)))
+
+
+gae = jax.jit(returns.gae)
+
+
+def ours(inputs: dict[str, Any], numbers: tuple[float, ...]) -> returns.VTraceReturns:
+    values, rho = (jnp.asarray(inputs[name], jnp.float32) for name in ("values", "rho"))
+    return vtrace(values, step_of(inputs), rho, jnp.asarray(numbers, jnp.float32))
+
+
+def in_masked_rows(inputs: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """The same with garbage in everything that a masked transition holds."""
+    rng = np.random.default_rng(seed)
+    masked = inputs["first"][1:]
+    garbage = {
+        "rewards": 1e3 * rng.normal(size=masked.shape),
+        "discounts": rng.random(masked.shape),
+        "rho": 1e3 * rng.random(masked.shape),
+    }
+    return inputs | {name: np.where(masked, garbage[name], inputs[name]) for name in garbage}
+
+
+# V-trace.
+
+
+@pytest.mark.parametrize("numbers", SETTINGS)
+def test_vtrace_is_the_oracle(numbers: tuple[float, ...]) -> None:
+    inputs = lanes()
+    targets, advantages = oracles.vtrace(**inputs, **dict(zip(PARAMETERS, numbers)))
+    returns = ours(inputs, numbers)
+    np.testing.assert_allclose(returns.targets, targets, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(returns.advantages, advantages, rtol=1e-4, atol=1e-4)
+    masked = inputs["first"][1:]
+    np.testing.assert_array_equal(np.asarray(returns.targets)[masked], inputs["values"][:-1].astype(np.float32)[masked])
+    assert not np.asarray(returns.advantages)[masked].any()
+
+
+def test_vtrace_without_a_mask_is_rlax() -> None:
+    """rlax knows neither c_bar nor masks; its advantages differ from the paper's unless lambda is 1."""
+    import rlax  # here, because it pulls in distrax and tfp, whose warnings pytest filters only while a test runs
+
+    inputs = lanes()
+    inputs["first"] = np.zeros_like(inputs["first"])
+    v, r, g, rho = (jnp.asarray(inputs[n], jnp.float32) for n in ("values", "rewards", "discounts", "rho"))
+    for numbers in ((1.0, 1.0, 1.0, 1.0), (1.0, 1.5, 1.0, 0.7), (0.8, 1.2, 1.0, 1.0)):
+        lambda_, rho_bar, _, rho_bar_pg = numbers
+        function = functools.partial(
+            rlax.vtrace_td_error_and_advantage,
+            lambda_=lambda_,
+            clip_rho_threshold=rho_bar,
+            clip_pg_rho_threshold=rho_bar_pg,
+        )
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            theirs = jax.vmap(function, in_axes=1, out_axes=1)(v[:-1], v[1:], r, g, rho)
+        returns = ours(inputs, numbers)
+        np.testing.assert_allclose(returns.targets - v[:-1], theirs.errors, rtol=1e-4, atol=1e-5)
+        if lambda_ == 1.0:
+            np.testing.assert_allclose(returns.advantages, theirs.pg_advantage, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_on_policy_is_the_n_step_return() -> None:
+    inputs = lanes(1)
+    inputs["rho"] = np.ones_like(inputs["rho"])
+    returns = ours(inputs, (1.0, 1.0, 1.0, 1.0))
+    expected = oracles.n_step_return(**{name: value for name, value in inputs.items() if name != "rho"})
+    np.testing.assert_allclose(returns.targets, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_in_a_masked_transition_matters() -> None:
+    inputs = lanes(2)
+    spoiled = in_masked_rows(inputs, 3)
+    assert not np.array_equal(inputs["rewards"], spoiled["rewards"])
+    harness.assert_same(ours(inputs, SETTINGS[2]), ours(spoiled, SETTINGS[2]))
+    values = jnp.asarray(inputs["values"], jnp.float32)
+    harness.assert_same(gae(values, step_of(inputs), 0.9), gae(values, step_of(spoiled), 0.9))
+
+
+@pytest.mark.parametrize("weights_of", ["targets", "advantages"])
+def test_gradients_reach_every_hyperparameter(weights_of: str) -> None:
+    """The derivative by gamma, lambda and the three clips is the oracle's finite difference, and is not 0."""
+    inputs = lanes(4)
+    alive = inputs["discounts"] / GAMMA
+    weights = np.random.default_rng(5).normal(size=inputs["rewards"].shape)
+    at = np.array([GAMMA, 0.8, 1.1, 0.9, 1.3])
+
+    def oracle(numbers: np.ndarray) -> float:
+        gamma, *others = numbers
+        results = oracles.vtrace(**(inputs | {"discounts": gamma * alive}), **dict(zip(PARAMETERS, others)))
+        return float((weights * results[weights_of == "advantages"]).sum())
+
+    def total(numbers: jax.Array) -> jax.Array:
+        step = step_of(inputs)._replace(discount=numbers[0] * jnp.asarray(alive, jnp.float32))
+        values, rho = (jnp.asarray(inputs[name], jnp.float32) for name in ("values", "rho"))
+        results = returns.vtrace(values, step, rho, **dict(zip(PARAMETERS, numbers[1:])))
+        return jnp.sum(jnp.asarray(weights, jnp.float32) * getattr(results, weights_of))
+
+    gradient = np.asarray(jax.jit(jax.grad(total))(jnp.asarray(at, jnp.float32)))
+    width = 1e-4
+    expected = [(oracle(at + width * e) - oracle(at - width * e)) / (2 * width) for e in np.eye(5)]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-2, atol=1e-2)
+    needed = 5 if weights_of == "advantages" else 4  # the targets do not know rho_bar_pg
+    assert (np.abs(gradient[:needed]) > 1e-2).all()
+
+
+# Generalised advantages.
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.7, 0.95, 1.0])
+def test_gae_is_the_oracle(lambda_: float) -> None:
+    inputs = lanes(6)
+    expected = oracles.gae(**{name: value for name, value in inputs.items() if name != "rho"}, lambda_=lambda_)
+    result = np.asarray(gae(jnp.asarray(inputs["values"], jnp.float32), step_of(inputs), lambda_))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert not result[inputs["first"][1:]].any()
+
+
+def test_gae_without_a_mask_is_rlax() -> None:
+    import rlax
+
+    inputs = lanes(7)
+    inputs["first"] = np.zeros_like(inputs["first"])
+    v, r, g = (jnp.asarray(inputs[name], jnp.float32) for name in ("values", "rewards", "discounts"))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, in_axes=(1, 1, None, 1), out_axes=1)
+        theirs = estimate(r, g, 0.8, v)
+    np.testing.assert_allclose(gae(v, step_of(inputs), 0.8), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gae_gradient_by_gamma_and_lambda() -> None:
+    inputs = lanes(8)
+    alive = inputs["discounts"] / GAMMA
+    others = {name: inputs[name] for name in ("values", "rewards", "first")}
+
+    def oracle(gamma: float, lambda_: float) -> float:
+        return float(oracles.gae(**others, discounts=gamma * alive, lambda_=lambda_).sum())
+
+    def total(gamma: jax.Array, lambda_: jax.Array) -> jax.Array:
+        step = step_of(inputs)._replace(discount=gamma * jnp.asarray(alive, jnp.float32))
+        return jnp.sum(returns.gae(jnp.asarray(inputs["values"], jnp.float32), step, lambda_))
+
+    gradient = jax.jit(jax.grad(total, (0, 1)))(jnp.float32(GAMMA), jnp.float32(0.8))
+    width = 1e-4
+    expected = [
+        (oracle(GAMMA + width, 0.8) - oracle(GAMMA - width, 0.8)) / (2 * width),
+        (oracle(GAMMA, 0.8 + width) - oracle(GAMMA, 0.8 - width)) / (2 * width),
+    ]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-2)
+    assert np.abs(gradient).min() > 0.1
+
+
+# Alignment.
+
+
+def test_transitions_are_aligned() -> None:
+    """Row t+1 of the counting environment says what action t led to."""
+    trajectory = next(counting.collect(counting.CountingEnvironment(), 12, 3))
+    step = returns.transitions(jax.tree.map(jnp.asarray, trajectory))
+    rows = np.asarray(trajectory.timesteps.observation)[..., 1]
+    assert [x.dtype for x in step] == [jnp.float32] * 3
+    np.testing.assert_array_equal(step.reward, rows[1:])
+    np.testing.assert_array_equal(step.mask, rows[1:] == rows[:-1] + 1)
+    np.testing.assert_array_equal(step.discount, trajectory.timesteps.discount[1:])
+    last = trajectories.bootstrap_row(jax.tree.map(jnp.asarray, trajectory))
+    np.testing.assert_array_equal(last.observation, trajectory.timesteps.observation[-1:])
+    assert last.reward.shape == (1, 3)
+
+
+def test_discounted_sum() -> None:
+    rng = np.random.default_rng(9)
+    x, decay = rng.normal(size=(5, 2)), rng.random((5, 2))
+    expected = [sum(np.prod(decay[s:t], axis=0) * x[t] for t in range(s, 5)) for s in range(5)]
+    result = jax.jit(returns.discounted_sum)(jnp.asarray(x, jnp.float32), jnp.asarray(decay, jnp.float32))
+    np.testing.assert_allclose(result, np.array(expected), rtol=1e-5)
+
+
+# Counters.
+
+
+def integer(counter: Counter) -> int:
+    return int(counter.high) * COUNTER_BASE + int(counter.low)
+
+
+@jax.jit
+def added(counter: Counter, n: jax.Array) -> Counter:
+    return counter.add(n)
+
+
+@pytest.mark.parametrize("start", [0, 2**20 - 1, 2**20, 2**31 - 5, 2**32 + 2**20 - 1, 2**50 + 7])
+def test_counter_adds_like_an_integer(start: int) -> None:
+    counter, count = Counter.of(start), start
+    assert integer(counter) == count
+    for n in (0, 1, 1, 2**20 - 2, 2**20, 12345, 2**31 - 2**20 - 1, 3):
+        counter, count = added(counter, jnp.int32(n)), count + n
+        assert integer(counter) == count
+        assert 0 <= int(counter.low) < COUNTER_BASE
+        assert (counter.high.dtype, counter.low.dtype) == (jnp.int32, jnp.int32)
+        assert float(counter.to_float()) == pytest.approx(count, rel=1e-6)
+
+
+def test_counter_passes_two_to_the_31() -> None:
+    counter, count = Counter.of(2**31 - 10**6), 2**31 - 10**6
+    for _ in range(20):
+        counter, count = added(counter, jnp.int32(999_983)), count + 999_983
+    assert integer(counter) == count > 2**31
+    assert bool(Counter.of(2**31 - 1).less_than(counter))
+
+
+def test_counter_less_than() -> None:
+    numbers = [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 2**21, 2**31 - 1, 2**31, 2**31 + 2**20 - 1, 2**50]
+    pairs = [(a, b) for a in numbers for b in numbers]
+    stack = lambda side: jax.tree.map(lambda *x: jnp.stack(x), *(Counter.of(p[side]) for p in pairs))  # noqa: E731
+    np.testing.assert_array_equal(stack(0).less_than(stack(1)), [a < b for a, b in pairs])
+
+
+# Reductions over devices and shards.
+
+
+@pytest.fixture(scope="module")
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """Values and weights [data, shard, 4, 3]: far from 0, unequally weighted, some shards empty."""
+    rng = np.random.default_rng(10)
+    weight = rng.random((2, 3, 4, 3)) * (rng.random((2, 3, 4, 3)) > 0.4)
+    weight[1, 2] = 0.0
+    return 1000.0 + rng.normal(size=(2, 3, 4, 3)), weight
+
+
+def everywhere(function: Any, *arrays: np.ndarray) -> Any:
+    """`function` on every shard; asserts that all of them got the same."""
+    results = harness.over_axes(function)(*(jnp.asarray(x, jnp.float32) for x in arrays))
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, jnp.broadcast_to(x[:1, :1], x.shape)), results)
+    return jax.tree.map(lambda x: np.asarray(x[0, 0]), results)
+
+
+def test_global_sum_mean_and_max(samples: tuple[np.ndarray, np.ndarray]) -> None:
+    x, weight = samples
+    total = everywhere(lambda x: collectives.global_sum({"a": x, "b": (jnp.sum(x),)}), x)
+    np.testing.assert_allclose(total["a"], x.sum(axis=(0, 1)), rtol=1e-6)
+    np.testing.assert_allclose(total["b"][0], x.sum(), rtol=1e-6)
+    np.testing.assert_allclose(
+        everywhere(collectives.global_mean, x, weight), (x * weight).sum() / weight.sum(), rtol=1e-6
+    )
+    assert everywhere(collectives.global_mean, x, 0 * weight) == 0.0
+    assert everywhere(collectives.global_max, -x) == np.float32((-x).max())
+
+
+def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:
+    x, weight = samples
+    mean, variance, count = everywhere(collectives.global_moments, x, weight)
+    expected = np.average(x, weights=weight)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    np.testing.assert_allclose(variance, np.average((x - expected) ** 2, weights=weight), rtol=1e-3)
+    np.testing.assert_allclose(count, weight.sum(), rtol=1e-6)
+
+    # Per column, with a weight of a row each.
+    rows = weight[..., :1]
+    mean, variance, count = everywhere(lambda x, w: collectives.global_moments(x, w, axis=0), x, rows)
+    full = np.broadcast_to(rows, x.shape)
+    expected = np.average(x, axis=(0, 1, 2), weights=full)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    np.testing.assert_allclose(variance, np.average((x - expected) ** 2, axis=(0, 1, 2), weights=full), rtol=1e-3)
+    np.testing.assert_allclose(count, full.sum(axis=(0, 1, 2)), rtol=1e-6)
+
+
+# Frames.
+
+
+@pytest.mark.parametrize(("n", "T", "seed"), [(2, 6, 0), (4, 9, 1), (4, 1, 2), (5, 3, 3)])
+def test_frames_are_those_of_the_episode(n, T, seed):
+    """Against a loop that keeps the frames of the current episode, in two parts that follow each other."""
+    rng, B = np.random.default_rng(seed), 3
+    rows = rng.normal(size=(2 * T, B, 2)).astype(np.float32)
+    first = rng.random((2 * T, B)) < 0.3
+    before = rng.normal(size=(B, n - 1, 2)).astype(np.float32)
+    stack = jax.jit(nets.stack_frames)
+    one, frames = stack(jnp.asarray(before), jnp.asarray(rows[:T]), jnp.asarray(first[:T]))
+    two, frames = stack(frames, jnp.asarray(rows[T:]), jnp.asarray(first[T:]))
+    found = np.concatenate([one, two])
+    for lane in range(B):
+        memory = list(before[lane])
+        for t in range(2 * T):
+            if first[t, lane]:
+                memory = [np.zeros(2, np.float32)] * (n - 1)
+            window = [*memory, rows[t, lane]]
+            np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
+            memory = window[1:]
+        np.testing.assert_array_equal(frames[lane], np.stack(memory))
