@@ -13,6 +13,7 @@ same everywhere (`Counts`), so that branches around collectives may read it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer.learning import collectives
+from podracer.learning.trajectories import flat, shaped
 from podracer.types import ArrayTree, Replay, TimeStep, Trajectory
 
 BLOCK = 256
@@ -35,7 +37,7 @@ class Ring(NamedTuple):
     """What a shard remembers, of L lanes and W rollouts of T rows each.
 
     Attributes:
-      rows: TimeStep of [L, W T, ...].
+      rows: TimeStep of [L, W T, ...]; observations are flat, [L, W T, F].
       actions: tree of [L, W T, ...].
       extras: tree of [L, W T, ...].
       policy_version: int32 [L, W T].
@@ -124,9 +126,11 @@ def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
     """An empty ring for trajectories like this one, [T, lanes] (shapes will do)."""
     L, rows = plan.groups * plan.lanes, plan.slots * plan.rollout_length
     by_row = lambda tree: jax.tree.map(lambda x: jnp.zeros((L, rows, *x.shape[2:]), x.dtype), tree)  # noqa: E731
+    timesteps = trajectory.timesteps
+    kept_rows = timesteps._replace(observation=jax.eval_shape(lambda x: flat(x, 2), timesteps.observation))
     kept = jax.eval_shape(replay.keep, trajectory.actor_state)
     return Ring(
-        rows=by_row(trajectory.timesteps),
+        rows=by_row(kept_rows),
         actions=by_row(trajectory.actions),
         extras=by_row(trajectory.extras),
         policy_version=by_row(trajectory.policy_version),
@@ -151,19 +155,19 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
     slot = number % plan.slots
 
     def write(where: jax.Array, what: jax.Array) -> jax.Array:
-        block = jnp.moveaxis(what[:T], 0, 1)
-        return lax.dynamic_update_slice(where, block, (group * B, slot * T, *(0,) * (where.ndim - 2)))
+        return _write(where, jnp.moveaxis(what[:T], 0, 1), (group * B, slot * T))
 
     def write_state(where: jax.Array, what: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(where, what[:, None], (group * B, slot, *(0,) * (where.ndim - 2)))
+        return _write(where, what[:, None], (group * B, slot))
 
+    timesteps = trajectory.timesteps._replace(observation=flat(trajectory.timesteps.observation, 2))
     ring = ring._replace(
-        rows=jax.tree.map(write, ring.rows, trajectory.timesteps),
+        rows=jax.tree.map(write, ring.rows, timesteps),
         actions=jax.tree.map(write, ring.actions, trajectory.actions),
         extras=jax.tree.map(write, ring.extras, trajectory.extras),
         policy_version=write(ring.policy_version, trajectory.policy_version),
         actor_state=jax.tree.map(write_state, ring.actor_state, replay.keep(trajectory.actor_state)),
-        lane=lax.dynamic_update_slice(ring.lane, trajectory.lane, (group * B,)),
+        lane=_write(ring.lane, trajectory.lane, (group * B,)),
     )
     lanes = group * B + jnp.arange(B, dtype=jnp.int32)
     lost = lanes * plan.slots + (number + plan.before) % plan.slots
@@ -179,6 +183,38 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
     index = lanes * plan.slots + begun % plan.slots
     priority = priority.at[index].set(jnp.where(complete, mass, priority[index]))
     return ring._replace(priority=priority)
+
+
+def _write(where: jax.Array, what: jax.Array, start: tuple[Any, ...]) -> jax.Array:
+    """An array with `what` in it, from `start` on; the dims behind those that `start` names are written whole.
+
+    `vmap` would turn the slice update into a scatter, which accelerators do not do in place. The shards of a device all
+    write at the same place, so this stays one slice update for all of them.
+    """
+    return _writer(0)(where, what, *(jnp.asarray(i, jnp.int32) for i in start))
+
+
+@functools.cache
+def _writer(batch_dims: int) -> Any:
+    """A slice update of arrays with so many batch dims in front."""
+
+    @jax.custom_batching.custom_vmap
+    def write(where: jax.Array, what: jax.Array, *start: jax.Array) -> jax.Array:
+        zero = (jnp.int32(0),)
+        rest = where.ndim - batch_dims - len(start)
+        return lax.dynamic_update_slice(where, what, (*zero * batch_dims, *start, *zero * rest))
+
+    @write.def_vmap
+    def over_batch(size: int, batched: Any, where: jax.Array, what: jax.Array, *start: jax.Array) -> Any:
+        if any(batched[2:]):  # each at a place of its own: a scatter it is
+            axes = [0 if has else None for has in batched]
+            return jax.vmap(write.fun, axes, axis_size=size)(where, what, *start), True
+        where, what = (
+            x if has else jnp.broadcast_to(x, (size, *x.shape)) for x, has in zip((where, what), batched[:2])
+        )
+        return _writer(batch_dims + 1)(where, what, *start), True
+
+    return write
 
 
 def sample(plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, key: jax.Array, n: int) -> Sample:
@@ -217,17 +253,27 @@ def _invert(masses: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
 
 
-def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample) -> Trajectory:
-    """The sampled sequences as a trajectory [length - 1, n]."""
+def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
+    """The sampled sequences as a trajectory [length - 1, n].
+
+    Args:
+      plan: the numbers.
+      replay: the agent's.
+      ring: what is there.
+      at: where they are.
+      observations: tree of [any, any, ...]; what observations look like (shapes will do), for the ring has them flat.
+    """
     lane = at.index // plan.slots
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
     n = lane.shape[0]
     before = _rows(plan, at.generation, jnp.arange(-plan.context, 0, dtype=jnp.int32), n)
     rows = _rows(plan, at.generation, jnp.arange(plan.length, dtype=jnp.int32), n)
     kept = jax.tree.map(lambda x: x[lane, at.generation % plan.slots], ring.actor_state)
-    context = (jax.tree.map(take(before), ring.rows.observation), take(before)(ring.rows.first))
+    seen = lambda where: shaped(jax.tree.map(take(where), ring.rows.observation), 2, observations)  # noqa: E731
+    context = (seen(before), take(before)(ring.rows.first))
+    timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=jax.tree.map(take(rows), ring.rows),
+        timesteps=timesteps._replace(observation=seen(rows)),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
         actor_state=replay.restore(kept, *context),

@@ -6,9 +6,11 @@ results on any number of devices that divides S (docs/adr/0003-shards.md).
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +19,45 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 POPULATION_AXIS = "population"
 DATA_AXIS = "data"
+
+_PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str) -> Iterator[None]:
+    """What is traced within is for devices of `platform` ("cpu", "gpu", "tpu"; `Device.platform`).
+
+    The default backend need not be where a program will run: a process may hold several backends, and programs can be
+    compiled for devices that are not there.
+    """
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+
+
+def on_cpu() -> bool:
+    """Whether what is being traced will run on CPU: as `compiling_for` says, or else where JAX runs by default."""
+    return (_PLATFORM.get() or jax.default_backend()) == "cpu"
+
+
+def platform_of(tree: Any) -> str:
+    """The platform of the devices that arrays, or shapes with shardings, are placed on; the default one if none is."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree))
+    return next((next(iter(s.device_set)).platform for s in shardings if s is not None), jax.default_backend())
+
+
+def memory_limit(devices: Sequence[Any]) -> int | None:
+    """Bytes that a program may have on each of `devices` (all of one kind), or None where they do not say.
+
+    CPU devices share the machine's memory and say nothing; devices to compile for alone have no memory to ask.
+    """
+    try:
+        stats = devices[0].memory_stats() or {}
+    except (NotImplementedError, RuntimeError):
+        return None
+    return stats.get("bytes_limit")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,9 +27,11 @@ def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes with one shard on one device; arguments and results as without."""
 
+    compiled = over_axes(function)
+
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
-        results = over_axes(function)(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], args))
+        results = compiled(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], args))
         return jax.tree.map(lambda x: x[0, 0], results)
 
     return wrapped

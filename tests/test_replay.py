@@ -33,6 +33,10 @@ def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=Non
     )
 
 
+SQUARE = np.array([[0.0, 0.25], [0.5, 0.75]])
+"""What is added to the number of a row: its observation has a shape, which the ring does not keep."""
+
+
 class Streams:
     """Endless streams of rows, every number of which is another; a rollout of any group can be cut off next."""
 
@@ -47,7 +51,7 @@ class Streams:
         # A break here and there, without a last row before it.
         first = t == 0 or self.rng.random() < 0.15
         number = np.float32(1000 * lane + t)
-        return (np.array([number]), number + 0.25, 1.0, first, False, 10_000 * lane + t)
+        return (number + SQUARE, number + 0.25, 1.0, first, False, 10_000 * lane + t)
 
     def rollout(self, group):
         lanes = np.arange(group * B, (group + 1) * B)
@@ -62,7 +66,7 @@ class Streams:
         actions = columns[5][:T].astype(np.int32)
         self.counts[group] += 1
         frames = np.stack([self.frames(lane, begin) for lane in lanes])
-        state = nets.ActorState((jnp.asarray(observation[0, :, 0]) + 0.5,), (), jnp.asarray(frames))
+        state = nets.ActorState((jnp.asarray(observation[0, :, 0, 0]) + 0.5,), (), jnp.asarray(frames))
         steps = TimeStep(*map(jnp.asarray, (
             observation.astype(np.float32), reward.astype(np.float32), discount.astype(np.float32), first, last
         )))  # fmt: skip
@@ -70,13 +74,17 @@ class Streams:
         extras = {"double": jnp.asarray(2.0 * actions, jnp.float32)}
         return Trajectory(steps, jnp.asarray(actions), extras, state, version, jnp.asarray(lanes, jnp.int32))
 
+    @property
+    def observations(self):
+        return jax.ShapeDtypeStruct((T + 1, B, *SQUARE.shape), jnp.float32)
+
     def frames(self, lane, row):
         """The `context` observations before a row in its episode, zeros where there are none."""
         out = []
         for back in range(self.context, 0, -1):
             # An observation counts if no episode opened between it and the row before.
             inside = row - back >= 0 and not any(self.rows[lane][r][3] for r in range(row - back + 1, row))
-            out.append(self.rows[lane][row - back][0] if inside else np.zeros(1))
+            out.append(self.rows[lane][row - back][0] if inside else np.zeros_like(SQUARE))
         return np.array(out, np.float32)
 
 
@@ -128,7 +136,7 @@ def test_sequences_are_the_streams(order, context):
     if not len(index):
         return
     at = replay.Sample(jnp.asarray(index, jnp.int32), jnp.asarray(rollouts, jnp.int32), None, None)
-    found = replay.gather(plan, spec, ring, at)
+    found = replay.gather(plan, spec, ring, at, streams.observations)
     for i, (lane, rollout) in enumerate(zip(lanes, rollouts)):
         start = rollout * T
         rows = streams.rows[lane][start : start + spec.length]
@@ -139,7 +147,7 @@ def test_sequences_are_the_streams(order, context):
         np.testing.assert_array_equal(np.asarray(found.extras["double"])[:, i], 2.0 * actions)
         versions = 1 + (start + np.arange(spec.length - 1)) // T
         np.testing.assert_array_equal(np.asarray(found.policy_version)[:, i], versions)
-        assert float(found.actor_state.core[0][i]) == rows[0][0][0] + 0.5, "the state before row 0"
+        assert float(found.actor_state.core[0][i]) == rows[0][0][0, 0] + 0.5, "the state before row 0"
         assert int(found.lane[i]) == lane
         if context:
             np.testing.assert_array_equal(found.actor_state.frames[i], streams.frames(lane, start))
@@ -377,8 +385,8 @@ def test_old_rollouts_join_new_ones():
         state, counts, ring, metrics = learn(
             state, counts, ring, trajectory, jnp.int32(i % GROUPS), jnp.float32(0), jax.random.key(i)
         )
-        rows = np.asarray(metrics["rows"])[..., 0]
-        new = np.asarray(trajectory.timesteps.observation)[..., 0]
+        rows = np.asarray(metrics["rows"])[..., 0, 0]
+        new = np.asarray(trajectory.timesteps.observation)[..., 0, 0]
         np.testing.assert_array_equal(rows[:, :B], new)
         if int(metrics["replay/size"]) == 0:
             assert i < 2 * GROUPS

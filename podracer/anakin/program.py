@@ -22,11 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from podracer import topology
 from podracer.driver import RunState, run_keys
 from podracer.environments import autoreset
 from podracer.learning import collectives, learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
+from podracer.learning.trajectories import flat, shaped
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
 
@@ -121,16 +123,16 @@ class Settings(NamedTuple):
     reset_pool: int = 0
 
 
-def make(agent: Agent, environment: Environment, topology: Topology, settings: Settings) -> Program:
+def make(agent: Agent, environment: Environment, layout: Topology, settings: Settings) -> Program:
     """Builds the program of a run; nothing is compiled before the first call."""
-    population, shards = topology.population, topology.num_shards
-    learning = learner.make(agent, lanes=topology.envs_per_shard, groups=1, num_shards=shards)
+    population, shards = layout.population, layout.num_shards
+    learning = learner.make(agent, lanes=layout.envs_per_shard, groups=1, num_shards=shards)
     state_specs = _by_part(PartitionSpec)
 
     def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> Member:
         learner_key, actor_key, _ = run_keys(seed)
         state = agent.init(learner_key, hyper)
-        actors = jax.vmap(lambda shard: _init_actors(agent, environment, topology, actor_key, shard))(
+        actors = jax.vmap(lambda shard: _init_actors(agent, environment, layout, actor_key, shard))(
             jnp.arange(shards, dtype=jnp.int32)
         )
         return Member(state, actors, Counter.of(0), ())
@@ -148,26 +150,29 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
             return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
         return jax.vmap(init_member)(seeds, hyper).joined(learning.counts())
 
+    platform = layout.mesh.devices.flat[0].platform
+
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        return _run(agent, environment, settings, learning, state, limits)
+        with topology.compiling_for(platform):
+            return _run(agent, environment, settings, learning, state, limits)
 
     mapped = jax.shard_map(
         step,
-        mesh=topology.mesh,
+        mesh=layout.mesh,
         in_specs=(state_specs, PartitionSpec()),
         out_specs=(state_specs, PartitionSpec(POPULATION_AXIS)),
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
     # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    quick = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
     init_jit = jax.jit(init, compiler_options=quick)
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        state = place(init_jit(seeds, hyper), topology)
+        state = place(init_jit(seeds, hyper), layout)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
         # Made where it will be: one device might not hold all of it.
-        make_ring = jax.jit(lambda: empty_ring(one), out_shardings=topology.sharding(POPULATION_AXIS, DATA_AXIS))
+        make_ring = jax.jit(lambda: empty_ring(one), out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
         return state._replace(experience=state.experience._replace(ring=make_ring()))
 
     def like() -> RunState:
@@ -177,15 +182,15 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         ring = jax.eval_shape(lambda: empty_ring(one))
         state = state._replace(experience=state.experience._replace(ring=ring))
         return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(topology), state)
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(layout), state)
         )
 
     return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0))
 
 
-def place(state: RunState, topology: Topology) -> RunState:
+def place(state: RunState, layout: Topology) -> RunState:
     """Puts a run's state on its mesh."""
-    return jax.device_put(state, _shardings(topology))
+    return jax.device_put(state, _shardings(layout))
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
@@ -194,8 +199,8 @@ def _by_part(place: Callable[..., Any]) -> RunState:
     return RunState(by_member, by_shard, by_member, Experience(place(), by_shard))
 
 
-def _shardings(topology: Topology) -> RunState:
-    return _by_part(topology.sharding)
+def _shardings(layout: Topology) -> RunState:
+    return _by_part(layout.sharding)
 
 
 def _spread(prefix: RunState, state: RunState) -> RunState:
@@ -206,14 +211,12 @@ def _spread(prefix: RunState, state: RunState) -> RunState:
     return RunState(learner, actors, env_steps, Experience(counts, ring))
 
 
-def _init_actors(
-    agent: Agent, environment: Environment, topology: Topology, key: jax.Array, shard: jax.Array
-) -> Actors:
-    B = topology.envs_per_shard
+def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
+    B = layout.envs_per_shard
     reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
     lane = shard * B + jnp.arange(B, dtype=jnp.int32)
     lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, B))
-    return Actors(lanes, agent.start(lane, topology.num_envs), lane, key)
+    return Actors(lanes, agent.start(lane, layout.num_envs), lane, key)
 
 
 def _run(
@@ -269,8 +272,8 @@ def _run(
 
     def wanted(report: Report) -> jax.Array:
         behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until)) & report.finite
-        # Replicated: every device must take the same decision, for the loop holds collectives.
-        anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), (POPULATION_AXIS, DATA_AXIS)) > 0
+        # Every device must take the same decision, for the loop holds collectives; those of a member agree already.
+        anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), POPULATION_AXIS) > 0
         return anyone & (jnp.max(report.updates) < limits.max_updates)
 
     _, metrics, episodes = jax.eval_shape(update, state)
@@ -337,6 +340,12 @@ def rollout(
     env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
     resets, fresh_states = _resets(environment, settings, reset_key, B)
 
+    def as_kept(lanes: autoreset.Lane) -> TimeStep:
+        return lanes.timestep._replace(observation=flat(lanes.timestep.observation, 1))
+
+    def row_shapes(observation: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), observation)
+
     def row_buffer(x: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
 
@@ -346,20 +355,24 @@ def rollout(
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
         lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, env_keys, fresh_states(reset))
         # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
-        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
-        ended = jax.tree.map(jnp.sum, jax.vmap(autoreset.finished)(lanes))
-        return (lanes, memory, rows, jax.tree.map(jnp.add, episodes, ended)), (action, extras)
+        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, as_kept(lanes))
+        return (lanes, memory, rows, jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))), (
+            action,
+            extras,
+        )
 
-    rows: TimeStep = jax.tree.map(row_buffer, actors.lanes.timestep)
-    nothing = EpisodeStats(*(jnp.float32(0.0) for _ in EpisodeStats._fields))
+    # Sums per lane in the loop, and over lanes once behind it: a reduction is a kernel of its own.
+    nothing = EpisodeStats(*(jnp.zeros(B) for _ in EpisodeStats._fields))
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,
-        (actors.lanes, actors.agent, rows, nothing),
+        (actors.lanes, actors.agent, jax.tree.map(row_buffer, as_kept(actors.lanes)), nothing),
         (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), resets),
+        unroll=1 if topology.on_cpu() else 2,  # half the copies of what one step passes to the next
     )
+    rows = rows._replace(observation=shaped(rows.observation, 2, like=row_shapes(actors.lanes.timestep.observation)))
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
-    return Actors(lanes, memory, actors.lane, actors.key), trajectory, episodes
+    return Actors(lanes, memory, actors.lane, actors.key), trajectory, jax.tree.map(jnp.sum, episodes)
 
 
 def _resets(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import replay
+from podracer import replay, topology
 from podracer.learning import collectives, trajectories
 from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Replay, Trajectory
 
@@ -214,11 +214,10 @@ def _added(
 ) -> tuple[replay.Ring, Counts]:
     """The ring and the counts with one more rollout."""
     number = counts.rollouts[group]
-    # A loop of one turn whose length XLA does not know. Left to itself, XLA:CPU writes the rollout twice, for what this
-    # call samples and for what it returns, and copies the whole ring to do so.
-    one_turn = 1 + jnp.minimum(counts.batches, 0)
     add = lambda _, ring: replay.add(plan, spec, ring, trajectory, group, number)  # noqa: E731
-    ring = lax.fori_loop(0, one_turn, add, ring)
+    # On CPU, a loop of one turn whose length XLA does not know. Left to itself, XLA:CPU writes the rollout twice, for
+    # what this call samples and for what it returns, and copies the whole ring to do so. On GPU it would stop the host.
+    ring = lax.fori_loop(0, 1 + jnp.minimum(counts.batches, 0), add, ring) if topology.on_cpu() else add(0, ring)
     rollouts = counts.rollouts.at[group].add(1)
     return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
 
@@ -244,8 +243,9 @@ def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> 
         there = size_of(counts) > 0
         at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
         # Before there is anything to replay, the newest rollout is seen twice.
+        observations = trajectory.timesteps.observation
         new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
-        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), replay.gather(plan, spec, ring, at), new)
+        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), replay.gather(plan, spec, ring, at, observations), new)
         both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
         age = jnp.where(there, at.age, 0).astype(jnp.float32)
         return at, both, {"replay/age": collectives.global_mean(age, jnp.ones(n))}
@@ -283,7 +283,8 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -
     def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:
         at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
         metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
-        return at, Batch(replay.gather(plan, spec, ring, at), at.weight), metrics
+        observations = trajectory.timesteps.observation
+        return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight), metrics
 
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
         ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,3 +33,24 @@ def split(x: jax.Array, groups: int, axis: int) -> jax.Array:
     """[..., n, ...] -> [groups, ..., n / groups, ...], in blocks along `axis`."""
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def flat(observation: ArrayTree, leading: int) -> ArrayTree:
+    """Observations with one dim behind the `leading` ones, as buffers keep them.
+
+    A TPU lays the last two dims out in tiles of at least 8 x 128: kept in its shape, a board of 10 x 5 takes 41 times
+    its bytes (docs/adr/0011-accelerators.md).
+    """
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:leading], -1) if x.ndim > leading + 1 else x, observation)
+
+
+def shaped(observation: ArrayTree, leading: int, like: ArrayTree) -> ArrayTree:
+    """The inverse of `flat`, also where rows were padded: what follows the leading dims of `like` (shapes will do)."""
+
+    def restore(x: jax.Array, like: Any) -> jax.Array:
+        if like.ndim <= leading + 1:
+            return x
+        shape = like.shape[leading:]
+        return x[..., : math.prod(shape)].reshape(*x.shape[:-1], *shape)
+
+    return jax.tree.map(restore, observation, like)

@@ -115,7 +115,7 @@ def test_replayed_sequences_keep_the_contract(num_shards):
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
         generation, newest = replay._generation(plan, index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = replay.gather(plan, agent.replay, ring, at)
+        sequences = replay.gather(plan, agent.replay, ring, at, ring.rows.observation)
         core = sequences.actor_state.core
         seen.append(np.asarray(sequences.timesteps.observation)[0, :, :2])
         # Its check takes every lane for one stream: here it may stand for several sequences.
