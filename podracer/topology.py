@@ -6,9 +6,11 @@ results on any number of devices that divides S (docs/adr/0003-shards.md).
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +19,61 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 POPULATION_AXIS = "population"
 DATA_AXIS = "data"
+
+_PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str) -> Iterator[None]:
+    """What is traced within is for devices of `platform` ("cpu", "gpu", "tpu"; `Device.platform`).
+
+    The default backend need not be where a program will run: a process may hold several backends, and programs can be
+    compiled for devices that are not there.
+    """
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+
+
+def platform() -> str:
+    """Where what is being traced will run: as `compiling_for` says, or else JAX's default backend."""
+    return _PLATFORM.get() or jax.default_backend()
+
+
+def on_cpu() -> bool:
+    """Whether what is being traced will run on CPU."""
+    return platform() == "cpu"
+
+
+def unroll(length: int) -> int:
+    """The `unroll` of a scan over `length` rows whose body is a few operations on small arrays.
+
+    Off CPU a turn of a loop costs some launches, whatever is in it; unrolled, the turns become one kernel. On CPU a
+    turn costs next to nothing, and unrolling only takes time to compile.
+    """
+    if on_cpu():
+        return 1
+    return max(1, length) if length <= 64 else 16
+
+
+def platform_of(tree: Any) -> str:
+    """The platform of the devices that arrays, or shapes with shardings, are placed on; the default one if none is."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree))
+    return next((next(iter(s.device_set)).platform for s in shardings if s is not None), jax.default_backend())
+
+
+def memory_limit(devices: Sequence[Any]) -> int | None:
+    """Bytes that a program may have on each of `devices` (all of one kind), or None where they do not say.
+
+    CPU devices share the machine's memory and say nothing; devices to compile for alone have no memory to ask.
+    """
+    try:
+        stats = devices[0].memory_stats() or {}
+    except (NotImplementedError, RuntimeError):
+        return None
+    return stats.get("bytes_limit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +100,14 @@ class Topology:
     def num_devices(self) -> int:
         return self.mesh.size
 
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
     def describe(self) -> str:
         """One line for people."""
         members = f"{self.population} members, each with " if self.population > 1 else ""
-        devices = f"{self.num_devices} {self.mesh.devices.flat[0].platform} device(s)"
+        devices = f"{self.num_devices} {self.platform} device(s)"
         return f"{members}{self.num_envs} environments in {self.num_shards} shard(s) on {devices}"
 
     def sharding(self, *axes: str | None) -> NamedSharding:
@@ -120,6 +181,10 @@ class HostTopology:
         return self.num_envs // len(self.actors)
 
     @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    @property
     def devices(self) -> list[Any]:
         """All devices, each once."""
         return list(dict.fromkeys((*self.actors, *self.mesh.devices.flat)))
@@ -131,7 +196,7 @@ class HostTopology:
         where = "1 shared" if shared else f"{actors} actor and {learners} learner"
         return (
             f"{self.num_envs} environments in {len(self.actors)} actor thread(s), {self.num_shards} shard(s) on "
-            f"{where} {self.mesh.devices.flat[0].platform} device(s)"
+            f"{where} {self.platform} device(s)"
         )
 
 

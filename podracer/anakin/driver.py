@@ -12,7 +12,7 @@ import numpy as np
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState
 from podracer.learning.learner import require_room
-from podracer.topology import Topology
+from podracer.topology import Topology, compiling_for
 from podracer.types import Agent, Environment
 
 
@@ -48,11 +48,13 @@ class Anakin:
     def check(self) -> None:
         like = self.program.like()
         require_room(like.experience, self.devices)
-        jax.eval_shape(self.program.step, like, program.Limits.of(0, 1, 0))
+        with compiling_for(self._layout.platform):
+            jax.eval_shape(self.program.step, like, program.Limits.of(0, 1, 0))
 
     def init(self) -> RunState:
         hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}
-        return self.program.init(jnp.asarray(self._seeds), hyper)
+        with compiling_for(self._layout.platform):
+            return self.program.init(jnp.asarray(self._seeds), hyper)
 
     def like(self) -> RunState:
         return self.program.like()

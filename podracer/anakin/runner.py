@@ -17,6 +17,7 @@ import numpy as np
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
 from podracer.learning.learner import means
+from podracer.topology import compiling_for, platform_of
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""
@@ -40,7 +41,8 @@ class Compiled:
 def compile_step(program: Program, state: RunState) -> Compiled:
     """Traces and compiles a program's step for a state."""
     start = time.perf_counter()
-    compiled = program.step.lower(state, Limits.of(0, 1, 0)).compile()
+    with compiling_for(platform_of(state)):
+        compiled = program.step.lower(state, Limits.of(0, 1, 0)).compile()
     seconds = time.perf_counter() - start
     analysis = compiled.memory_analysis()
     memory = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None

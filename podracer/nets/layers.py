@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree
 
 
@@ -43,7 +44,7 @@ class Dense(nn.Module):
         init = nn.initializers.glorot_uniform() if self.scale is None else orthogonal(self.scale)
         weights = self.param("kernel", init, (x.shape[-1], self.size))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        product = _product_with_cpu_gradient if jax.default_backend() == "cpu" else jnp.matmul
+        product = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
         y = product(x.reshape(-1, x.shape[-1]), weights)
         return y.reshape(*x.shape[:-1], self.size) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
 
@@ -173,7 +174,7 @@ class Conv(nn.Module):
         init = nn.initializers.glorot_uniform() if self.glorot else nn.initializers.lecun_normal()
         weights = self.param("kernel", init, shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        conv = _conv_with_cpu_gradient if jax.default_backend() == "cpu" else _conv
+        conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
         return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]
 
 
