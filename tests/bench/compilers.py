@@ -19,7 +19,6 @@ it does not, as in the loop over updates:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -58,8 +57,7 @@ gpu_device_info {
 # Reading a compiled program
 
 FREE = frozenset(
-    "parameter constant bitcast tuple get-tuple-element while conditional call after-all partition-id replica-id "
-    "opt-barrier add-dependency copy-done all-reduce-done async-start async-update async-done domain".split()
+    ["parameter", "constant", "bitcast", "tuple", "get-tuple-element", "while", "conditional", "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "copy-done", "all-reduce-done", "async-start", "async-update", "async-done", "domain"]
 )
 """Operations that launch nothing themselves."""
 
@@ -168,7 +166,7 @@ def _anakin(agent_name: str, task: str, lanes: int, settings: dict[str, Any], de
     import envs_jax
     from podracer import topology
     from podracer.anakin import program, runner
-    from podracer.experiment import make_agent
+    from podracer.run.experiment import make_agent
 
     environment = envs_jax.make(task)
     agent = make_agent(agent_name, environment, settings)
@@ -182,7 +180,7 @@ def _resnet(devices: list[Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from podracer import layers
+    from podracer.nets import layers
 
     module = layers.ResNet()
     images = jax.ShapeDtypeStruct((64, 84, 84, 4), jnp.float32)
@@ -195,7 +193,7 @@ def _lstm(devices: list[Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from podracer import layers
+    from podracer.nets import layers
 
     T, B, units = 81, 64, 512
     module = layers.LSTM(units)
