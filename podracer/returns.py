@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import Trajectory
 
 
@@ -90,7 +91,8 @@ def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
         y = now[0] + now[1] * y
         return y, y
 
-    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True)[1]
+    turns = topology.unroll(x.shape[0])
+    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=turns)[1]
 
 
 def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:

@@ -37,9 +37,25 @@ def compiling_for(platform: str) -> Iterator[None]:
         _PLATFORM.reset(token)
 
 
+def platform() -> str:
+    """Where what is being traced will run: as `compiling_for` says, or else JAX's default backend."""
+    return _PLATFORM.get() or jax.default_backend()
+
+
 def on_cpu() -> bool:
-    """Whether what is being traced will run on CPU: as `compiling_for` says, or else where JAX runs by default."""
-    return (_PLATFORM.get() or jax.default_backend()) == "cpu"
+    """Whether what is being traced will run on CPU."""
+    return platform() == "cpu"
+
+
+def unroll(length: int) -> int:
+    """The `unroll` of a scan over `length` rows whose body is a few operations on small arrays.
+
+    Off CPU a turn of a loop costs some launches, whatever is in it; unrolled, the turns become one kernel. On CPU a
+    turn costs next to nothing, and unrolling only takes time to compile.
+    """
+    if on_cpu():
+        return 1
+    return max(1, length) if length <= 64 else 16
 
 
 def platform_of(tree: Any) -> str:
@@ -84,10 +100,14 @@ class Topology:
     def num_devices(self) -> int:
         return self.mesh.size
 
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
     def describe(self) -> str:
         """One line for people."""
         members = f"{self.population} members, each with " if self.population > 1 else ""
-        devices = f"{self.num_devices} {self.mesh.devices.flat[0].platform} device(s)"
+        devices = f"{self.num_devices} {self.platform} device(s)"
         return f"{members}{self.num_envs} environments in {self.num_shards} shard(s) on {devices}"
 
     def sharding(self, *axes: str | None) -> NamedSharding:
@@ -161,6 +181,10 @@ class HostTopology:
         return self.num_envs // len(self.actors)
 
     @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    @property
     def devices(self) -> list[Any]:
         """All devices, each once."""
         return list(dict.fromkeys((*self.actors, *self.mesh.devices.flat)))
@@ -172,7 +196,7 @@ class HostTopology:
         where = "1 shared" if shared else f"{actors} actor and {learners} learner"
         return (
             f"{self.num_envs} environments in {len(self.actors)} actor thread(s), {self.num_shards} shard(s) on "
-            f"{where} {self.mesh.devices.flat[0].platform} device(s)"
+            f"{where} {self.platform} device(s)"
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import oracles
 import pytest
 
-from podracer import nets, returns
+from podracer import nets, returns, topology
 from podracer.learning import collectives, trajectories
 from podracer.learning.counter import COUNTER_BASE, Counter
 
@@ -236,6 +236,18 @@ def test_discounted_sum() -> None:
     expected = [sum(np.prod(decay[s:t], axis=0) * x[t] for t in range(s, 5)) for s in range(5)]
     result = jax.jit(returns.discounted_sum)(jnp.asarray(x, jnp.float32), jnp.asarray(decay, jnp.float32))
     np.testing.assert_allclose(result, np.array(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("T", [1, 20, 64, 65, 128])
+def test_unrolled_off_cpu_the_sums_stay(T: int) -> None:
+    """The same operations in the same order, but for products and sums that a compiler joins into one rounding."""
+    x, decay = jax.random.uniform(jax.random.key(0), (2, T, 5))
+    expected = jax.jit(returns.discounted_sum)(x, decay)
+    with topology.compiling_for("gpu"):
+        unrolled = jax.jit(lambda *x: returns.discounted_sum(*x))
+        text = str(jax.make_jaxpr(returns.discounted_sum)(x, decay))
+        np.testing.assert_allclose(unrolled(x, decay), expected, rtol=1e-6, atol=1e-6)
+    assert f"unroll={T if T <= 64 else 16}" in text
 
 
 # Counters.

@@ -71,3 +71,62 @@ def test_shards_must_divide_over_devices() -> None:
 def test_lanes_must_divide_over_shards(num_envs: int, advice: str) -> None:
     with pytest.raises(ValueError, match=rf"num_envs={num_envs} is not divisible by the 4 shards; {advice}\."):
         topology.make(num_envs=num_envs, envs_per_device=1, num_shards=4, devices=devices(2))
+
+
+def test_what_is_traced_is_for_the_platform_that_was_said():
+    assert topology.platform() == jax.default_backend() == "cpu"
+    assert topology.on_cpu()
+    with topology.compiling_for("gpu"):
+        assert not topology.on_cpu()
+        with topology.compiling_for("cpu"):
+            assert topology.on_cpu()
+        assert topology.platform() == "gpu"
+    assert topology.on_cpu()
+    with pytest.raises(ZeroDivisionError), topology.compiling_for("tpu"):
+        _ = 1 // 0
+    assert topology.on_cpu()
+
+
+def test_a_function_knows_its_platform_whenever_it_is_traced():
+    seen = []
+    function = jax.jit(topology.compiling_for("tpu")(lambda x: seen.append(topology.platform()) or x))
+    function(1.0), function(jax.numpy.ones(3))
+    assert seen == ["tpu", "tpu"]
+
+
+def test_the_platform_of_arrays_and_of_shapes():
+    x = jax.numpy.ones(3)
+    assert topology.platform_of({"x": x}) == "cpu"
+    assert topology.platform_of(jax.ShapeDtypeStruct((3,), x.dtype, sharding=x.sharding)) == "cpu"
+    assert topology.platform_of((jax.ShapeDtypeStruct((3,), x.dtype), 1.0)) == "cpu"  # the default
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 1), (20, 20), (64, 64), (65, 16), (0, 1)])
+def test_short_recursions_unroll_off_cpu(length, expected):
+    assert topology.unroll(length) == 1
+    with topology.compiling_for("gpu"):
+        assert topology.unroll(length) == expected
+
+
+class Device:
+    def __init__(self, stats):
+        self.stats = stats
+
+    def memory_stats(self):
+        if isinstance(self.stats, Exception):
+            raise self.stats
+        return self.stats
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ({"bytes_limit": 2**34}, 2**34),
+        ({"bytes_in_use": 1}, None),
+        (None, None),
+        (jax.errors.JaxRuntimeError("INVALID_ARGUMENT: MemoryStats is only supported for addressable devices."), None),
+        (NotImplementedError(), None),
+    ],
+)
+def test_devices_without_memory_have_no_limit(stats, expected):
+    assert topology.memory_limit([Device(stats)]) == expected

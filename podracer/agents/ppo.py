@@ -56,6 +56,7 @@ class PPOConfig:
       activation: of the MLP.
       separate: whether policy and value have a torso each.
       lstm_size: units of an LSTM core, 0 for none.
+      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -81,6 +82,7 @@ class PPOConfig:
     activation: Literal["relu", "tanh"] = "tanh"
     separate: bool = True
     lstm_size: int = configs.field(0, low=0)
+    compute_dtype: nets.ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
@@ -222,6 +224,7 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         activation=config.activation,
         separate=config.separate,
         lstm_size=config.lstm_size,
+        compute_dtype=config.compute_dtype,
     )
     transformation = optimizer.make("adam", eps=config.adam_eps)
     example = spaces.zeros(spec.observation_space)

@@ -64,6 +64,7 @@ class R2D2Config:
       activation: of the MLP.
       lstm_size: units of the LSTM core, 0 for none (paper: 512).
       head_size: units of each dueling head (paper: 512).
+      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -93,6 +94,7 @@ class R2D2Config:
     activation: Literal["relu", "tanh"] = "relu"
     lstm_size: int = configs.field(64, low=0)
     head_size: int = configs.field(64, low=1)
+    compute_dtype: nets.ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
@@ -173,6 +175,7 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
         activation=config.activation,
         lstm_size=config.lstm_size,
         head_size=config.head_size,
+        compute_dtype=config.compute_dtype,
     )
     transformation = optimizer.make("adam", eps=config.adam_eps)
     hyper = configs.tunables(config)

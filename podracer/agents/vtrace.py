@@ -64,6 +64,7 @@ class VTraceConfig:
       hidden_sizes: of the MLP.
       activation: of the MLP.
       lstm_size: units of the LSTM core (paper: 0 or 256).
+      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(32, low=1)
@@ -92,6 +93,7 @@ class VTraceConfig:
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
     lstm_size: int = configs.field(0, low=0)
+    compute_dtype: nets.ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
@@ -205,6 +207,7 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
         lstm_size=config.lstm_size,
+        compute_dtype=config.compute_dtype,
     )
     transformation = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum

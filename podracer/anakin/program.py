@@ -143,6 +143,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         ring = jax.eval_shape(lambda m: learning.ring(trajectory(m)), member)
         return jax.tree.map(lambda x: jnp.zeros((population, shards, *x.shape), x.dtype), ring)
 
+    @topology.compiling_for(layout.platform)
     def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         # Jitting without output shardings and placing afterwards keeps the program the same on any mesh.
         if population == 1:
@@ -150,11 +151,9 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
             return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
         return jax.vmap(init_member)(seeds, hyper).joined(learning.counts())
 
-    platform = layout.mesh.devices.flat[0].platform
-
+    @topology.compiling_for(layout.platform)
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        with topology.compiling_for(platform):
-            return _run(agent, environment, settings, learning, state, limits)
+        return _run(agent, environment, settings, learning, state, limits)
 
     mapped = jax.shard_map(
         step,
@@ -165,7 +164,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         check_vma=False,
     )
     # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
-    quick = {"xla_backend_optimization_level": 0} if platform == "cpu" else None
+    quick = {"xla_backend_optimization_level": 0} if layout.platform == "cpu" else None
     init_jit = jax.jit(init, compiler_options=quick)
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree, Metrics
 
 ROWS_IN_CACHE = {"images": 48, "vectors": 2700}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Measured on two cores
 (docs/adr/0007): IMPALA's shallow network is 1.5 times faster with 42 rows than with 336, an MLP does
 10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006)."""
+
+FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
+"""Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
+gradient of IMPALA's deep network takes 2.5 MiB of activations a frame, so 10 GiB and 20 GiB (docs/adr/0011). A GPU is
+kept busy by launches as well, which every group repeats: R2D2's 64 sequences of 120 rows are one group there."""
 
 
 def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int) -> int:
@@ -26,12 +33,17 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int) -> int:
       units: how many there are.
 
     Returns:
-      A divisor of `units`; all of them but on CPU.
+      A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
     """
-    if jax.default_backend() != "cpu":
-        return units
-    images = any(x.ndim >= 4 and x.dtype == jnp.uint8 for x in jax.tree.leaves(observation))
-    limit = ROWS_IN_CACHE["images" if images else "vectors"] // rows_per_unit
+    images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
+    if topology.on_cpu():
+        limit = ROWS_IN_CACHE["images" if images else "vectors"] // rows_per_unit
+    elif images:
+        pixels = sum(math.prod(x.shape[2:4]) for x in images)
+        frames = FRAMES_IN_MEMORY.get(topology.platform(), min(FRAMES_IN_MEMORY.values()))
+        limit = frames * 84 * 84 // (pixels * rows_per_unit)
+    else:
+        limit = units
     return next(n for n in range(max(1, min(limit, units)), 0, -1) if units % n == 0)
 
 

@@ -14,10 +14,11 @@ from podracer.nets.memory import (
     with_frames,
     without_frames,
 )
-from podracer.nets.networks import Inputs, Network, Torso, encode, feed_forward, make, make_q
+from podracer.nets.networks import ComputeDtype, Inputs, Network, Torso, encode, feed_forward, make, make_q
 
 __all__ = [
     "ActorState",
+    "ComputeDtype",
     "Inputs",
     "Network",
     "Torso",

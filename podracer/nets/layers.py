@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree
 
 
@@ -33,17 +34,22 @@ def orthogonal(scale: float) -> Callable[..., jax.Array]:
 
 
 class Dense(nn.Module):
-    """A dense layer on the last axis; orthogonal weights times `scale`, or Glorot's uniform ones if None."""
+    """A dense layer on the last axis; orthogonal weights times `scale`, or Glorot's uniform ones if None.
+
+    Parameters are float32; inputs and parameters are converted to `dtype`, and the result is of `dtype`.
+    """
 
     size: int
     scale: float | None = np.sqrt(2)
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = nn.initializers.glorot_uniform() if self.scale is None else orthogonal(self.scale)
         weights = self.param("kernel", init, (x.shape[-1], self.size))
         bias = self.param("bias", nn.initializers.zeros, (self.size,))
-        product = _product_with_cpu_gradient if jax.default_backend() == "cpu" else jnp.matmul
+        x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
+        product = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
         y = product(x.reshape(-1, x.shape[-1]), weights)
         return y.reshape(*x.shape[:-1], self.size) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
 
@@ -73,17 +79,18 @@ _product_with_cpu_gradient.defvjp(_product_forward, _product_backward)
 
 
 class MLP(nn.Module):
-    """Dense layers; weights as in `Dense`."""
+    """Dense layers; weights and `dtype` as in `Dense`."""
 
     sizes: tuple[int, ...]
     activation: str
     scale: float | None = np.sqrt(2)
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = {"relu": nn.relu, "tanh": nn.tanh}[self.activation]
         for size in self.sizes:
-            x = activation(Dense(size, self.scale)(x))
+            x = activation(Dense(size, self.scale, self.dtype)(x))
         return x
 
 
@@ -107,8 +114,12 @@ class LSTM(nn.Module):
             h = nn.sigmoid(o) * jnp.tanh(c)
             return (h, c), h
 
-        state, outputs = lax.scan(step, state, (gates_x, first))
-        return outputs, state
+        if topology.on_cpu():
+            return lax.scan(step, state, (gates_x, first))[::-1]  # type: ignore[return-value]
+        # A launch costs more than the arithmetic in it: 13 of 18 kernels of a step only saved what its gradient can
+        # compute again, and three steps at a time share what they read and write (docs/adr/0011).
+        step = jax.checkpoint(step, prevent_cse=False)
+        return lax.scan(step, state, (gates_x, first), unroll=3)[::-1]  # type: ignore[return-value]
 
 
 # Convolutions
@@ -129,43 +140,49 @@ CONVNETS = {
 
 
 class ConvNet(nn.Module):
-    """Plain valid convolutions and a dense layer; images [N, H, W, C] to features [N, dense]."""
+    """Plain valid convolutions and a dense layer; images [N, H, W, C] to features [N, dense] of `dtype`."""
 
     layout: ConvNetSpec
     scale: float | None = np.sqrt(2)
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for features, kernel, stride in self.layout.layers:
-            x = nn.relu(Conv(features, kernel, stride, glorot=self.scale is None)(x))
-        return nn.relu(Dense(self.layout.dense, self.scale)(x.reshape(x.shape[0], -1)))
+            x = nn.relu(Conv(features, kernel, stride, glorot=self.scale is None, dtype=self.dtype)(x))
+        return nn.relu(Dense(self.layout.dense, self.scale, self.dtype)(x.reshape(x.shape[0], -1)))
 
 
 class ResNet(nn.Module):
-    """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256]."""
+    """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256] of `dtype`."""
 
     scale: float | None = np.sqrt(2)
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        conv = functools.partial(Conv, kernel=3, stride=1, padding="SAME", glorot=self.scale is None, dtype=self.dtype)
         for features in (16, 32, 32):
-            x = Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            x = max_pool(conv(features)(x))
             for _ in range(2):
-                y = Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(nn.relu(x))
-                x = x + Conv(features, 3, 1, padding="SAME", glorot=self.scale is None)(nn.relu(y))
+                y = conv(features)(nn.relu(x))
+                x = x + conv(features)(nn.relu(y))
         x = nn.relu(x)
-        return nn.relu(Dense(256, self.scale)(x.reshape(x.shape[0], -1)))
+        return nn.relu(Dense(256, self.scale, self.dtype)(x.reshape(x.shape[0], -1)))
 
 
 class Conv(nn.Module):
-    """A 2-D convolution of [N, H, W, C]; its gradient is by matrix products on CPU (see `_conv_with_cpu_gradient`)."""
+    """A 2-D convolution of [N, H, W, C]; its gradient is by matrix products on CPU (see `_conv_with_cpu_gradient`).
+
+    `dtype` as in `Dense`.
+    """
 
     features: int
     kernel: int
     stride: int
     padding: str = "VALID"
     glorot: bool = False
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -173,7 +190,8 @@ class Conv(nn.Module):
         init = nn.initializers.glorot_uniform() if self.glorot else nn.initializers.lecun_normal()
         weights = self.param("kernel", init, shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        conv = _conv_with_cpu_gradient if jax.default_backend() == "cpu" else _conv
+        x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
+        conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
         return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]
 
 
@@ -224,3 +242,60 @@ def _conv_backward(stride: int, padding: str, residuals: Any, cotangent: jax.Arr
 
 
 _conv_with_cpu_gradient.defvjp(_conv_forward, _conv_backward)
+
+
+# Pooling
+
+
+@jax.custom_vjp
+def max_pool(x: jax.Array) -> jax.Array:
+    """The largest of 3x3 pixels every 2 pixels, [N, H, W, C] to [N, ceil(H / 2), ceil(W / 2), C] ("SAME" padding).
+
+    Values and gradients are those of `flax.linen.max_pool`: of equal pixels the first, row by row, has the gradient.
+    XLA writes that gradient as a scatter, with atomic additions on GPU, whose order no one knows; here it is a sum of
+    shifted slices, which is deterministic and faster (docs/adr/0011).
+    """
+    return functools.reduce(jnp.maximum, _pool_slices(x))
+
+
+def _pool_slices(x: jax.Array) -> list[jax.Array]:
+    """The nine pixels of every window, row by row, each [N, h, w, C]."""
+    (top, left), (h, w) = _pool_geometry(x.shape)
+    pads = ((0, 0), (top, 2 * h + 1 - top - x.shape[1]), (left, 2 * w + 1 - left - x.shape[2]), (0, 0))
+    x = jnp.pad(x, pads, constant_values=-jnp.inf)
+    return [x[:, i : i + 2 * h - 1 : 2, j : j + 2 * w - 1 : 2] for i in range(3) for j in range(3)]
+
+
+def _pool_geometry(shape: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padding before the first pixel, and the number of windows, along height and width."""
+    return (shape[1] % 2, shape[2] % 2), (-(-shape[1] // 2), -(-shape[2] // 2))
+
+
+def _pool_forward(x: jax.Array) -> tuple[jax.Array, Any]:
+    slices = _pool_slices(x)
+    largest, which = slices[0], jnp.zeros(slices[0].shape, jnp.int8)
+    for k, pixels in enumerate(slices[1:], 1):
+        which = jnp.where(pixels > largest, jnp.int8(k), which)
+        largest = jnp.maximum(largest, pixels)
+    return largest, (which, jnp.zeros((0, *x.shape[1:3]), x.dtype))
+
+
+def _pool_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array]:
+    which, like = residuals
+    (top, left), (h, w) = _pool_geometry(like.shape)
+    part = lambda i, j: jnp.where(which == 3 * i + j, cotangent, jnp.zeros((), cotangent.dtype))  # noqa: E731
+
+    def later(x: jax.Array, axis: int) -> jax.Array:
+        """For the window before, whose third row or column is this one's first."""
+        pads = [(1, 0) if i == axis else (0, 0) for i in range(x.ndim)]
+        return lax.slice_in_dim(jnp.pad(x, pads), 0, x.shape[axis], axis=axis)
+
+    # By the parity of padded rows and columns: even ones are in two windows, odd ones in one.
+    even_even = part(0, 0) + later(part(0, 2), 2) + later(part(2, 0) + later(part(2, 2), 2), 1)
+    even_odd, odd_even = part(0, 1) + later(part(2, 1), 1), part(1, 0) + later(part(1, 2), 2)
+    rows = [jnp.stack(pair, axis=3) for pair in ((even_even, even_odd), (odd_even, part(1, 1)))]
+    x = jnp.stack(rows, axis=2).reshape(which.shape[0], 2 * h, 2 * w, -1)
+    return (x[:, top : top + like.shape[1], left : left + like.shape[2]],)
+
+
+max_pool.defvjp(_pool_forward, _pool_backward)

@@ -25,6 +25,9 @@ from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
 
+ComputeDtype = Literal["float32", "bfloat16"]
+"""What torsos compute in. Parameters, recurrent cores, heads and losses are float32 in either case."""
+
 FEW = 32
 """Arrays of bytes below this are taken for codes, such as MiniGrid's kinds of objects."""
 
@@ -98,6 +101,7 @@ def make(
     activation: Literal["relu", "tanh"] = "relu",
     separate: bool = False,
     lstm_size: int = 0,
+    compute_dtype: ComputeDtype = "float32",
 ) -> Network:
     """The standard network for an environment: torso, optional LSTM, a policy head and a value head.
 
@@ -110,13 +114,16 @@ def make(
       activation: of the MLP.
       separate: whether policy and value have a torso each.
       lstm_size: units of an LSTM after the torso, fed with the previous action (one-hot) and reward too; 0 for none.
+      compute_dtype: "bfloat16" halves a torso's activations, and what its layers read and write, on accelerators; on
+        CPU it is slower. Products of float32 are of lower precision there anyway, whose default (TF32 on GPU, bfloat16
+        on TPU) the environment variable JAX_DEFAULT_MATMUL_PRECISION sets: "highest" for that of CPU.
 
     Raises:
       ValueError: for a convolutional torso on observations that are not images.
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
-        body=_body(spec, torso, hidden_sizes, activation, lstm_size),
+        body=_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype),
         separate=separate,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
@@ -132,6 +139,7 @@ def make_q(
     activation: Literal["relu", "tanh"] = "relu",
     lstm_size: int = 0,
     head_size: int = 512,
+    compute_dtype: ComputeDtype = "float32",
 ) -> Network:
     """A network of action values: torso, optional LSTM and dueling heads (Wang et al. 2016), Glorot uniform weights.
 
@@ -142,13 +150,14 @@ def make_q(
       activation: of the MLP.
       lstm_size: as in `make`.
       head_size: units of each head.
+      compute_dtype: as in `make`.
 
     Raises:
       ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
     """
     if not isinstance(spec.action_space, spaces.Discrete):
         raise ValueError(f"{spec.name} takes actions in {spec.action_space}; action values need Discrete ones.")
-    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size), scale=None)
+    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype), scale=None)
     return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=spec.action_space.num_values), lstm_size)
 
 
@@ -210,17 +219,20 @@ class Body:
     hidden_sizes: tuple[int, ...]
     activation: str
     lstm_size: int
+    compute_dtype: ComputeDtype = "float32"
     scale: float | None = np.sqrt(2)
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
-        """[T, B, F] of the torso, within a module's compact call."""
+        """[T, B, F] of the torso, float32, within a module's compact call."""
+        dtype = jnp.dtype(self.compute_dtype)
         if self.torso == "mlp":
             features = encode(observation, self.observation_space, leading=2)
-            return MLP(self.hidden_sizes, self.activation, self.scale, name=name)(features)
+            return MLP(self.hidden_sizes, self.activation, self.scale, dtype, name=name)(features).astype(jnp.float32)
         image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
         module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
-        features = module(name=name, scale=self.scale)(image.reshape(-1, *image.shape[2:]).astype(jnp.float32) / 255.0)
-        return features.reshape(*image.shape[:2], -1)
+        image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
+        features = module(name=name, scale=self.scale, dtype=dtype)(image.astype(dtype) / 255.0)
+        return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
         """[T, B, lstm_size] of the LSTM and its state, within a module's compact call."""
@@ -233,10 +245,17 @@ class Body:
 
 
 def _body(
-    spec: EnvSpec, torso: Torso, hidden_sizes: Sequence[int], activation: Literal["relu", "tanh"], lstm_size: int
+    spec: EnvSpec,
+    torso: Torso,
+    hidden_sizes: Sequence[int],
+    activation: Literal["relu", "tanh"],
+    lstm_size: int,
+    compute_dtype: ComputeDtype,
 ) -> Body:
     torso = _choose_torso(spec, torso)
-    return Body(spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, lstm_size)
+    return Body(
+        spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, lstm_size, compute_dtype
+    )
 
 
 class ActorCritic(nn.Module):

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import ActorParams, Agent, ArrayTree, EpisodeStats, HostStep, TimeStep, Trajectory
 
 
@@ -160,4 +161,4 @@ def _count(
         return (Games(game_return, game_length, over), jax.tree.map(jnp.add, episodes, sums)), None
 
     nothing = EpisodeStats(*(jnp.float32(0) for _ in EpisodeStats._fields))
-    return lax.scan(row, (games, nothing), (score, over, first))[0]
+    return lax.scan(row, (games, nothing), (score, over, first), unroll=topology.unroll(score.shape[0]))[0]

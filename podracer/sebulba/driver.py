@@ -20,7 +20,7 @@ from podracer.learning.learner import Experience, require_room
 from podracer.sebulba import acting, learning, runner
 from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
-from podracer.topology import HostTopology
+from podracer.topology import HostTopology, compiling_for
 from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
 
 
@@ -217,9 +217,11 @@ class Sebulba:
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
         # Acting is a chain of small operations: on CPU, running some of them side by side costs more than it brings.
-        in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if jax.default_backend() == "cpu" else {}
-        act = jax.jit(self.acting.act, donate_argnums=0, compiler_options=in_order)
-        finish = jax.jit(self.acting.finish, donate_argnums=(0, 1))
+        here = compiling_for(self._layout.platform)
+        on_cpu = self._layout.platform == "cpu"
+        in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if on_cpu else {}
+        act = jax.jit(here(self.acting.act), donate_argnums=0, compiler_options=in_order)
+        finish = jax.jit(here(self.acting.finish), donate_argnums=(0, 1))
         for device in dict.fromkeys(self._layout.actors):
             x = self._shapes(device)
             self._begin[device] = jax.jit(self.acting.begin).lower(x.carry).compile()

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from podracer.learning import learner
 from podracer.learning.learner import Counts, Experience
 from podracer.learning.trajectories import split_lanes
-from podracer.topology import DATA_AXIS, HostTopology
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -92,7 +92,7 @@ class HostReplay:
 
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
         return jax.shard_map(
-            learn,
+            compiling_for(self._layout.platform)(learn),
             mesh=self._layout.mesh,
             in_specs=(everywhere, by_shard, everywhere),
             out_specs=(everywhere, everywhere, by_shard),
@@ -178,4 +178,5 @@ def _sum(sums: Metrics, metrics: Metrics) -> Metrics:
 def _on_host(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step over arguments [S, ...], under the learner's axes; returns its first result [S, ...] and its second."""
     over_shards = jax.vmap(step, out_axes=(0, None), axis_name="shard")
-    return jax.vmap(over_shards, in_axes=None, out_axes=None, axis_size=1, axis_name="data")  # type: ignore[arg-type]
+    alone = jax.vmap(over_shards, in_axes=None, out_axes=None, axis_size=1, axis_name="data")  # type: ignore[arg-type]
+    return compiling_for("cpu")(alone)

@@ -19,7 +19,7 @@ from podracer.learning import collectives, learner, trajectories
 from podracer.learning.learner import Experience
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.host_replay import HostReplay
-from podracer.topology import DATA_AXIS, HostTopology
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -149,7 +149,7 @@ class OnDevices:
         by_lane = by_lane._replace(actor_state=by_shard, lane=by_shard)
         experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
         mapped = jax.shard_map(
-            self._update,
+            compiling_for(layout.platform)(self._update),
             mesh=layout.mesh,
             in_specs=(everywhere, experience, by_lane, everywhere, everywhere, everywhere),
             out_specs=(everywhere, experience, everywhere),

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer import topology
 from podracer.learning import gradients, trajectories
 from podracer.types import Trajectory
 
@@ -48,8 +49,29 @@ def test_lanes_are_split_in_blocks():
     ("T", "B", "observation", "expected"),
     [(20, 16, (84, 84), 2), (20, 15, (84, 84), 1), (100, 4, (84, 84), 1), (20, 1024, None, 128), (20, 32, None, 32)],
 )
-def test_a_divisor_that_fits_the_cache(T, B, observation, expected, monkeypatch):
+def test_a_divisor_that_fits_the_cache(T, B, observation, expected):
     observation = trajectory_of(T, B, observation).timesteps.observation
     assert gradients.at_a_time(observation, T, B) == expected
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert gradients.at_a_time(observation, T, B) == B
+    for platform in ("gpu", "tpu"):
+        with topology.compiling_for(platform):
+            assert gradients.at_a_time(observation, T, B) == B
+
+
+@pytest.mark.parametrize(
+    ("platform", "T", "B", "observation", "expected"),
+    [
+        ("tpu", 20, 512, (84, 84), 128),  # 204 lanes of 20 frames are 4,096
+        ("gpu", 20, 512, (84, 84), 256),
+        ("gpu", 20, 512, (84, 84, 4), 256),  # channels are not what activations grow with
+        ("gpu", 120, 64, (84, 84), 64),  # R2D2's batch
+        ("tpu", 120, 64, (84, 84), 32),
+        ("tpu", 20, 512, (42, 42), 512),
+        ("gpu", 20, 100_000, None, 100_000),
+        ("rocm", 20, 512, (84, 84), 128),
+    ],
+)
+def test_a_divisor_that_fits_the_memory(platform, T, B, observation, expected):
+    shape = (T + 1, B, *observation) if observation else (T + 1, B, 4)
+    x = jax.ShapeDtypeStruct(shape, jnp.uint8 if observation else jnp.float32)
+    with topology.compiling_for(platform):
+        assert gradients.at_a_time(x, T, B) == expected

@@ -1,0 +1,138 @@
+"""Layers as accelerators have them: pooling without a scatter, the same LSTM in fewer kernels, torsos in bfloat16."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from podracer import topology
+from podracer.nets import layers
+from podracer.run.experiment import make_agent
+from podracer.types import TimeStep
+
+KEY = jax.random.key(0)
+
+
+def flax_max_pool(x: jax.Array) -> jax.Array:
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+
+@pytest.mark.parametrize("shape", [(2, 84, 84, 3), (2, 21, 42, 2), (1, 11, 7, 1), (3, 2, 1, 2), (1, 1, 3, 1)])
+@pytest.mark.parametrize("values", ["distinct", "ties", "constant", "below zero"])
+def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str) -> None:
+    """Of equal pixels the first, row by row, has the gradient: also where windows overlap."""
+    x = jax.random.normal(KEY, shape)
+    x = {"distinct": x, "ties": jnp.round(x), "constant": jnp.zeros(shape), "below zero": -jnp.abs(x) - 1e3}[values]
+    pooled, vjp = jax.vjp(jax.jit(layers.max_pool), x)
+    expected, expected_vjp = jax.vjp(jax.jit(flax_max_pool), x)
+    np.testing.assert_array_equal(pooled, expected)
+    np.testing.assert_array_equal(layers.max_pool(x), expected)
+    # Integers: a pixel's gradients from up to four windows add up to the same in any order.
+    cotangent = jnp.round(10 * jax.random.normal(jax.random.key(1), pooled.shape))
+    np.testing.assert_array_equal(vjp(cotangent)[0], expected_vjp(cotangent)[0])
+
+
+def test_pooling_takes_other_dtypes_and_a_batch_of_parameters() -> None:
+    x = jax.random.normal(KEY, (5, 2, 8, 8, 3))
+    gradient = jax.grad(lambda x: jnp.sum(jnp.square(layers.max_pool(x))))
+    expected = jnp.stack([gradient(each) for each in x])
+    np.testing.assert_array_equal(jax.vmap(gradient)(x), expected)
+    half = layers.max_pool(x[0].astype(jnp.bfloat16))
+    assert half.dtype == gradient(x[0].astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(half, flax_max_pool(x[0].astype(jnp.bfloat16)))
+
+
+def primitives(jaxpr: Any) -> set[str]:
+    """The names of all primitives of a jaxpr, those of inner ones too."""
+    names = set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                names |= primitives(getattr(inner, "jaxpr", inner))
+    return names
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
+    """A scatter adds in an order that nobody knows on GPU, and then no run can be repeated bit for bit."""
+    module, images = layers.ResNet(), jnp.ones((2, 24, 24, 1))
+    params = module.init(KEY, images)
+    loss = lambda params: jnp.sum(module.apply(params, images))  # noqa: E731
+    with topology.compiling_for(platform):
+        found = primitives(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    assert not {name for name in found if "scatter" in name}
+    assert "conv_general_dilated" in found
+    assert any(
+        "scatter" in name
+        for name in primitives(jax.make_jaxpr(jax.grad(lambda x: jnp.sum(flax_max_pool(x))))(images).jaxpr)
+    )
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 7, 12])
+def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
+    """There steps are computed again for the gradient, three at a time: outputs, state and gradients stay."""
+    module = layers.LSTM(5)
+    x, first = jax.random.normal(KEY, (T, 4, 3)), jax.random.bernoulli(jax.random.key(1), 0.3, (T, 4))
+    state = tuple(jax.random.normal(jax.random.key(2), (2, 4, 5)))
+    params = module.init(KEY, x, first, state)
+
+    def loss(params: Any, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        outputs, after = module.apply(params, x, first, state)
+        return jnp.sum(jnp.sin(outputs)) + jnp.sum(jnp.cos(after[1])), (outputs, after)
+
+    run = lambda: jax.jit(lambda *x: jax.grad(loss, (0, 1, 2), has_aux=True)(*x))(params, x, state)  # noqa: E731
+    expected = run()
+    with topology.compiling_for("gpu"):
+        found = run()
+        text = str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, x, state))
+    assert "unroll=3" in text
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("torso", ["mlp", "shallow", "resnet"])
+def test_torsos_compute_in_bfloat16_and_keep_float32_parameters(torso: str) -> None:
+    make = {
+        "mlp": lambda dtype: layers.MLP((16, 8), "tanh", dtype=dtype),
+        "shallow": lambda dtype: layers.ConvNet(layers.CONVNETS["shallow"], dtype=dtype),
+        "resnet": lambda dtype: layers.ResNet(dtype=dtype),
+    }[torso]
+    x = jax.random.uniform(KEY, (3, 12) if torso == "mlp" else (2, 36, 36, 1))
+    full, half = make(jnp.float32), make(jnp.bfloat16)
+    shapes = jax.eval_shape(half.init, KEY, x)
+    assert shapes == jax.eval_shape(full.init, KEY, x)
+    grads = jax.eval_shape(jax.grad(lambda p: jnp.sum(half.apply(p, x).astype(jnp.float32))), shapes)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((shapes, grads))} == {"float32"}
+    products = re.findall(
+        r"(\w+)\[[\d,]*\] = (?:dot_general|conv_general_dilated)", str(jax.make_jaxpr(half.apply)(shapes, x))
+    )
+    assert set(products) == {"bf16"}
+    if torso != "resnet":  # which takes long to compile
+        params = jax.jit(full.init)(KEY, x)
+        expected, found = jax.jit(full.apply)(params, x), jax.jit(half.apply)(params, x).astype(jnp.float32)
+        np.testing.assert_allclose(found, expected, atol=0.05 * float(jnp.max(jnp.abs(expected))))
+
+
+@pytest.mark.parametrize("name", ["ppo", "vtrace", "r2d2"])
+def test_every_agent_says_what_its_torso_computes_in(name: str) -> None:
+    """Products of the torso are of bfloat16, those of core and heads of float32, and so is all that comes out."""
+    environment = envs_jax.make("catch")
+    agent = make_agent(name, environment, {"hidden_sizes": (17,), "lstm_size": 5, "compute_dtype": "bfloat16"})
+    hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
+    actor = jax.eval_shape(lambda: agent.actor_params(agent.init(KEY, hyper), jnp.float32(0)))
+    row = TimeStep(jnp.zeros((2, 10, 5)), jnp.zeros(2), jnp.ones(2), jnp.zeros(2, bool), jnp.zeros(2, bool))
+    memory = agent.start(jnp.arange(2, dtype=jnp.int32), 2)
+    traced = jax.make_jaxpr(lambda a, m, r: agent.act(a, m, r, KEY, False))(actor, memory, row)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(actor.params)} == {"float32"}
+    assert not any(x.dtype == jnp.bfloat16 for x in traced.out_avals)
+    assert "bf16[2,17] = dot_general" in str(traced)
+    assert "f32[2,20] = dot_general" in str(traced)
