@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import tomllib
 
 import jax
 import pytest
@@ -329,6 +330,14 @@ def test_all_checkpoints_damaged(copied, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "can be read: checkpoint 2016 is damaged" in err
+
+
+def test_type_checkers_read_our_types():
+    """The marker is beside the sources, and a wheel takes it along."""
+    for package in (podracer, envs_jax):
+        assert (pathlib.Path(package.__file__).parent / "py.typed").exists()
+    project = tomllib.loads((pathlib.Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["package-data"] == {"*": ["py.typed"]}
 
 
 def test_main_exits_with_the_code(monkeypatch):
