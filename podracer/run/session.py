@@ -121,6 +121,8 @@ class Session:
             return self._finish(compile_seconds, complete)
         except TrainingDivergedError as error:
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
+        except (checkpoint.CheckpointError, rundir.WriteError) as error:
+            raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
             self._display.close()
             self._log.close()
@@ -130,6 +132,10 @@ class Session:
     def _last_good(self) -> str:
         steps = self._checkpoints.steps() if self._checkpoints else []
         return f"The last good checkpoint is {self._checkpoints.directory / str(steps[-1])}." if steps else ""  # type: ignore[union-attr]
+
+    def _resume(self) -> str:
+        assert self._directory is not None
+        return rundir.how_to_resume(self._directory, self._experiment.description["own"])
 
     def _next_milestone(self, env_steps: int) -> int:
         run = self._experiment.run
@@ -194,15 +200,13 @@ class Session:
         result = Result(experiment, state.learner, self._log.rows, self._directory)
         result.summary = self._summary(compile_seconds, env_steps, complete)
         if self._directory:
-            rundir.write_json(self._directory / "summary.json", result.summary)
+            with rundir.writing(self._directory / "summary.json"):
+                rundir.write_json(self._directory / "summary.json", result.summary)
             if any("episode/return" in row for row in self._log.rows):
-                result.plot()
+                with rundir.writing(self._directory / "curve.png"):
+                    result.plot()
         if not complete:
-            how = "nothing was kept, for want of a run_dir"
-            if self._directory:
-                own = "".join(f", {part}=..." for part in experiment.description["own"])
-                call = f"podracer.resume('{self._directory}'{own})" if own else f"podracer resume {self._directory}"
-                how = f"continue with {call}"
+            how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
             self._display.say(f"stopped by a signal at {env_steps:,} steps; {how}")
         return result
 
