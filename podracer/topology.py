@@ -184,3 +184,21 @@ def make_host(
         )
     mesh = Mesh(np.asarray(learners), (DATA_AXIS,), axis_types=(AxisType.Auto,))
     return HostTopology(actors, mesh, num_shards, num_envs)
+
+
+def host_cpu(what: str) -> Any:
+    """The host's CPU as a device.
+
+    Args:
+      what: needs it, for the message.
+
+    Raises:
+      ValueError: where JAX was told not to use it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        raise ValueError(
+            f"{what} needs JAX's CPU backend beside the accelerator's: add it to JAX_PLATFORMS, as in "
+            "JAX_PLATFORMS=cuda,cpu."
+        ) from None

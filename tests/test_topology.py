@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+import envs_jax
 from podracer import topology
+from podracer.environments.stepped import SteppedEnvironments
 
 
 def devices(number: int) -> list[jax.Device]:
@@ -71,3 +73,14 @@ def test_shards_must_divide_over_devices() -> None:
 def test_lanes_must_divide_over_shards(num_envs: int, advice: str) -> None:
     with pytest.raises(ValueError, match=rf"num_envs={num_envs} is not divisible by the 4 shards; {advice}\."):
         topology.make(num_envs=num_envs, envs_per_device=1, num_shards=4, devices=devices(2))
+
+
+def test_what_needs_the_hosts_cpu_says_so(monkeypatch):
+    def refuse(backend):
+        raise RuntimeError("Unknown backend cpu")
+
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    with pytest.raises(ValueError, match=r"^something needs JAX's CPU backend .* JAX_PLATFORMS=cuda,cpu\.$"):
+        topology.host_cpu("something")
+    with pytest.raises(ValueError, match=r"^arch='sebulba' on catch, a pure-JAX environment, needs JAX's CPU backend"):
+        SteppedEnvironments(envs_jax.make("catch"))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from podracer.driver import RunState, run_keys
+from podracer.driver import RunState, quick_options, run_keys
 from podracer.environments import autoreset
 from podracer.learning import collectives, learner
 from podracer.learning.counter import Counter
@@ -159,9 +159,7 @@ def make(agent: Agent, environment: Environment, topology: Topology, settings: S
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    init_jit = jax.jit(init, compiler_options=quick)
+    init_jit = jax.jit(init, compiler_options=quick_options())
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         state = place(init_jit(seeds, hyper), topology)

@@ -86,8 +86,8 @@ class _Board:
     """
 
     def __init__(self, directory: pathlib.Path, purge_step: int | None):
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboardX.record_writer import masked_crc32c
 
         self._event, self._summary, self._checksum = Event, Summary, masked_crc32c

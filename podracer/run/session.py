@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import re
 import signal
 import threading
 from typing import Any
@@ -227,6 +228,7 @@ class Session:
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
             "devices": len(devices),
             "device": f"{devices[0].platform}: {devices[0].device_kind}",
+            "deterministic_ops": _deterministic_ops(os.environ.get("XLA_FLAGS", "")),
             "jax": jax.__version__,
             "podracer": __version__,
         }
@@ -255,6 +257,12 @@ def _not_finite(state: RunState) -> np.ndarray:
     leaves = [x for x in jax.tree.leaves(state.learner.params) if jnp.issubdtype(x.dtype, jnp.inexact)]
     finite = [np.isfinite(jax.device_get(x)).reshape(x.shape[0], -1).all(axis=1) for x in leaves]
     return ~np.all(finite, axis=0)
+
+
+def _deterministic_ops(flags: str) -> bool:
+    """Whether XLA was told to repeat itself bit for bit on a GPU; on CPUs it does so anyway."""
+    values = re.findall(r"--xla_gpu_deterministic_ops(?:=(\S+))?(?=\s|$)", flags)
+    return bool(values) and values[-1].lower() in ("", "true", "1")
 
 
 def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:

@@ -106,6 +106,10 @@ def complaint(capsys, command):
         ("agents ppo", "agents takes no arguments, but got ppo."),
         ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
         ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
+        ("bench anakin --env cach", "unknown environment 'cach'; did you mean 'catch'?"),
+        ("bench anakin --env catch --env-options {", "env_options='{' is not JSON: "),
+        ("bench anakin --env catch --env-options 3", "env_options='3': must be"),
+        ("bench sebulba --torso resnet", "torso='resnet': cartpole has no images"),
         ("bench anakin --agents pppo", "unknown agent 'pppo'; did you mean 'ppo'?"),
     ],
 )

@@ -22,7 +22,7 @@ import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
 from podracer.result import Result
-from podracer.run import checkpoint, evaluation, experiment, metrics, rundir
+from podracer.run import checkpoint, evaluation, experiment, metrics, rundir, session
 from podracer.types import EnvSpec, TimeStep, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -212,6 +212,34 @@ def test_load_gives_the_same_policy(finished):
     assert again.description == result.description
     first, second = result.evaluate(16, seed=3), again.evaluate(16, seed=3)
     np.testing.assert_array_equal(first.returns, second.returns)
+
+
+def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
+    """As training does: `podracer eval` of the same run again should not compile again."""
+    cache = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        podracer.load(finished[0].run_dir)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "podracer" / "xla")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", False),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true", True),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", False),
+        ("--xla_gpu_deterministic_ops_too=true", False),
+    ],
+)
+def test_the_summary_says_whether_a_gpu_repeats_itself(flags, expected, finished):
+    assert session._deterministic_ops(flags) == expected
+    assert finished[0].summary["deterministic_ops"] == session._deterministic_ops(os.environ.get("XLA_FLAGS", ""))
 
 
 def test_evaluation_statistics(finished):
