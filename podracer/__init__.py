@@ -6,7 +6,7 @@ print(result.evaluate(episodes=100))
 """
 
 from podracer import agents, distributions, nets, returns, spaces, types
-from podracer.driver import TrainingDivergedError
+from podracer.driver import OutOfMemoryError, TrainingDivergedError
 from podracer.result import Result
 from podracer.run.checkpoint import CheckpointError
 from podracer.run.evaluation import Evaluation
@@ -19,6 +19,7 @@ __all__ = [
     "ActorError",
     "CheckpointError",
     "Evaluation",
+    "OutOfMemoryError",
     "Result",
     "RunConfig",
     "TrainingDivergedError",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -46,6 +47,64 @@ class TrainingDivergedError(RuntimeError):
             f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates); "
             "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
         )
+
+
+class OutOfMemoryError(RuntimeError):
+    """A device has too little memory for a run."""
+
+
+WHAT_TO_LOWER = (
+    "lower num_envs, rollout_length or, with a replay, batch_size and replay_capacity; choose a smaller network, or "
+    "use more devices."
+)
+"""What decides how much memory a program takes."""
+
+
+def program_bytes(compiled: Any) -> int | None:
+    """Bytes of a compiled program's arguments and temporary buffers on each device, or None where nobody knows."""
+    try:
+        analysis = compiled.memory_analysis()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        return None
+    return analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None
+
+
+def require_memory(needed: int | None, device: Any) -> None:
+    """Checks that a program fits, which XLA would find in the middle of the first call, and say at length.
+
+    Args:
+      needed: bytes, if known.
+      device: one of those it runs on; not all kinds say how much memory they have.
+
+    Raises:
+      OutOfMemoryError: where it does not.
+    """
+    try:
+        there = (device.memory_stats() or {}).get("bytes_limit")
+    except jax.errors.JaxRuntimeError:  # devices that programs are compiled for, and that are not there
+        there = None
+    if needed and there and needed > there:
+        raise OutOfMemoryError(
+            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {there / 2**30:.1f} GiB: "
+            f"{WHAT_TO_LOWER}"
+        )
+
+
+@contextlib.contextmanager
+def memory_explained() -> Iterator[None]:
+    """Says in one line what to do where XLA, here or in an actor, runs out of memory.
+
+    Raises:
+      OutOfMemoryError: for XLA's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error if isinstance(error, jax.errors.JaxRuntimeError) else error.__cause__
+        if not isinstance(cause, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(cause):
+            raise
+        reason = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise OutOfMemoryError(f"a device is out of memory ({reason}): {WHAT_TO_LOWER}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,10 +58,10 @@ def unroll(length: int) -> int:
     return max(1, length) if length <= 64 else 16
 
 
-def platform_of(tree: Any) -> str:
-    """The platform of the devices that arrays, or shapes with shardings, are placed on; the default one if none is."""
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree))
-    return next((next(iter(s.device_set)).platform for s in shardings if s is not None), jax.default_backend())
+def quick_to_compile(platform: str) -> dict[str, int] | None:
+    """Compiler options for what runs once: compiling it well takes longer than running it badly."""
+    # 1.2 s for PPO on two cores; on a GPU, timing every product takes as long again.
+    return {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autotune_level": 0}}.get(platform)
 
 
 def memory_limit(devices: Sequence[Any]) -> int | None:
@@ -249,3 +249,21 @@ def make_host(
         )
     mesh = Mesh(np.asarray(learners), (DATA_AXIS,), axis_types=(AxisType.Auto,))
     return HostTopology(actors, mesh, num_shards, num_envs)
+
+
+def host_cpu(what: str) -> Any:
+    """The host's CPU as a device.
+
+    Args:
+      what: needs it, for the message.
+
+    Raises:
+      ValueError: where JAX was told not to use it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        raise ValueError(
+            f"{what} needs JAX's CPU backend beside the accelerator's: add it to JAX_PLATFORMS, as in "
+            "JAX_PLATFORMS=cuda,cpu."
+        ) from None

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from podracer import config as configs
-from podracer.driver import counter_values
+from podracer.driver import counter_values, memory_explained
 from podracer.nets import Network
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, rundir
@@ -58,6 +58,7 @@ def train(
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
       TrainingDivergedError: where a metric is not finite; checkpoints until then are kept.
+      OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
     run = configs.from_json(RunConfig, run_settings)
@@ -72,7 +73,7 @@ def train(
     if directory is not None:
         rundir.prepare(directory, experiment.description, resume)
     _use_compilation_cache()
-    with StopSignal() as stop:
+    with memory_explained(), StopSignal() as stop:
         return Session(experiment, directory, resume, log, progress, stop).run()
 
 
@@ -127,6 +128,7 @@ def load(
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read.
     """
+    _use_compilation_cache()
     directory = pathlib.Path(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])

@@ -209,7 +209,11 @@ class HostEnvironment(Protocol):
 
 @runtime_checkable
 class HostEnvironments(Protocol):
-    """Where host environments come from: every actor thread and every evaluation makes its own."""
+    """Where host environments come from: every actor thread and every evaluation makes its own.
+
+    `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time, is optional: environments with
+    threads of their own can share the cores.
+    """
 
     @property
     def spec(self) -> EnvSpec: ...

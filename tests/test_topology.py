@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+import envs_jax
 from podracer import topology
+from podracer.environments.stepped import SteppedEnvironments
 
 
 def devices(number: int) -> list[jax.Device]:
@@ -94,13 +96,6 @@ def test_a_function_knows_its_platform_whenever_it_is_traced():
     assert seen == ["tpu", "tpu"]
 
 
-def test_the_platform_of_arrays_and_of_shapes():
-    x = jax.numpy.ones(3)
-    assert topology.platform_of({"x": x}) == "cpu"
-    assert topology.platform_of(jax.ShapeDtypeStruct((3,), x.dtype, sharding=x.sharding)) == "cpu"
-    assert topology.platform_of((jax.ShapeDtypeStruct((3,), x.dtype), 1.0)) == "cpu"  # the default
-
-
 @pytest.mark.parametrize(("length", "expected"), [(1, 1), (20, 20), (64, 64), (65, 16), (0, 1)])
 def test_short_recursions_unroll_off_cpu(length, expected):
     assert topology.unroll(length) == 1
@@ -130,3 +125,14 @@ class Device:
 )
 def test_devices_without_memory_have_no_limit(stats, expected):
     assert topology.memory_limit([Device(stats)]) == expected
+
+
+def test_what_needs_the_hosts_cpu_says_so(monkeypatch):
+    def refuse(backend):
+        raise RuntimeError("Unknown backend cpu")
+
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    with pytest.raises(ValueError, match=r"^something needs JAX's CPU backend .* JAX_PLATFORMS=cuda,cpu\.$"):
+        topology.host_cpu("something")
+    with pytest.raises(ValueError, match=r"^arch='sebulba' on catch, a pure-JAX environment, needs JAX's CPU backend"):
+        SteppedEnvironments(envs_jax.make("catch"))

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.anakin import program, runner
-from podracer.driver import Progress, RunState
+from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import require_room
 from podracer.topology import Topology
 from podracer.types import Agent, Environment
+
+BUSY_ROWS = 100_000
+"""Rows of an update on one device from which on an accelerator has enough to do."""
 
 
 class Anakin:
@@ -43,7 +46,11 @@ class Anakin:
         return list(self._layout.mesh.devices.flat)
 
     def describe(self) -> str:
-        return self._layout.describe()
+        return self._layout.describe() + _too_small(self.devices[0].platform, self._rows_on_a_device)
+
+    @property
+    def _rows_on_a_device(self) -> int:
+        return self._rows_per_update * self._layout.population // self._layout.num_devices
 
     def check(self) -> None:
         like = self.program.like()
@@ -59,6 +66,7 @@ class Anakin:
 
     def compile(self, state: RunState) -> float:
         self._compiled = runner.compile_step(self.program, state)
+        require_memory(self._compiled.memory, self.devices[0])
         return self._compiled.seconds
 
     def run(
@@ -83,3 +91,10 @@ class Anakin:
             on_milestone=on_milestone,
             should_stop=should_stop,
         )
+
+
+def _too_small(platform: str, rows: int) -> str:
+    """A hint where an accelerator would spend its time on launching kernels, whatever the number of lanes."""
+    if platform == "cpu" or rows >= BUSY_ROWS:
+        return ""
+    return f"; {rows:,} rows an update leave it idle most of the time: num_envs of 2,048 to 16,384 cost little more"

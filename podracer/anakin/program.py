@@ -163,9 +163,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    # It runs once: compiling it well takes longer than running it badly (1.2 s for PPO on two cores).
-    quick = {"xla_backend_optimization_level": 0} if layout.platform == "cpu" else None
-    init_jit = jax.jit(init, compiler_options=quick)
+    init_jit = jax.jit(init, compiler_options=topology.quick_to_compile(layout.platform))
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         state = place(init_jit(seeds, hyper), layout)

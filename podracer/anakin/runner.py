@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from podracer.anakin.program import Limits, Program, Report
-from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, program_bytes
 from podracer.learning.learner import means
 
 SECONDS_PER_CALL = 0.5
@@ -29,7 +29,7 @@ class Compiled:
     Attributes:
       call: `(state, Limits) -> (state, report)`.
       seconds: how long tracing and compiling took.
-      memory: peak bytes of temporary buffers, or None where the backend does not say.
+      memory: bytes of arguments and temporary buffers on each device, or None where the backend does not say.
     """
 
     call: Callable[..., tuple[RunState, Report]]
@@ -42,9 +42,7 @@ def compile_step(program: Program, state: RunState) -> Compiled:
     start = time.perf_counter()
     compiled = program.step.lower(state, Limits.of(0, 1, 0)).compile()
     seconds = time.perf_counter() - start
-    analysis = compiled.memory_analysis()
-    memory = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None
-    return Compiled(compiled, seconds, memory)
+    return Compiled(compiled, seconds, program_bytes(compiled))
 
 
 def run(

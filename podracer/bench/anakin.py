@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import statistics
 import sys
@@ -59,6 +60,8 @@ class AnakinArguments:
 
     Attributes:
       agents: which agents, each on the environment of its yardstick.
+      env: a pure-JAX environment instead of the yardsticks', which are left out then.
+      env_options: of `env`, as JSON, such as '{"task": "random_goals"}'.
       num_envs: environment lanes to measure with.
       devices: how many devices to measure with; all local ones if None.
       repeats: measurements of each thing, taken in turns; the median counts.
@@ -67,6 +70,8 @@ class AnakinArguments:
     """
 
     agents: tuple[str, ...] = ("ppo", "vtrace")
+    env: str | None = None
+    env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     num_envs: tuple[int, ...] = configs.field((1024,), low=1)
     devices: tuple[int, ...] | None = configs.field(None, low=1)
     repeats: int = configs.field(7, low=1)
@@ -80,6 +85,19 @@ class AnakinArguments:
         for agent in self.agents:
             if agent not in YARDSTICKS:
                 raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, YARDSTICKS)}")
+        self.environment("ppo")
+
+    def environment(self, agent: str) -> Environment:
+        """What to measure an agent on."""
+        try:
+            options = json.loads(self.env_options)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"env_options={self.env_options!r} is not JSON: {error}.") from None
+        if not isinstance(options, dict):
+            raise ValueError(f"env_options={self.env_options!r}: must be an object of option names and values.")
+        if options and not self.env:
+            raise ValueError("env_options belong to an environment: name it with --env.")
+        return envs_jax.make(self.env or YARDSTICK_ENVS[agent], **options)
 
 
 def main(arguments: AnakinArguments) -> int:
@@ -90,7 +108,7 @@ def main(arguments: AnakinArguments) -> int:
             for num_envs in arguments.num_envs:
                 what = f"{name} with {num_envs} environments on {devices} device(s)"
                 print(f"measuring {what} ...", file=sys.stderr, flush=True)
-                results.append(measure(name, num_envs, devices, arguments.repeats, arguments.seconds))
+                results.append(measure(name, num_envs, devices, arguments))
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
     print(_table(results))
     print("rows/s (a row is one step of one lane, resets included), medians; ratio is training over the plain loop.")
@@ -113,9 +131,9 @@ def _table(results: list[dict[str, Any]]) -> str:
     return table(lines)
 
 
-def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float) -> dict[str, Any]:
-    """Rates of one agent on its yardstick's environment, everything measured in turns."""
-    environment = envs_jax.make(YARDSTICK_ENVS[name])
+def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) -> dict[str, Any]:
+    """Rates of one agent, everything measured in turns; next to its yardstick on the yardstick's environment."""
+    environment = arguments.environment(name)
     agent = make_agent(name, environment, PRESETS[name])
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
     T = agent.config.rollout_length
@@ -125,10 +143,10 @@ def measure(name: str, num_envs: int, devices: int, repeats: int, seconds: float
         "acting": _acting_only(agent, environment, layout, T),
         "training": training,
     }
-    yardstick = _yardstick(name, num_envs, T)
+    yardstick = None if arguments.env else _yardstick(name, num_envs, T)
     if yardstick:
         measured["yardstick"] = yardstick
-    rates = in_turns(measured, repeats, seconds)
+    rates = in_turns(measured, arguments.repeats, arguments.seconds)
     medians = {key: statistics.median(values) for key, values in rates.items()}
     pairs = [a / b for a, b in zip(rates["training"], rates.get("yardstick", []))]
     return {

@@ -55,7 +55,7 @@ def in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> dic
 
 
 def yardstick(file: str) -> Any:
-    """A module of `benchmarks/`, or None (and a line that says so) where this is no source checkout."""
+    """A module of `benchmarks/`, or None, and a line that says so, where it or what it imports is not there."""
     path = SOURCE / "benchmarks" / file
     if not path.exists():
         print(f"no yardstick: {path} is only in a source checkout.", file=sys.stderr)
@@ -64,7 +64,11 @@ def yardstick(file: str) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        print(f"no yardstick: {path.name} cannot be used here ({error}).", file=sys.stderr)
+        return None
     return module
 
 

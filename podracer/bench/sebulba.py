@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import tyro
@@ -48,6 +48,9 @@ class SebulbaArguments:
 
     Attributes:
       presets: what to measure.
+      num_envs: lanes of each actor thread, instead of the preset's.
+      pool_threads: threads of EnvPool for each actor thread, instead of the preset's.
+      torso: the network of presets with images, instead of the preset's.
       actor_devices: as in `podracer train`.
       actor_threads: as in `podracer train`; the lanes of a preset are those of each thread.
       simulated_devices: where the only device is a CPU, measure again with it simulating so many; 0 does not.
@@ -57,6 +60,9 @@ class SebulbaArguments:
     """
 
     presets: tuple[str, ...] = tuple(PRESETS)
+    num_envs: int | None = configs.field(None, low=1)
+    pool_threads: int | None = configs.field(None, low=1)
+    torso: Literal["nature", "shallow", "resnet"] | None = None
     actor_devices: int | None = configs.field(None, low=1)
     actor_threads: int = configs.field(1, low=1)
     simulated_devices: int = configs.field(8, low=0)
@@ -69,6 +75,18 @@ class SebulbaArguments:
         for preset in self.presets:
             if preset not in PRESETS:
                 raise ValueError(f"unknown preset {preset!r}; {configs.suggest(preset, PRESETS)}")
+            if self.torso and "torso" not in PRESETS[preset].config:
+                raise ValueError(f"torso={self.torso!r}: {preset} has no images; choose others with --presets.")
+
+    def preset(self, name: str) -> Preset:
+        """A preset with what was asked for instead."""
+        preset = PRESETS[name]
+        return Preset(
+            preset.env,
+            self.num_envs or preset.num_envs,
+            self.pool_threads or preset.num_threads,
+            preset.config | ({"torso": self.torso} if self.torso else {}),
+        )
 
 
 def main(arguments: SebulbaArguments) -> int:
@@ -115,8 +133,9 @@ def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
         ]
         for name in ("actor_threads", "repeats", "seconds"):
             command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-        if arguments.actor_devices:
-            command += ["--actor-devices", str(arguments.actor_devices)]
+        for name in ("num_envs", "pool_threads", "torso", "actor_devices"):
+            if getattr(arguments, name):
+                command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         count = str(arguments.simulated_devices)
         # With fewer threads than devices, collectives of a loaded machine wait for one another for good.
         settings = {"JAX_NUM_CPU_DEVICES": count, "NPROC": str(4 * arguments.simulated_devices)}
@@ -130,7 +149,7 @@ def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
 
 def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     """Rates of one preset, everything measured in turns."""
-    preset = PRESETS[name]
+    preset = arguments.preset(name)
     source: Any = environments.make(preset.env, num_threads=preset.num_threads)
     agent = make_agent("vtrace", source, preset.config)
     layout = topology.make_host(

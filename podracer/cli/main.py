@@ -15,6 +15,7 @@ import podracer
 from podracer import config as configs
 from podracer.cli import bench, listing, results, train
 from podracer.cli.arguments import InputError
+from podracer.driver import memory_explained
 
 USAGE = """podracer: reinforcement learning on the accelerator
 
@@ -26,6 +27,15 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer bench anakin|sebulba|replay    measure speed
   podracer --version"""
 
+FAILURES = (
+    podracer.ActorError,
+    podracer.CheckpointError,
+    podracer.OutOfMemoryError,
+    podracer.TrainingDivergedError,
+    OSError,
+)
+"""What can end a run that was asked for well."""
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and exits with its code."""
@@ -35,12 +45,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Runs a command; returns 0, 1 for a run that failed, or 2 for bad input."""
     try:
-        return _dispatch(argv)
+        with memory_explained():
+            return _dispatch(argv)
     except (ValueError, TypeError) as error:
         return _complain(error, 2)
-    except (podracer.TrainingDivergedError, podracer.ActorError, podracer.CheckpointError, OSError) as error:
+    except FAILURES as error:
         return _complain(error, 1)
-    except jax.errors.JaxRuntimeError as error:  # out of memory on the device, above all
+    except jax.errors.JaxRuntimeError as error:
         return _complain(str(error).partition("\n")[0], 1)
     except KeyboardInterrupt:
         return _complain("interrupted; the newest checkpoint is intact.", 130)

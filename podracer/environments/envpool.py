@@ -7,6 +7,7 @@ which EnvPool does not do.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import os
@@ -32,7 +33,8 @@ class EnvPoolOptions:
     """Options of every EnvPool environment.
 
     Attributes:
-      num_threads: C++ threads of a pool; one per core, at most one per lane, if None.
+      num_threads: C++ threads of a pool, at most one per lane; if None, as many as there are cores, but of more than
+        four cores two are left for Python and XLA, and actor threads share the others.
       max_episode_steps: the time limit; the environment's own if None.
       settings: further settings of the task as `name=value`, such as `force_speed=True`.
     """
@@ -116,7 +118,7 @@ class EnvPoolEnvironments:
     """A task of EnvPool (see `podracer.types.HostEnvironments`)."""
 
     def __init__(self, task: str, options: EnvPoolOptions):
-        self._task, self._options = task, options
+        self._task, self._options, self._pools = task, options, 1
         self._known = _settings(task)
         pool = self._pool(1, 0, evaluation=True)
         self.spec = EnvSpec(
@@ -125,6 +127,12 @@ class EnvPoolEnvironments:
             action_space(pool.action_space, task),
             None if pool.spec.config.max_episode_steps >= UNBOUNDED_STEPS else pool.spec.config.max_episode_steps,
         )
+
+    def shared_by(self, actors: int) -> EnvPoolEnvironments:
+        """The same, for as many actors at a time: their pools share the cores."""
+        shared = copy.copy(self)
+        shared._pools = actors
+        return shared
 
     def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> EnvPoolEnvironment:
         """Starts a pool."""
@@ -139,7 +147,7 @@ class EnvPoolEnvironments:
 
     def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
         options = self._options
-        settings: dict[str, Any] = {"num_threads": options.num_threads or min(num_lanes, os.cpu_count() or 1)}
+        settings: dict[str, Any] = {"num_threads": options.num_threads or min(num_lanes, _cores(self._pools))}
         if options.max_episode_steps:
             settings["max_episode_steps"] = options.max_episode_steps
         if "stack_num" in self._known:
@@ -164,6 +172,13 @@ class EnvPoolEnvironments:
             settings[name] = value
         make = _import().make
         return make(self._task, env_type="gymnasium", num_envs=num_lanes, seed=seed, **settings, **more)
+
+
+def _cores(pools: int) -> int:
+    """Threads for each of several pools on the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # On few cores, all that can run should: on two, threads for both are fastest, also for two pools.
+    return cores if cores <= 4 else max(1, (cores - 2) // pools)
 
 
 class _Rows(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.environments import autoreset
+from podracer.topology import host_cpu
 from podracer.types import Environment, EnvSpec, HostStep
 
 
@@ -21,7 +22,7 @@ class SteppedEnvironments:
 
     def __init__(self, environment: Environment):
         self.environment = environment
-        self._device = jax.local_devices(backend="cpu")[0]
+        self._device = host_cpu(f"arch='sebulba' on {environment.spec.name}, a pure-JAX environment,")
 
         def reset(seeds: jax.Array) -> Any:
             keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(seeds)

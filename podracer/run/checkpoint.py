@@ -8,8 +8,10 @@ may lie in what they are read into.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
+import os
 import pathlib
 import sys
 import time
@@ -77,8 +79,7 @@ class Checkpoints:
         _, problem = _attempt(lambda: self._manager.save(step, args=arguments))
         if problem:
             raise CheckpointError(
-                f"could not write checkpoint {step} in {self.directory}: {problem}. "
-                "Earlier checkpoints are intact; make room and continue with --resume."
+                f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
 
     def restore(self, like: ArrayTree) -> tuple[int, ArrayTree, list[str]]:
@@ -185,13 +186,22 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
         try:
             return function(), None
         except Exception as error:
-            lines = str(error).partition(". See full TensorStore details")[0].strip().splitlines()
-            problem = (lines[0] if lines else type(error).__name__)[:200]
+            problem = _reason(error)
         # The other arrays' tasks complain when they end, or are collected, after the first has failed: let them do so
         # here, unheard.
         time.sleep(0.2)
         gc.collect()
         return None, problem
+
+
+def _reason(error: Exception) -> str:
+    """The disk's own words, if it was the disk; else the first line, whole."""
+    text = str(error)
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES):
+        if os.strerror(code) in text:
+            return os.strerror(code)
+    lines = text.partition(". See full TensorStore details")[0].strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
+import socket
+import struct
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from podracer.run import rundir
 
 Row = dict[str, Any]
 """One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
@@ -36,39 +42,78 @@ class Log:
         self._file = self._board = None
         if directory is None:
             return
-        from tensorboardX import SummaryWriter
-
         path = directory / "metrics.jsonl"
         if resume_at is not None and path.exists():
             self.rows = until(read(path), *resume_at)
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(_line(row) for row in self.rows))
-        partial.replace(path)
-        self._file = path.open("a")
+        with rundir.writing(path):
+            partial.write_text("".join(_line(row) for row in self.rows))
+            partial.replace(path)
+            self._file = path.open("a")
         newest = max((row["env_steps"] for row in self.rows), default=-1)
-        self._board = SummaryWriter(
-            str(directory / "tensorboard"), purge_step=None if resume_at is None else newest + 1
-        )
+        self._board = _Board(directory / "tensorboard", None if resume_at is None else newest + 1)
 
     def write(self, row: Row) -> None:
         """Takes a row; values that are not finite numbers are left out of it."""
         row = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
         self.rows.append(row)
         if self._file and self._board:
-            self._file.write(_line(row))
-            self._file.flush()
+            with rundir.writing(pathlib.Path(self._file.name)):
+                self._file.write(_line(row))
+                self._file.flush()
             if row.get("member", 0) == 0:
-                for name, value in row.items():
-                    if "/" in name:
-                        self._board.add_scalar(name, value, row["env_steps"])
+                self._board.write(row["env_steps"], {name: value for name, value in row.items() if "/" in name})
         if self._callback:
             self._callback(row["env_steps"], row)
 
     def close(self) -> None:
         """Closes files."""
-        if self._file and self._board:
-            self._file.close()
-            self._board.close()
+        for file in (self._file, self._board):
+            with contextlib.suppress(OSError):  # everything was flushed: what could not be written has been said
+                if file:
+                    file.close()
+
+
+class _Board:
+    """Writes TensorBoard events, one for a row of metrics.
+
+    In this thread: tensorboardX's own writer has a process-wide queue and a thread, which compete with XLA for the
+    cores, and where the disk is full, the thread dies and the queue fills up and blocks for ever.
+
+    Args:
+      directory: where to.
+      purge_step: what an earlier part of the run wrote from this step on is not shown.
+    """
+
+    def __init__(self, directory: pathlib.Path, purge_step: int | None):
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.record_writer import masked_crc32c
+
+        self._event, self._summary, self._checksum = Event, Summary, masked_crc32c
+        self._path = directory / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        with rundir.writing(self._path):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab")
+        self._write(file_version="brain.Event:2")
+        if purge_step is not None:
+            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes scalars by name."""
+        scalars = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=scalars))
+
+    def _write(self, **fields: Any) -> None:
+        data = self._event(wall_time=time.time(), **fields).SerializeToString()
+        size = struct.pack("<Q", len(data))
+        crc = lambda part: struct.pack("<I", self._checksum(part))  # noqa: E731
+        with rundir.writing(self._path):
+            self._file.write(size + crc(size) + data + crc(data))
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:

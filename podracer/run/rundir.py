@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from podracer import config as configs
@@ -17,6 +18,30 @@ FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_check
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """What a description holds; `own` lists the parts that were given as objects, which a file cannot hold."""
+
+
+class WriteError(OSError):
+    """A file of a run could not be written; the message says which, and what to do."""
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """Says which file the disk refused.
+
+    Raises:
+      WriteError: for an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"could not write {path}: {error.strerror or error}.") from error
+
+
+def how_to_resume(directory: pathlib.Path, own: Sequence[str]) -> str:
+    """What to type to continue a run, of which some parts were given as objects."""
+    if own:
+        return f"podracer.resume('{directory}', {', '.join(f'{part}=...' for part in own)})"
+    return f"podracer resume {directory}"
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:

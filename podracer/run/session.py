@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import re
 import signal
 import threading
 from typing import Any
@@ -121,6 +122,8 @@ class Session:
             return self._finish(compile_seconds, complete)
         except TrainingDivergedError as error:
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
+        except (checkpoint.CheckpointError, rundir.WriteError) as error:
+            raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
             self._display.close()
             self._log.close()
@@ -130,6 +133,10 @@ class Session:
     def _last_good(self) -> str:
         steps = self._checkpoints.steps() if self._checkpoints else []
         return f"The last good checkpoint is {self._checkpoints.directory / str(steps[-1])}." if steps else ""  # type: ignore[union-attr]
+
+    def _resume(self) -> str:
+        assert self._directory is not None
+        return rundir.how_to_resume(self._directory, self._experiment.description["own"])
 
     def _next_milestone(self, env_steps: int) -> int:
         run = self._experiment.run
@@ -194,15 +201,13 @@ class Session:
         result = Result(experiment, state.learner, self._log.rows, self._directory)
         result.summary = self._summary(compile_seconds, env_steps, complete)
         if self._directory:
-            rundir.write_json(self._directory / "summary.json", result.summary)
+            with rundir.writing(self._directory / "summary.json"):
+                rundir.write_json(self._directory / "summary.json", result.summary)
             if any("episode/return" in row for row in self._log.rows):
-                result.plot()
+                with rundir.writing(self._directory / "curve.png"):
+                    result.plot()
         if not complete:
-            how = "nothing was kept, for want of a run_dir"
-            if self._directory:
-                own = "".join(f", {part}=..." for part in experiment.description["own"])
-                call = f"podracer.resume('{self._directory}'{own})" if own else f"podracer resume {self._directory}"
-                how = f"continue with {call}"
+            how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
             self._display.say(f"stopped by a signal at {env_steps:,} steps; {how}")
         return result
 
@@ -223,6 +228,7 @@ class Session:
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
             "devices": len(devices),
             "device": f"{devices[0].platform}: {devices[0].device_kind}",
+            "deterministic_ops": _deterministic_ops(os.environ.get("XLA_FLAGS", "")),
             "jax": jax.__version__,
             "podracer": __version__,
         }
@@ -251,6 +257,12 @@ def _not_finite(state: RunState) -> np.ndarray:
     leaves = [x for x in jax.tree.leaves(state.learner.params) if jnp.issubdtype(x.dtype, jnp.inexact)]
     finite = [np.isfinite(jax.device_get(x)).reshape(x.shape[0], -1).all(axis=1) for x in leaves]
     return ~np.all(finite, axis=0)
+
+
+def _deterministic_ops(flags: str) -> bool:
+    """Whether XLA was told to repeat itself bit for bit on a GPU; on CPUs it does so anyway."""
+    values = re.findall(r"--xla_gpu_deterministic_ops(?:=(\S+))?(?=\s|$)", flags)
+    return bool(values) and values[-1].lower() in ("", "true", "1")
 
 
 def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:

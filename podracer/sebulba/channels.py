@@ -103,14 +103,17 @@ class ParamsStore:
         self._closed = False
 
     def publish(self, number: int, params: ActorParams) -> None:
-        """Makes parameters the newest version, and forgets all but the `keep` newest.
+        """Makes parameters the newest version once they are computed, and forgets all but the `keep` newest.
 
         Args:
           number: of the publication; each one more than the last.
           params: arrays on one device that nobody donates: a copy for every actor device is made of them.
         """
+        # Reading the version waits for the program that made all of them: parameters that are not there yet would hold
+        # up the actors that take them.
+        newest = int(params.version)
         copies = {device: jax.device_put(params, device) for device in self._devices}
-        version = Published(number, int(params.version), copies)
+        version = Published(number, newest, copies)
         with self._condition:
             self._versions[number] = version
             self._versions.pop(number - self._keep, None)

@@ -71,6 +71,9 @@ class Sebulba:
         env_restarts: int = 0,
         replay_memory: Literal["device", "host"] = "device",
     ):
+        # Optional, as not all environments have threads of their own.
+        shared_by = getattr(environments, "shared_by", None)
+        environments = shared_by(len(layout.actors)) if shared_by else environments
         self._agent, self._environments, self._layout = agent, environments, layout
         self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
         self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
@@ -138,8 +141,7 @@ class Sebulba:
         The learner's is a copy, which outlives its donation; the experience may be too large for that.
         """
         counter = jax.device_put(Counter.of(env_steps), self.learning.state_sharding)
-        lead = jax.jit(lambda tree: jax.tree.map(lambda x: x[None], tree))
-        return RunState(lead(learner), saved, lead(counter), experience)
+        return RunState(_with_member_axis(learner), saved, _with_member_axis(counter), experience)
 
     def _first_resumes(self) -> tuple[Resume, ...]:
         """Where the actors of a fresh run begin; () where that cannot be saved, or need not be."""
@@ -259,7 +261,7 @@ class Sebulba:
 
     def learner(self, state: RunState, total_steps: int = 2**50) -> runner.Learner:
         """The loop of a run, at a state."""
-        learner = jax.jit(lambda tree: jax.tree.map(lambda x: x[0], tree))(state.learner)
+        learner = _without_member_axis(state.learner)
         return runner.Learner(
             update=self._update,
             publish=self.learning.publish,
@@ -322,6 +324,16 @@ class Sebulba:
             published = [self._save(version.params[self._layout.actors[0]]) for version in versions]
             saved = LockstepState(tuple(published), tuple(loop.resumes))
         return self._state(loop.learner, saved, loop.env_steps, loop.experience)
+
+
+@jax.jit
+def _with_member_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+@jax.jit
+def _without_member_axis(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
 
 
 class _Shapes(NamedTuple):

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from podracer.driver import program_bytes, require_memory
 from podracer.learning import learner
 from podracer.learning.learner import Counts, Experience
 from podracer.learning.trajectories import split_lanes
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpu
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -37,14 +38,8 @@ class HostReplay:
 
     def __init__(self, steps: learner.Steps, layout: HostTopology, lag: Callable[[Trajectory, jax.Array], Metrics]):
         self._steps, self._layout, self._lag = steps, layout, lag
-        try:
-            cpu = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:
-            raise ValueError(
-                "replay_memory='host' needs JAX's CPU backend beside the accelerator's: add it to JAX_PLATFORMS, as in "
-                "JAX_PLATFORMS=cuda,cpu."
-            ) from None
-        self._cpu: Any = SingleDeviceSharding(cpu)
+        self._newest: tuple[Any, int] = (None, 0)  # the number of updates of the newest state, and its value
+        self._cpu: Any = SingleDeviceSharding(host_cpu("replay_memory='host'"))
         self.trajectory_sharding = Trajectory(*(self._cpu for _ in Trajectory._fields))
         self.experience_sharding = Experience(self._cpu, self._cpu)
         self._everywhere = NamedSharding(layout.mesh, PartitionSpec())
@@ -123,15 +118,21 @@ class HostReplay:
     ) -> tuple[LearnerState, Experience, Metrics]:
         del part
         here = lambda tree: jax.device_put(tree, self._cpu)  # noqa: E731
-        version, key, progress = here(state.num_updates), here(key), jax.device_put(progress, self._everywhere)
+        # Read once and then counted: reading what the last update returned would wait for it.
+        newest, updates = self._newest
+        if newest is not state.num_updates:
+            updates = int(state.num_updates)
+        version, key, progress = here(np.int32(updates)), here(key), jax.device_put(progress, self._everywhere)
         counts, ring, due, call, key = steps.add(experience.counts, experience.ring, trajectory, version, key)
         # Summed where they are: fetching the learners' once is enough.
         learnt, seen = steps.nothing
-        for number in range(int(due)):
+        due = int(due)
+        for number in range(due):
             (at, batch), drawn = steps.draw(counts, ring, trajectory, key, here(np.int32(number)))
             state, metrics, priorities = steps.learn(state, jax.device_put(batch, self._by_shard), progress)
             ring, written = steps.write(counts, ring, at, here(priorities))
             learnt, seen = _sum(learnt, metrics), _sum(seen, drawn | written)
+        self._newest = state.num_updates, updates + due
         return state, Experience(counts, ring), here(learnt) | seen | call
 
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
@@ -156,6 +157,7 @@ class HostReplay:
         """See `Learning.compile`."""
         wanted = self.trace(*shapes)
         compiled: Any = [step.lower(*arguments).compile() for step, arguments in zip(self._jitted[:-1], wanted[:-1])]
+        require_memory(program_bytes(compiled[2]), self._layout.mesh.devices.flat[0])
         # So that calls without an update name the same metrics.
         zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)  # noqa: E731
         return functools.partial(self._run, _Programs(*compiled)._replace(nothing=jax.tree.map(zeros, wanted.nothing)))
@@ -172,7 +174,12 @@ class _Programs(NamedTuple):
 
 
 def _sum(sums: Metrics, metrics: Metrics) -> Metrics:
-    return jax.tree.map(jnp.add, sums, metrics) if sums else metrics
+    return _add(sums, metrics) if sums else metrics
+
+
+@jax.jit
+def _add(sums: Metrics, metrics: Metrics) -> Metrics:
+    return jax.tree.map(jnp.add, sums, metrics)
 
 
 def _on_host(step: Callable[..., Any]) -> Callable[..., Any]:

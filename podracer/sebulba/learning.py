@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from podracer.driver import program_bytes, require_memory
 from podracer.learning import collectives, learner, trajectories
 from podracer.learning.learner import Experience
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.host_replay import HostReplay
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for, quick_to_compile
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -113,7 +114,7 @@ def make(
     experience_sharding = _spread(place.experience_sharding, jax.eval_shape(experience))
     publish_jit = jax.jit(publish)
     return Learning(
-        init=jax.jit(agent.init, out_shardings=everywhere),
+        init=jax.jit(agent.init, out_shardings=everywhere, compiler_options=quick_to_compile(layout.platform)),
         experience=jax.jit(experience, out_shardings=experience_sharding),
         update=place.update,
         trace=place.trace,
@@ -204,7 +205,9 @@ class OnDevices:
 
     def compile(self, *shapes: Any) -> Callable[..., Any]:
         """See `Learning.compile`."""
-        return self.update.lower(*shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0)).compile()
+        compiled = self.update.lower(*shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0)).compile()
+        require_memory(program_bytes(compiled), self._layout.mesh.devices.flat[0])
+        return compiled
 
 
 def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:

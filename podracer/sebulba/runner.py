@@ -168,8 +168,7 @@ class Learner:
             metrics.append(part_metrics)
         self.env_steps += rollout.transitions
         self.rollouts += 1
-        # Parameters that are not there yet would hold up the actors that take them.
-        params = jax.block_until_ready(self._publish(self.learner, min(self.env_steps / self._total_steps, 1.0)))
+        params = self._publish(self.learner, min(self.env_steps / self._total_steps, 1.0))
         crew.wiring.store.publish(self.rollouts, params)
         if rollout.resume is not None:
             self.resumes[(self.rollouts - 1) % crew.wiring.num_actors] = rollout.resume

@@ -57,7 +57,27 @@ gpu_device_info {
 # Reading a compiled program
 
 FREE = frozenset(
-    ["parameter", "constant", "bitcast", "tuple", "get-tuple-element", "while", "conditional", "call", "after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency", "copy-done", "all-reduce-done", "async-start", "async-update", "async-done", "domain"]
+    [
+        "parameter",
+        "constant",
+        "bitcast",
+        "tuple",
+        "get-tuple-element",
+        "while",
+        "conditional",
+        "call",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "opt-barrier",
+        "add-dependency",
+        "copy-done",
+        "all-reduce-done",
+        "async-start",
+        "async-update",
+        "async-done",
+        "domain",
+    ]
 )
 """Operations that launch nothing themselves."""
 

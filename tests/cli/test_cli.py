@@ -1,8 +1,11 @@
 """The command line, in-process: exit codes, one line for every mistake, and the way from training to a picture."""
 
+import errno
 import json
+import os
 import pathlib
 import shutil
+import tomllib
 
 import jax
 import pytest
@@ -13,6 +16,7 @@ import podracer
 from podracer import cli
 from podracer.agents import R2D2Config, VTraceConfig
 from podracer.cli import results
+from podracer.run import metrics, rundir
 from podracer.run.experiment import AGENTS
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
@@ -102,6 +106,10 @@ def complaint(capsys, command):
         ("agents ppo", "agents takes no arguments, but got ppo."),
         ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
         ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
+        ("bench anakin --env cach", "unknown environment 'cach'; did you mean 'catch'?"),
+        ("bench anakin --env catch --env-options {", "env_options='{' is not JSON: "),
+        ("bench anakin --env catch --env-options 3", "env_options='3': must be"),
+        ("bench sebulba --torso resnet", "torso='resnet': cartpole has no images"),
         ("bench anakin --agents pppo", "unknown agent 'pppo'; did you mean 'ppo'?"),
     ],
 )
@@ -313,6 +321,28 @@ def test_a_run_that_fails(error, monkeypatch, capsys):
     assert str(error).splitlines()[0] in err
 
 
+def test_a_disk_that_is_full(copied, monkeypatch, capsys):
+    """One whole line, which says how to go on; and going on works."""
+    shutil.rmtree(copied / "checkpoints" / "2016")
+    write = metrics.Log.write
+
+    def refuse(self, row):
+        with rundir.writing(copied / "metrics.jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(metrics.Log, "write", refuse)
+    assert run(f"resume {copied} --quiet") == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        f"podracer: error: could not write {copied}/metrics.jsonl: No space left on device. The last good checkpoint is "
+        f"{copied}/checkpoints/1512. Make room and continue with podracer resume {copied}.\n",
+    )
+    monkeypatch.setattr(metrics.Log, "write", write)
+    assert run(f"resume {copied} --quiet") == 0
+    assert (copied / "checkpoints" / "2016").exists()
+
+
 def test_an_interrupted_run(monkeypatch, capsys):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
@@ -329,6 +359,14 @@ def test_all_checkpoints_damaged(copied, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "can be read: checkpoint 2016 is damaged" in err
+
+
+def test_type_checkers_read_our_types():
+    """The marker is beside the sources, and a wheel takes it along."""
+    for package in (podracer, envs_jax):
+        assert (pathlib.Path(package.__file__).parent / "py.typed").exists()
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["package-data"] == {"*": ["py.typed"]}
 
 
 def test_main_exits_with_the_code(monkeypatch):

@@ -39,6 +39,19 @@ def at_random(space, lanes):
     return choose
 
 
+def test_pools_share_the_cores(monkeypatch):
+    """Those that this process may use."""
+    threads = {}
+    for cores in (1, 2, 4, 5, 16, 64):
+        monkeypatch.setattr(envpool.os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        threads[cores] = [envpool._cores(pools) for pools in (1, 2, 100)]
+    assert threads == {1: [1] * 3, 2: [2] * 3, 4: [4] * 3, 5: [3, 1, 1], 16: [14, 7, 1], 64: [62, 31, 1]}
+    monkeypatch.setattr(envpool.os, "sched_getaffinity", lambda process: set(range(6)))
+    source = environments.make("envpool:CartPole-v1")
+    used = [s._pool(8, 0, False).config["num_threads"] for s in (source, source.shared_by(2), source)]
+    assert used == [4, 2, 4]
+
+
 def check_rows(spec: EnvSpec, steps):
     """Dtypes, shapes, and NEXT_STEP resets."""
     rows = [step.timestep for step in steps]

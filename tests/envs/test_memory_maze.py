@@ -8,7 +8,7 @@ import pytest
 from playing import play
 
 from envs_jax.memory_maze import MemoryMaze, MemoryMazeOptions
-from envs_jax.testing import check_environment
+from envs_jax.testing import check_environment, validate_protocol
 
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 OPTIONS = [MemoryMazeOptions(), MemoryMazeOptions(5), MemoryMazeOptions(9, num_goals=4, view=3, max_steps=100)]
@@ -211,6 +211,7 @@ def test_the_time_limit_truncates_and_an_object_at_the_limit_terminates():
 
 
 def test_conforms():
+    validate_protocol(MemoryMaze(OPTIONS[2]))
     check_environment(MemoryMaze(OPTIONS[2]), episodes=3)
 
 

@@ -6,7 +6,7 @@ import pytest
 from playing import play
 
 from envs_jax.t_maze import TMaze, TMazeOptions, TMazeState
-from envs_jax.testing import check_environment
+from envs_jax.testing import check_environment, validate_protocol
 
 NORTH, EAST, SOUTH, WEST = range(4)
 MOVES = {NORTH: (-1, 0), EAST: (0, 1), SOUTH: (1, 0), WEST: (0, -1)}
@@ -127,6 +127,7 @@ def test_the_time_limit_truncates_and_a_turn_at_the_limit_terminates():
 
 @pytest.mark.parametrize("options", OPTIONS[1:3])
 def test_conforms(options):
+    validate_protocol(TMaze(options))
     check_environment(TMaze(options), episodes=3)
 
 

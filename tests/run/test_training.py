@@ -5,8 +5,10 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
 from podracer.result import Result
-from podracer.run import checkpoint, evaluation, experiment, rundir
+from podracer.run import checkpoint, evaluation, experiment, metrics, rundir, session
 from podracer.types import EnvSpec, TimeStep, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -210,6 +212,34 @@ def test_load_gives_the_same_policy(finished):
     assert again.description == result.description
     first, second = result.evaluate(16, seed=3), again.evaluate(16, seed=3)
     np.testing.assert_array_equal(first.returns, second.returns)
+
+
+def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
+    """As training does: `podracer eval` of the same run again should not compile again."""
+    cache = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        podracer.load(finished[0].run_dir)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "podracer" / "xla")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", False),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true", True),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", False),
+        ("--xla_gpu_deterministic_ops_too=true", False),
+    ],
+)
+def test_the_summary_says_whether_a_gpu_repeats_itself(flags, expected, finished):
+    assert session._deterministic_ops(flags) == expected
+    assert finished[0].summary["deterministic_ops"] == session._deterministic_ops(os.environ.get("XLA_FLAGS", ""))
 
 
 def test_evaluation_statistics(finished):
@@ -528,7 +558,7 @@ def test_a_recurrent_policy_needs_its_memory():
     [
         (("vtrac", "catch"), ValueError, "unknown agent 'vtrac'; did you mean 'vtrace'"),
         (("vtrace", "catsh"), ValueError, "unknown environment 'catsh'; did you mean 'catch'"),
-        ((podracer.agents.vtrace, "catch"), TypeError, "agent is a function; give a name"),
+        ((podracer.agents.vtrace.make, "catch"), TypeError, "agent is a function; give a name"),
         ((podracer.agents.VTraceConfig(), "catch"), TypeError, "agent is a VTraceConfig; give a name"),
         (("vtrace", object()), TypeError, r"object\.spec is None"),
         (("vtrace", Cliff), TypeError, r"spec is a property"),
@@ -757,6 +787,22 @@ def test_all_checkpoints_damaged(copied):
     assert (copied / "metrics.jsonl").read_text() == metrics
 
 
+def test_metrics_that_cannot_be_written(tmp_path):
+    """Whichever file it is; nothing is left behind that could wait or complain."""
+    from test_checkpoint import full_disk
+
+    threads = threading.active_count()
+    short = {f"a/{i}": 0 for i in range(40)}  # as JSON; as events they are longer
+    for metric, file in (({"x" * 600: 1.0}, r"metrics\.jsonl"), (short, r"tensorboard/events\.\S+")):
+        log = metrics.Log(tmp_path)
+        with full_disk(), pytest.raises(rundir.WriteError) as caught:
+            log.write({"env_steps": 1, "updates": 1} | metric)
+        assert re.fullmatch(rf"could not write {tmp_path}/{file}: File too large\.", str(caught.value))
+        with full_disk():
+            log.close()
+    assert threading.active_count() == threads
+
+
 def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
     from test_checkpoint import full_disk
 
@@ -768,8 +814,13 @@ def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Checkpoints, "save", save_until_full)
-        with pytest.raises(podracer.CheckpointError, match=r"could not write checkpoint 1008 .*Earlier .* intact"):
+        with pytest.raises(
+            podracer.CheckpointError, match=r"could not write checkpoint 1008 in \S+: .*intact"
+        ) as caught:
             train(tmp_path / "run")
+    assert str(caught.value).endswith(
+        f"checkpoints/504. Make room and continue with podracer resume {tmp_path / 'run'}."
+    )
     assert steps_of(tmp_path / "run") == [504]
     assert podracer.load(tmp_path / "run").history[-1]["env_steps"] == 504
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import types
 
 import counting
 import harness
@@ -9,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.learning import collectives
-from podracer.sebulba import runner
+from podracer.sebulba import host_replay, runner
 from podracer.sebulba.driver import Sebulba
 
 T, B = 5, 8
@@ -251,6 +253,64 @@ def test_a_state_is_like_what_like_says():
             return (x.shape, str(x.dtype), x.sharding)
 
         assert jax.tree.leaves(jax.tree.map(describe, state)) == jax.tree.leaves(jax.tree.map(describe, like))
+
+
+def test_snapshots_compile_nothing_new():
+    driver = driver_of(agent_of("ppo"))
+    state = driver.init()
+    learner = driver.learner(state).learner
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
+    driver._state(driver.learner(state).learner, (), 3, state.experience)
+    driver._state(learner, (), 5, state.experience)
+    assert not [event for event in compiled if "backend_compile" in event]
+
+
+def test_environments_hear_how_many_share_the_machine():
+    heard = []
+
+    class Sharing(SteppedEnvironments):
+        def shared_by(self, actors):
+            heard.append(actors)
+            return self
+
+    layout = topology.make_host(num_envs=2 * B, envs_per_actor=B, actor_threads=2, devices=jax.local_devices()[:1])
+    agent = agent_of("vtrace")
+    Sebulba(agent, Sharing(COUNTING), layout, seed=0, hyper=agent.hyper)
+    assert heard == [2]
+
+
+def test_a_replay_on_the_host_counts_updates_itself():
+    """Reading what the last update returned would wait for it."""
+    place = SingleDeviceSharding(jax.local_devices()[0])
+    reads, versions = [], []
+
+    class Number:
+        def __init__(self, value):
+            self.value = value
+
+        def __int__(self):
+            reads.append(self.value)
+            return self.value
+
+    def add(counts, ring, trajectory, version, key):
+        versions.append(int(version))
+        return counts, ring, np.int32(2), {}, key
+
+    def learn(state, batch, progress):
+        return types.SimpleNamespace(num_updates=Number(state.num_updates.value + 1)), {}, np.zeros(1)
+
+    draw = lambda *args: ((np.zeros(1), np.zeros(1)), {})  # noqa: E731
+    write = lambda counts, ring, at, priorities: (ring, {})  # noqa: E731
+    replay_on_host = object.__new__(host_replay.HostReplay)
+    replay_on_host.__dict__.update(_cpu=place, _everywhere=place, _by_shard=place, _newest=(None, 0))
+    update = functools.partial(replay_on_host._run, host_replay._Programs(add, draw, learn, write))
+    state = first = types.SimpleNamespace(num_updates=Number(7))
+    for _ in range(3):
+        state, _, _ = update(state, host_replay.Experience((), ()), None, 0, np.float32(0), np.uint32(0))
+    update(first, host_replay.Experience((), ()), None, 0, np.float32(0), np.uint32(0))
+    assert versions == [7, 9, 11, 7]
+    assert reads == [7, 7], "of a state that it has not made itself"
 
 
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
