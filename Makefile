@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow learn lint bench clean
+.PHONY: demo test test-slow test-accelerator learn lint bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -24,10 +24,13 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 	@echo "see runs/demo/curve.png and runs/demo/policy.gif"
 
 test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
-	$(BIN)/pytest -n auto --dist worksteal -m 'not slow'
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
 	$(BIN)/pytest -m slow
+
+test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products
+	JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest $(BIN)/pytest -m accelerator
 
 learn: $(VENV)/.test  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
 	$(BIN)/python benchmarks/learn.py

@@ -14,7 +14,7 @@ bootstraps through a termination is then far from the right value, instead of ex
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -292,3 +292,47 @@ DISCRETE: tuple[Probe, ...] = (
     TruncatedReward(),
 )
 ALL: tuple[Probe, ...] = (*DISCRETE, ContinuousAction())
+
+
+class TogetherState(NamedTuple):
+    """Unbatched: `which` int32 []; the state of that probe."""
+
+    which: jax.Array
+    inner: State
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """All discrete probes in one: each episode is of one of them, drawn at reset, so that one program learns them all.
+
+    The observation is float32 [7]: a one for the probe that is played, then its own observation. What is right for a
+    probe's own observation is right for `shown(probe, observation)`.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        longest = max(probe.spec.max_episode_steps or 0 for probe in DISCRETE)
+        return EnvSpec("probe:together", spaces.Box(-1.0, 1.0, (len(DISCRETE) + 1,)), spaces.Discrete(2), longest)
+
+    @staticmethod
+    def shown(probe: Probe, observation: np.ndarray) -> np.ndarray:
+        """A probe's own observation as it is shown here."""
+        return np.concatenate([np.eye(len(DISCRETE), dtype=np.float32)[DISCRETE.index(probe)], observation])
+
+    def reset(self, key: jax.Array) -> TogetherState:
+        which_key, key = jax.random.split(key)
+        which = jax.random.randint(which_key, (), 0, len(DISCRETE))
+        return TogetherState(which, self._of(which, [probe.reset(key) for probe in DISCRETE]))
+
+    def step(self, state: TogetherState, action: jax.Array, key: jax.Array) -> tuple[TogetherState, Transition]:
+        steps = [probe.step(state.inner, action, key) for probe in DISCRETE]
+        inner, transition = self._of(state.which, steps)
+        return TogetherState(state.which, inner), transition
+
+    def observe(self, state: TogetherState) -> jax.Array:
+        one = (jnp.arange(len(DISCRETE)) == state.which).astype(jnp.float32)
+        return jnp.concatenate([one, state.inner.observation])
+
+    @staticmethod
+    def _of(which: jax.Array, choices: list[Any]) -> Any:
+        return jax.tree.map(lambda *x: jnp.stack(x)[which], *choices)

@@ -1,7 +1,11 @@
-"""All agents on every probe environment: the values and the policy that they learn are the analytic ones."""
+"""All agents on every probe environment: the values and the policy that they learn are the analytic ones.
+
+The quick tests learn the discrete probes together, in one program for each agent; the slow ones learn each alone.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import harness
@@ -11,14 +15,14 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets, returns
+from podracer import agents, nets, returns, spaces
 from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
 from podracer.types import Agent, LearnerState, TimeStep
 
 GAMMA = 0.8
 LANES, SEEDS = 16, 2
-STEPS = 40_000
+STEPS, STEPS_TOGETHER = 40_000, 60_000
 
 COMMON: dict[str, Any] = {"discount": GAMMA, "entropy_cost": 0.0, "max_grad_norm": 10.0}
 VTRACE = COMMON | {"rollout_length": 8, "learning_rate": 1e-2}
@@ -32,14 +36,6 @@ PPO = COMMON | {
 }
 
 
-def made(name: str, probe: probes.Probe, lstm_size: int) -> tuple[Agent, nets.Network]:
-    """An agent with a network that we can ask for values."""
-    network = nets.make(probe.spec, hidden_sizes=(16,), activation="tanh", separate=True, lstm_size=lstm_size)
-    if name == "vtrace":
-        return agents.vtrace.make(probe.spec, VTraceConfig(**VTRACE), network), network
-    return agents.ppo.make(probe.spec, PPOConfig(**PPO), network), network
-
-
 R2D2: dict[str, Any] = {
     "discount": GAMMA,
     "rollout_length": 8,
@@ -51,91 +47,156 @@ R2D2: dict[str, Any] = {
     "replay_capacity": 1000,
     "replay_min_size": 100,
     "batch_size": 32,
-    "replay_ratio": 8.0,
+    "replay_ratio": 4.0,
     "target_update_interval": 20,
 }
 
 
-@pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
-@pytest.mark.parametrize("rescaling", [True, False])
-def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
-    """The largest of them at every observation, and which it is."""
-    network = nets.make_q(probe.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
-    agent = agents.r2d2.make(probe.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
-    prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
-    state, report = prog.step(harness.initial(prog, agent, list(range(SEEDS))), program.Limits.of(STEPS, STEPS, 10_000))
-    assert np.all(report.finite)
-    table = probe.values(GAMMA)
-    N = len(table)
-    rows = nets.Inputs(jnp.stack([x for x, _ in table])[None], jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
-    for seed in range(SEEDS):
-        params = jax.tree.map(lambda x, i=seed: x[i], state.learner.params)
-        values = jnp.max(network.apply(params, rows, ())[0][0], axis=-1)
-        found = returns.unrescale(values) if rescaling else values
-        np.testing.assert_allclose(found, [value for _, value in table], atol=0.15)
-        if probe.optimal_actions is not None:
-            observation, best = (np.stack(x) for x in zip(*probe.optimal_actions, strict=True))
-            B = len(best)
-            rows_of = nets.Inputs(jnp.asarray(observation)[None], jnp.zeros((1, B)), jnp.ones((1, B), bool), ())
-            np.testing.assert_array_equal(jnp.argmax(network.apply(params, rows_of, ())[0][0], axis=-1), best)
+TOGETHER = probes.Together()
+by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
+discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
+rescaled = pytest.mark.parametrize("rescaling", [True, False])
 
 
-def trained(name: str, probe: probes.Probe, lstm_size: int = 0) -> tuple[Agent, nets.Network, LearnerState]:
-    """Members with different seeds, trained side by side; learner states [SEEDS]."""
-    agent, network = made(name, probe, lstm_size)
-    prog = harness.make_program(agent, probe, num_envs=LANES, population=SEEDS)
+def trained(agent: Agent, environment: Any) -> list[LearnerState]:
+    """Learner states of members with different seeds, trained side by side."""
+    steps = STEPS_TOGETHER if environment == TOGETHER else STEPS
+    prog = harness.make_program(agent, environment, num_envs=LANES, population=SEEDS)
     state = harness.initial(prog, agent, list(range(SEEDS)))
-    state, report = prog.step(state, program.Limits.of(STEPS, STEPS, 10_000))
+    state, report = prog.step(state, program.Limits.of(steps, steps, 10_000))
     assert np.all(report.finite)
-    return agent, network, state.learner
+    learner = state.learner
+    return [jax.tree.map(lambda x, i=seed: x[i], learner) for seed in range(SEEDS)]
 
 
-def check_values(probe: probes.Probe, network: nets.Network, params: Any, tolerance: float) -> None:
-    """The value of every observation, each as the first row of an episode."""
-    table = probe.values(GAMMA)
-    observation = jnp.asarray(np.stack([observation for observation, _ in table]))[None]
-    N = len(table)
-    rows = nets.Inputs(observation, jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
-    outputs, values, _ = network.apply(params, rows, network.start(N))
-    expected = np.array([value for _, value in table])
-    if isinstance(probe, probes.ContinuousAction):  # the policy's variance costs as much, and has become small
-        expected -= np.exp(2.0 * np.asarray(outputs)[0, :, 1])
-        assert expected.min() > -0.2
-    np.testing.assert_allclose(values[0], expected, atol=tolerance)
+def expected(probe: probes.Probe, together: bool) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+    """Observations [N, ...] with their values [N], and observations with their best actions."""
+    observations, values = zip(*probe.values(GAMMA), strict=True)
+    best = probe.optimal_actions
+    if together and probe.spec.action_space == spaces.Discrete(1):  # played with two actions, which are equally good
+        best = None
+    show = (lambda x: TOGETHER.shown(probe, x)) if together else (lambda x: x)
+    actions = best and (np.stack([show(x) for x, _ in best]), np.stack([action for _, action in best]))
+    return np.stack([show(x) for x in observations]), np.array(values), actions
 
 
-@pytest.mark.parametrize("probe", probes.ALL, ids=lambda probe: type(probe).__name__)
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+def inputs(observation: np.ndarray) -> nets.Inputs:
+    """Observations [N, ...], each as the first row of an episode."""
+    N = len(observation)
+    return nets.Inputs(jnp.asarray(observation)[None], jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
+
+
+# R2D2.
+
+
+@functools.cache
+def trained_r2d2(environment: Any, rescaling: bool) -> tuple[nets.Network, list[LearnerState]]:
+    """The network of action values, and the members' learner states."""
+    network = nets.make_q(environment.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
+    agent = agents.r2d2.make(environment.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
+    return network, trained(agent, environment)
+
+
+def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) -> None:
+    """The largest of them at every observation, and which it is."""
+    environment = TOGETHER if together else probe
+    network, members = trained_r2d2(environment, rescaling)
+    observations, right, best = expected(probe, together)
+    apply = jax.jit(lambda params, observation: network.apply(params, inputs(observation), ())[0][0])
+    for member in members:
+        values = np.asarray(apply(member.params, observations)).max(-1)
+        np.testing.assert_allclose(returns.unrescale(values) if rescaling else values, right, atol=0.15)
+        if best is not None:
+            np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
+
+
+@discrete
+@rescaled
+def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
+    check_action_values(probe, rescaling, together=True)
+
+
+@pytest.mark.slow
+@discrete
+@rescaled
+def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) -> None:
+    check_action_values(probe, rescaling, together=False)
+
+
+# Values and policies.
+
+
+@functools.cache
+def trained_actor_critic(
+    name: str, environment: Any, lstm_size: int = 0
+) -> tuple[Agent, nets.Network, list[LearnerState]]:
+    """An agent with a network that we can ask for values, and the members' learner states."""
+    network = nets.make(environment.spec, hidden_sizes=(16,), activation="tanh", separate=True, lstm_size=lstm_size)
+    if name == "vtrace":
+        agent = agents.vtrace.make(environment.spec, VTraceConfig(**VTRACE), network)
+    else:
+        agent = agents.ppo.make(environment.spec, PPOConfig(**PPO), network)
+    return agent, network, trained(agent, environment)
+
+
+def check_values_and_policy(name: str, probe: probes.Probe, together: bool) -> None:
+    environment = TOGETHER if together else probe
+    agent, network, members = trained_actor_critic(name, environment)
+    observations, right, best = expected(probe, together)
+    # TruncatedReward: 5, and 2.95 at most if a time limit were a death.
+    tolerance = 0.25 if isinstance(probe, probes.TruncatedReward) else 0.1
+    apply = jax.jit(lambda params, observation: network.apply(params, inputs(observation), ())[:2])
+    for member in members:
+        outputs, values = apply(member.params, observations)
+        wanted = right
+        if isinstance(probe, probes.ContinuousAction):  # the policy's variance costs as much, and has become small
+            wanted = right - np.exp(2.0 * np.asarray(outputs)[0, :, 1])
+            assert wanted.min() > -0.2
+        np.testing.assert_allclose(values[0], wanted, atol=tolerance)
+        if best is not None:
+            check_policy(agent, member, *best)
+
+
+@discrete
+@by_name
 def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Probe) -> None:
-    agent, network, learner = trained(name, probe)
-    for seed in range(SEEDS):
-        member = jax.tree.map(lambda x, i=seed: x[i], learner)
-        # TruncatedReward: 5, and 2.95 at most if a time limit were a death.
-        check_values(probe, network, member.params, 0.25 if isinstance(probe, probes.TruncatedReward) else 0.1)
-        if probe.optimal_actions is not None:
-            check_policy(probe, agent, member)
+    check_values_and_policy(name, probe, together=True)
 
 
-def check_policy(probe: probes.Probe, agent: Agent, learner: LearnerState) -> None:
+@by_name
+def test_means_of_continuous_actions_are_the_best_ones(name: str) -> None:
+    check_values_and_policy(name, probes.ContinuousAction(), together=False)
+
+
+@pytest.mark.slow
+@discrete
+@by_name
+def test_values_and_policies_of_a_probe_alone(name: str, probe: probes.Probe) -> None:
+    check_values_and_policy(name, probe, together=False)
+
+
+def check_policy(agent: Agent, learner: LearnerState, observation: np.ndarray, best: np.ndarray) -> None:
     """The most likely action is the best one, and where actions are discrete the others have become rare."""
-    actions = probe.optimal_actions or ()
-    observation, best = (np.stack(x) for x in zip(*actions, strict=True))
     B = len(best)
     row = TimeStep(jnp.asarray(observation), jnp.zeros(B), jnp.ones(B), jnp.ones(B, bool), jnp.zeros(B, bool))
-    params = agent.actor_params(learner, jnp.float32(1))
-    state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
-    chosen, extras, _ = agent.act(params, state, row, jax.random.key(0), True)
+
+    @jax.jit
+    def act(learner: LearnerState) -> Any:
+        params = agent.actor_params(learner, jnp.float32(1))
+        return agent.act(params, agent.start(jnp.arange(B, dtype=jnp.int32), B), row, jax.random.key(0), True)
+
+    chosen, extras, _ = act(learner)
     np.testing.assert_allclose(chosen, best, atol=0.1)
     if best.dtype == np.int32:
         assert float(jnp.min(extras["log_prob"])) > np.log(0.9)
 
 
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@by_name
 def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
     """Row by row through an episode: the values are gamma and 1 with the memory that acting has there."""
-    _, network, learner = trained(name, probes.DelayedReward(), lstm_size=8)
-    for seed in range(SEEDS):
-        params = jax.tree.map(lambda x, i=seed: x[i], learner.params)
+    _, network, members = trained_actor_critic(name, probes.DelayedReward(), lstm_size=8)
+    apply = jax.jit(lambda params, rows: network.apply(params, rows, network.start(1))[1][:, 0])
+    for member in members:
         for action in (0, 1):
             rows = nets.Inputs(
                 observation=jnp.asarray([0.0, 1.0]).reshape(2, 1, 1),
@@ -143,5 +204,4 @@ def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
                 first=jnp.asarray([[True], [False]]),
                 previous_action=jnp.full((2, 1), action, jnp.int32),
             )
-            values = network.apply(params, rows, network.start(1))[1][:, 0]
-            np.testing.assert_allclose(values, [GAMMA, 1.0], atol=0.1)
+            np.testing.assert_allclose(apply(member.params, rows), [GAMMA, 1.0], atol=0.1)
