@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ import numpy as np
 from podracer import topology
 from podracer.anakin import program
 from podracer.learning import collectives
+from podracer.run import experiment
 from podracer.types import Agent, Environment, EnvSpec, TimeStep, Trajectory, Transition
 
 
@@ -24,6 +27,7 @@ def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function)  # one by one, hundreds of operations would be compiled
 
 
+@functools.cache
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes with one shard on one device; arguments and results as without."""
 
@@ -109,6 +113,32 @@ def make_program(
     return program.make(agent, environment, layout, settings)
 
 
+@contextlib.contextmanager
+def shared_programs() -> Iterator[None]:
+    """Inside, Anakin's runs of equal agents by name in equal environments share what they trace and compile.
+
+    The first of them makes it as ever; those after it differ in seed, directory and schedule, which no program knows.
+    """
+    make_agent, make_program = experiment.make_agent, program.make
+    made: dict[str, Agent] = {}
+    programs: dict[Any, program.Program] = {}
+
+    def agent_of(name: str, environment: Any, config: Any = None, network: Any = None) -> Agent:
+        agent = make_agent(name, environment, config, network)
+        return agent if network else made.setdefault(f"{name} {environment.spec} {agent.config}", agent)
+
+    def program_of(agent: Agent, *parts: Any) -> program.Program:
+        if not any(agent is shared for shared in made.values()):
+            return make_program(agent, *parts)
+        key = (id(agent), *parts)
+        if key not in programs:
+            programs[key] = make_program(agent, *parts)
+        return programs[key]
+
+    with mock.patch.object(experiment, "make_agent", agent_of), mock.patch.object(program, "make", program_of):
+        yield
+
+
 def initial(
     prog: program.Program, agent: Agent, seeds: list[int], overrides: Mapping[str, list[float]] | None = None
 ) -> program.RunState:
@@ -127,8 +157,8 @@ def numbers_of(tree: Any) -> Any:
     """A tree as NumPy, random keys as their data (and so a copy that outlives donation)."""
 
     def plain(x: Any) -> np.ndarray:
-        x = jnp.asarray(x)
-        return np.array(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(x) if is_key else x)
 
     return jax.tree.map(plain, tree)
 

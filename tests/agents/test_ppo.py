@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -138,6 +139,7 @@ def test_means_are_over_all_shards() -> None:
 # The whole agent.
 
 
+@functools.cache
 def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress, key)`."""
     agent = agents.ppo.make(SPEC._replace(action_space=action_space), config)
@@ -151,9 +153,8 @@ def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> A
     def start(learner: Any, rows: TimeStep, state: Any = None) -> Any:
         return record(learner, rows, agent.start(lanes, B) if state is None else state)
 
-    @jax.jit
     def learn(learner: Any, trajectory: Trajectory, progress: float = 0.0, key: jax.Array = KEY) -> Any:
-        return harness.alone(agent.learn)(learner, trajectory, jnp.asarray(progress, jnp.float32), key)
+        return harness.alone(agent.learn)(learner, trajectory, jnp.float32(progress), key)
 
     return agent, learner, start, learn
 

@@ -69,7 +69,9 @@ def trained(agent: Agent, environment: Any) -> list[LearnerState]:
     return [jax.tree.map(lambda x, i=seed: x[i], learner) for seed in range(SEEDS)]
 
 
-def expected(probe: probes.Probe, together: bool) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+def expected(
+    probe: probes.Probe, together: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
     """Observations [N, ...] with their values [N], and observations with their best actions."""
     observations, values = zip(*probe.values(GAMMA), strict=True)
     best = probe.optimal_actions

@@ -30,6 +30,7 @@ SMALL = {
 }
 
 
+@functools.cache
 def made(**overrides):
     return agents.r2d2.make(SPEC, R2D2Config(**(SMALL | overrides)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,7 @@ def test_mean_is_over_all_shards() -> None:
 # The whole agent.
 
 
+@functools.cache
 def made(config: VTraceConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress)`."""
     agent = agents.vtrace.make(SPEC._replace(action_space=action_space), config)
@@ -196,7 +198,6 @@ def made(config: VTraceConfig, action_space: spaces.Space = SPEC.action_space) -
         params = agent.actor_params(learner, jnp.float32(0))
         return harness.record(agent, params, agent.start(lanes, B), rows, KEY)[0]
 
-    @jax.jit
     def learn(learner: Any, trajectory: Trajectory, progress: jax.Array) -> Any:
         return harness.alone(agent.learn)(learner, trajectory, progress, KEY)
 

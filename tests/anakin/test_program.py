@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -170,17 +171,22 @@ def test_log_probabilities_are_those_of_the_recorded_actions(rolled: Any) -> Non
             np.testing.assert_allclose(metrics["policy/clip_fraction"], 0.0, atol=1e-6)
 
 
-def test_steps_after_the_end_change_nothing() -> None:
+@functools.cache
+def two_rollouts() -> tuple[Agent, Any]:
+    """An agent, and what the two tests below compare with."""
     agent = agent_of("vtrace")
-    _, plain = rollouts(agent, 2)
+    return agent, rollouts(agent, 2)[1]
+
+
+def test_steps_after_the_end_change_nothing() -> None:
+    agent, plain = two_rollouts()
     _, spoiled = rollouts(agent, 2, harness.AfterTheEnd(COUNTING))
     harness.assert_same(plain, spoiled)
 
 
 def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the states that open episodes are made before a rollout or in it, the rollout is the same."""
-    agent = agent_of("vtrace")
-    _, ahead = rollouts(agent, 2)
+    agent, ahead = two_rollouts()
     monkeypatch.setattr(program, "SMALL_STATE_BYTES", 0)
     _, late = rollouts(agent, 2)
     harness.assert_same(ahead, late)

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tomllib
 
+import harness
 import jax
 import pytest
 from PIL import Image
@@ -29,6 +30,12 @@ TRAIN = f"train vtrace catch {SMALL}"
 
 def run(command):
     return cli.run(command.split() if isinstance(command, str) else command)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,12 @@ SUMMARY_KEYS = {
 def train(run_dir, **changes):
     """The small run that most tests share: one compilation for all of them."""
     return podracer.train("vtrace", "catch", config=AGENT, run_dir=run_dir, **(RUN | changes))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Sebulba end to end with the counting environment: alignment, contiguity, memory, versions, order and resuming."""
 
+import copy
 import functools
 import itertools
 import types
@@ -23,6 +24,7 @@ T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
 
 
+@functools.cache
 def agent_of(name, lstm_size=0, normalize=True):
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
@@ -38,18 +40,36 @@ def agent_of(name, lstm_size=0, normalize=True):
     )
 
 
-def driver_of(agent, threads=1, lockstep=False, seed=0, **settings):
-    layout = topology.make_host(
-        num_envs=B * threads,
-        envs_per_actor=B,
-        actor_threads=threads,
-        devices=jax.local_devices()[:1],
-        num_shards=settings.pop("num_shards", 1),
-        updates_per_batch=settings.get("updates_per_batch", 1),
-    )
-    hyper = agent.hyper | settings.pop("hyper", {})
-    environments = SteppedEnvironments(COUNTING)
-    return Sebulba(agent, environments, layout, seed=seed, hyper=hyper, lockstep=lockstep, **settings)
+_drivers = {}
+
+
+def driver_of(
+    agent, threads=1, lockstep=False, seed=0, hyper=None, num_shards=1, updates_per_batch=1, replay_memory="device"
+):
+    """A driver of its own. It shares its compiled programs, which neither order nor seed nor numbers are part of."""
+    key = (id(agent), threads, num_shards, updates_per_batch, replay_memory)
+    if key not in _drivers:
+        layout = topology.make_host(
+            num_envs=B * threads,
+            envs_per_actor=B,
+            actor_threads=threads,
+            devices=jax.local_devices()[:1],
+            num_shards=num_shards,
+            updates_per_batch=updates_per_batch,
+        )
+        _drivers[key] = Sebulba(
+            agent,
+            SteppedEnvironments(COUNTING),
+            layout,
+            seed=seed,
+            hyper=agent.hyper,
+            updates_per_batch=updates_per_batch,
+            replay_memory=replay_memory,
+        )
+    driver = copy.copy(_drivers[key])
+    driver._lockstep, driver._seed, driver._hyper = lockstep, seed, agent.hyper | (hyper or {})
+    driver.shared = _drivers[key]
+    return driver
 
 
 def run(driver, total_steps=600, state=None, milestone=None):
@@ -64,7 +84,9 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
     driver.learning = driver.learning._replace(spread=capture)
     state = driver.init() if state is None else state
-    driver.compile(state)
+    if not driver.shared._act:
+        driver.shared.compile(state)
+    driver._update = driver.shared._update
     final, complete = driver.run(
         state,
         total_steps=total_steps,
@@ -97,7 +119,7 @@ def test_trajectories_keep_the_contract(name, threads, lockstep):
     assert progress[-1].updates == int(final.learner.num_updates[0])
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_replayed_sequences_keep_the_contract(num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
     agent = agent_of("r2d2", lstm_size=4)
@@ -128,8 +150,15 @@ def test_replayed_sequences_keep_the_contract(num_shards):
     assert len(np.unique(rows, axis=0)) == len(rows) >= 100
 
 
-@pytest.mark.parametrize("name", ["r2d2", "vtrace with replay"])
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "num_shards"),
+    [
+        ("r2d2", 2),
+        ("vtrace with replay", 1),
+        pytest.param("r2d2", 1, marks=pytest.mark.slow),
+        pytest.param("vtrace with replay", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
     ends, reports = [], []
@@ -314,7 +343,7 @@ def test_a_replay_on_the_host_counts_updates_itself():
 
 
 @pytest.mark.parametrize("name", ["vtrace", "ppo"])
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""
     agent = agent_of(name)

@@ -247,7 +247,15 @@ def test_a_run_directory_is_like_anakins(tmp_path):
     for arch in ("anakin", "sebulba"):
         run_dir = tmp_path / arch
         podracer.train(
-            "vtrace", "catch", arch=arch, total_steps=2000, num_envs=8, eval_episodes=4, progress=False, run_dir=run_dir
+            "vtrace",
+            "catch",
+            config=CONFIG,
+            arch=arch,
+            total_steps=500,
+            num_envs=8,
+            eval_episodes=4,
+            progress=False,
+            run_dir=run_dir,
         )
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         names[arch] = {name for row in rows for name in row if not name.startswith("sebulba/")}
