@@ -13,7 +13,6 @@ into calls does not change its result, and its length does not change its compil
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,29 +22,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from podracer import topology
+from podracer.anakin.rollout import Actors, Settings, rollout
 from podracer.driver import RunState, run_keys
 from podracer.environments import autoreset
 from podracer.learning import collectives, learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
-from podracer.learning.trajectories import flat, shaped
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
-from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, TimeStep, Trajectory
-
-SMALL_STATE_BYTES = 256
-"""Up to this size of an environment state, a rollout makes all states that could open an episode ahead."""
-
-
-class Actors(NamedTuple):
-    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key.
-
-    In a `RunState` its leading dims are [P, S].
-    """
-
-    lanes: autoreset.Lane
-    agent: ArrayTree
-    lane: jax.Array
-    key: jax.Array
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
 
 
 class Member(NamedTuple):
@@ -114,13 +98,6 @@ class Program(NamedTuple):
     init: Callable[..., RunState]
     like: Callable[[], RunState]
     step: Callable[..., tuple[RunState, Report]]
-
-
-class Settings(NamedTuple):
-    """Static settings of the program: T, and the reset pool per shard (0: none)."""
-
-    rollout_length: int
-    reset_pool: int = 0
 
 
 def make(agent: Agent, environment: Environment, layout: Topology, settings: Settings) -> Program:
@@ -316,79 +293,3 @@ def _trajectory(
     actors = jax.tree.map(lambda x: x[0], actors)
     keys = jax.random.split(actors.key, 2 + settings.rollout_length)
     return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]
-
-
-def rollout(
-    agent: Agent,
-    environment: Environment,
-    settings: Settings,
-    learner: LearnerState,
-    actors: Actors,
-    progress: jax.Array,
-    keys: jax.Array,
-) -> tuple[Actors, Trajectory, EpisodeStats]:
-    """T steps of every lane of one shard, with 2 + T random keys, consumed.
-
-    Returns:
-      The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
-    """
-    T, B = settings.rollout_length, actors.lane.shape[0]
-    params = agent.actor_params(learner, progress)
-    env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
-    resets, fresh_states = _resets(environment, settings, reset_key, B)
-
-    def as_kept(lanes: autoreset.Lane) -> TimeStep:
-        return lanes.timestep._replace(observation=flat(lanes.timestep.observation, 1))
-
-    def row_shapes(observation: ArrayTree) -> ArrayTree:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), observation)
-
-    def row_buffer(x: jax.Array) -> jax.Array:
-        return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
-
-    def step(carry: Any, now: Any) -> tuple[Any, Any]:
-        lanes, memory, rows, episodes = carry
-        t, act_key, env_keys, reset = now
-        action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
-        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, env_keys, fresh_states(reset))
-        # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
-        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, as_kept(lanes))
-        return (lanes, memory, rows, jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))), (
-            action,
-            extras,
-        )
-
-    # Sums per lane in the loop, and over lanes once behind it: a reduction is a kernel of its own.
-    nothing = EpisodeStats(*(jnp.zeros(B) for _ in EpisodeStats._fields))
-    (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
-        step,
-        (actors.lanes, actors.agent, jax.tree.map(row_buffer, as_kept(actors.lanes)), nothing),
-        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), resets),
-        unroll=1 if topology.on_cpu() else 2,  # half the copies of what one step passes to the next
-    )
-    rows = rows._replace(observation=shaped(rows.observation, 2, like=row_shapes(actors.lanes.timestep.observation)))
-    version = jnp.broadcast_to(params.version, (T, B))
-    trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
-    return Actors(lanes, memory, actors.lane, actors.key), trajectory, jax.tree.map(jnp.sum, episodes)
-
-
-def _resets(
-    environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
-) -> tuple[ArrayTree, Callable[[ArrayTree], Any]]:
-    """Where the states that open new episodes come from, one for every lane and step of a rollout.
-
-    Returns:
-      A tree with leading dims [T, B] to scan over, and what turns a row of it into environment states [B].
-    """
-    shape = (settings.rollout_length, num_lanes)
-    if settings.reset_pool:
-        pool_key, index_key = jax.random.split(key)
-        pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
-        index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
-        return index, lambda i: jax.tree.map(lambda x: x[i], pool)
-    keys = jax.random.split(key, shape)
-    state = jax.eval_shape(environment.reset, key)
-    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= SMALL_STATE_BYTES:
-        # Small states are made ahead, in one large operation instead of T small ones.
-        return jax.vmap(jax.vmap(environment.reset))(keys), lambda state: state
-    return keys, jax.vmap(environment.reset)

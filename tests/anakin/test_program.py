@@ -16,7 +16,7 @@ import pytest
 
 from podracer import agents
 from podracer.agents import PPOConfig, VTraceConfig
-from podracer.anakin import program
+from podracer.anakin import program, rollout
 from podracer.learning import collectives, learner
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
@@ -102,12 +102,12 @@ def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool:
     state = harness.initial(prog, agent, [0])
     learner = jax.tree.map(lambda x: x[0], state.learner)
     actors = jax.tree.map(lambda x: x[0, 0], state.actors)
-    settings = program.Settings(T, reset_pool)
+    settings = rollout.Settings(T, reset_pool)
 
     @jax.jit
-    def roll(actors: program.Actors, key: jax.Array) -> Any:
+    def roll(actors: rollout.Actors, key: jax.Array) -> Any:
         keys = jax.random.split(key, 2 + T)
-        return program.rollout(agent, environment, settings, learner, actors, jnp.float32(0), keys)
+        return rollout.rollout(agent, environment, settings, learner, actors, jnp.float32(0), keys)
 
     results = []
     for i in range(number):
@@ -187,7 +187,7 @@ def test_steps_after_the_end_change_nothing() -> None:
 def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the states that open episodes are made before a rollout or in it, the rollout is the same."""
     agent, ahead = two_rollouts()
-    monkeypatch.setattr(program, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(rollout, "SMALL_STATE_BYTES", 0)
     _, late = rollouts(agent, 2)
     harness.assert_same(ahead, late)
 
@@ -388,11 +388,11 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
     member = program.Member.of(harness.initial(prog, agent, [0]))
     state = jax.tree.map(lambda x: x[0], member.learner)
     actors, ring = jax.tree.map(lambda x: x[0, 0], (member.actors, member.ring))
-    settings = program.Settings(T, reset_pool)
+    settings = rollout.Settings(T, reset_pool)
     core = learner.make(agent, lanes=2, groups=1, num_shards=1)
 
     @jax.jit
-    def update(state: LearnerState, actors: program.Actors, ring: Any) -> Any:
+    def update(state: LearnerState, actors: rollout.Actors, ring: Any) -> Any:
         function = lambda _: program._update_shard(  # noqa: E731
             agent, COUNTING, settings, core, state, actors, ring, core.counts(), jnp.float32(0)
         )

@@ -1,0 +1,121 @@
+"""Anakin's rollout: T steps of every lane of one shard, acting and stepping in one scan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import topology
+from podracer.environments import autoreset
+from podracer.learning.trajectories import flat, shaped
+from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Trajectory
+
+SMALL_STATE_BYTES = 256
+"""Up to this size of an environment state, a rollout makes all states that could open an episode ahead."""
+
+
+class Actors(NamedTuple):
+    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key.
+
+    In a `RunState` its leading dims are [P, S].
+    """
+
+    lanes: autoreset.Lane
+    agent: ArrayTree
+    lane: jax.Array
+    key: jax.Array
+
+
+class Settings(NamedTuple):
+    """Static settings of the program: T, and the reset pool per shard (0: none)."""
+
+    rollout_length: int
+    reset_pool: int = 0
+
+
+def rollout(
+    agent: Agent,
+    environment: Environment,
+    settings: Settings,
+    learner: LearnerState,
+    actors: Actors,
+    progress: jax.Array,
+    keys: jax.Array,
+) -> tuple[Actors, Trajectory, EpisodeStats]:
+    """T steps of every lane of one shard, with 2 + T random keys, consumed.
+
+    Returns:
+      The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
+    """
+    T, B = settings.rollout_length, actors.lane.shape[0]
+    params = agent.actor_params(learner, progress)
+    env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
+    resets, fresh_states = _resets(environment, settings, reset_key, B)
+
+    # Observations are flat within the loop (see `flat`).
+    observed = actors.lanes.timestep.observation
+
+    def flat_lanes(lanes: autoreset.Lane) -> autoreset.Lane:
+        return lanes._replace(timestep=lanes.timestep._replace(observation=flat(lanes.timestep.observation, 1)))
+
+    def shaped_lanes(lanes: autoreset.Lane) -> autoreset.Lane:
+        observation = shaped(lanes.timestep.observation, 1, like=observed)
+        return lanes._replace(timestep=lanes.timestep._replace(observation=observation))
+
+    def row_buffer(x: jax.Array) -> jax.Array:
+        return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
+
+    def step(carry: Any, now: Any) -> tuple[Any, Any]:
+        lanes, memory, rows, episodes = carry
+        t, act_key, env_keys, reset = now
+        lanes = shaped_lanes(lanes)
+        action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, env_keys, fresh_states(reset))
+        episodes = jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))
+        lanes = flat_lanes(lanes)
+        # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
+        rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
+        return (lanes, memory, rows, episodes), (action, extras)
+
+    # Sums per lane in the loop, and over lanes once behind it: a reduction is a kernel of its own.
+    nothing = EpisodeStats(*(jnp.zeros(B) for _ in EpisodeStats._fields))
+    lanes = flat_lanes(actors.lanes)
+    (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
+        step,
+        (lanes, actors.agent, jax.tree.map(row_buffer, lanes.timestep), nothing),
+        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), resets),
+        unroll=1 if topology.on_cpu() else 2,  # half the copies of what one step passes to the next
+    )
+    lanes = shaped_lanes(lanes)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), observed)
+    rows = rows._replace(observation=shaped(rows.observation, 2, like=like))
+    version = jnp.broadcast_to(params.version, (T, B))
+    trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
+    return Actors(lanes, memory, actors.lane, actors.key), trajectory, jax.tree.map(jnp.sum, episodes)
+
+
+def _resets(
+    environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
+) -> tuple[ArrayTree, Callable[[ArrayTree], Any]]:
+    """Where the states that open new episodes come from, one for every lane and step of a rollout.
+
+    Returns:
+      A tree with leading dims [T, B] to scan over, and what turns a row of it into environment states [B].
+    """
+    shape = (settings.rollout_length, num_lanes)
+    if settings.reset_pool:
+        pool_key, index_key = jax.random.split(key)
+        pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
+        index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
+        return index, lambda i: jax.tree.map(lambda x: x[i], pool)
+    keys = jax.random.split(key, shape)
+    state = jax.eval_shape(environment.reset, key)
+    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= SMALL_STATE_BYTES:
+        # Small states are made ahead, in one large operation instead of T small ones.
+        return jax.vmap(jax.vmap(environment.reset))(keys), lambda state: state
+    return keys, jax.vmap(environment.reset)
