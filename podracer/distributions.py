@@ -101,7 +101,7 @@ def categorical(num_values: int) -> Distribution:
     )
 
 
-# Off CPU, a sum over the last axis of a few numbers is a kernel of its own, and a softmax three of them. Column by column
+# Off CPU, a sum over the last axis of a few numbers is a kernel of its own, and a softmax three. Column by column
 # everything is elementwise, and joins the kernels around it: five launches fewer a step of acting (docs/adr/0011).
 
 

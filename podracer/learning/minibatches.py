@@ -76,7 +76,7 @@ def _hash(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def _sorted(key: jax.Array, num: int, n: int) -> jax.Array:
-    """One sort of random bits with the index in the low bits; equal random parts, at least 16 bits, keep their order."""
+    """A sort of random bits with the index in the low bits; equal random parts, at least 16 bits, keep their order."""
     index_mask = jnp.uint32(2 ** max(1, (n - 1).bit_length()) - 1)
     tagged = (jax.random.bits(key, (num, n)) & ~index_mask) | jnp.arange(n, dtype=jnp.uint32)[None]
     return (jnp.sort(tagged, axis=-1) & index_mask).astype(jnp.int32)
