@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator learn lint bench clean
+.PHONY: demo test test-slow test-accelerator compilers learn lint bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -26,8 +26,14 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
 	$(BIN)/pytest -n auto --dist worksteal
 
-test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
+test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
 	$(BIN)/pytest -m slow
+
+compilers: $(VENV)/.compilers  ## what compiles for an H200 and for TPU v5e on any machine; about 1 GB
+
+$(VENV)/.compilers: $(VENV)/.test
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers $$($(BIN)/python tests/bench/compilers.py requirements)
+	@touch $@
 
 test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products
 	JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest $(BIN)/pytest -m accelerator

@@ -6,14 +6,18 @@ log-probability is of; `to_action` turns it into what the environment receives (
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from podracer import spaces
+from podracer import spaces, topology
+
+FEW_VALUES = 8
 
 
 class Distribution(NamedTuple):
@@ -57,23 +61,34 @@ def for_space(space: spaces.Space) -> Distribution:
 def categorical(num_values: int) -> Distribution:
     """One choice among `num_values`; outputs are logits [..., num_values], samples int32 [...]."""
 
+    def few() -> bool:
+        return num_values <= FEW_VALUES and not topology.on_cpu()
+
     def sample(logits: jax.Array, key: jax.Array) -> jax.Array:
         # The inverse CDF takes one random number a row instead of one an action and no logarithms. Rounding leaves the
         # total off 1, and XLA's sum of many terms rises by an ulp where a term is 0: neither may draw such an action.
+        uniform = jax.random.uniform(key, logits.shape[:-1])
+        if few():
+            return _sample_of_few(logits, uniform)
         probs = jax.nn.softmax(logits)
         cdf = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
-        threshold = jax.random.uniform(key, logits.shape[:-1])[..., None] * jnp.max(cdf, axis=-1, keepdims=True)
+        threshold = uniform[..., None] * jnp.max(cdf, axis=-1, keepdims=True)
         return jnp.argmax(cdf > threshold, axis=-1).astype(jnp.int32)
 
     def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+        if few():
+            chosen = (jnp.where(action == i, x, 0.0) for i, x in enumerate(_log_softmax_of_few(logits)))
+            return functools.reduce(jnp.add, chosen)
         # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.
         chosen = action[..., None] == jnp.arange(num_values).reshape((1,) * action.ndim + (num_values,))
         return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
 
     def entropy(logits: jax.Array) -> jax.Array:
-        log_probs = jax.nn.log_softmax(logits)
         # An impossible action (logit -inf) contributes 0, not 0 * -inf.
-        return -jnp.sum(jnp.exp(log_probs) * jnp.maximum(log_probs, jnp.finfo(jnp.float32).min), axis=-1)
+        term = lambda x: jnp.exp(x) * jnp.maximum(x, jnp.finfo(jnp.float32).min)  # noqa: E731
+        if few():
+            return -functools.reduce(jnp.add, map(term, _log_softmax_of_few(logits)))
+        return -jnp.sum(term(jax.nn.log_softmax(logits)), axis=-1)
 
     return Distribution(
         num_outputs=num_values,
@@ -84,6 +99,35 @@ def categorical(num_values: int) -> Distribution:
         entropy=entropy,
         to_action=lambda x: x,
     )
+
+
+# Off CPU, a sum over the last axis of a few numbers is a kernel of its own, and a softmax three. Column by column
+# everything is elementwise, and joins the kernels around it: five launches fewer a step of acting (docs/adr/0011).
+
+
+def _columns(logits: jax.Array) -> list[jax.Array]:
+    return [logits[..., i] for i in range(logits.shape[-1])]
+
+
+def _log_softmax_of_few(logits: jax.Array) -> list[jax.Array]:
+    """The log-probability of every value, each [...]."""
+    columns = _columns(logits)
+    largest = functools.reduce(jnp.maximum, map(lax.stop_gradient, columns))
+    shifted = [x - largest for x in columns]
+    log_total = jnp.log(functools.reduce(jnp.add, map(jnp.exp, shifted)))
+    return [x - log_total for x in shifted]
+
+
+def _sample_of_few(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Inversion of the CDF at `uniform` [...]: as in `categorical`, impossible values are never drawn."""
+    probs = [jnp.exp(x) for x in _log_softmax_of_few(logits)]
+    total = functools.reduce(jnp.add, probs)
+    action = jnp.zeros(uniform.shape, jnp.int32)
+    for i in reversed(range(len(probs))):
+        # From the last value to the first: what stays is the first whose CDF is above the threshold.
+        cdf = functools.reduce(jnp.add, probs[: i + 1])
+        action = jnp.where((probs[i] > 0) & (cdf > uniform * total), jnp.int32(i), action)
+    return action
 
 
 def multi_categorical(num_values: tuple[int, ...]) -> Distribution:

@@ -28,7 +28,9 @@ def compiling_for(platform: str) -> Iterator[None]:
     """What is traced within is for devices of `platform` ("cpu", "gpu", "tpu"; `Device.platform`).
 
     The default backend need not be where a program will run: a process may hold several backends, and programs can be
-    compiled for devices that are not there.
+    compiled for devices that are not there. JAX traces a function once for arguments of the same shapes, whatever is
+    said here: what one platform's program is made of must not be traced for another before. So it is best used as a
+    decorator, `jax.jit(compiling_for(platform)(function))`.
     """
     token = _PLATFORM.set(platform)
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 
-from podracer import distributions, spaces
+from podracer import distributions, spaces, topology
 
 KEY = jax.random.key(0)
 
@@ -29,6 +31,13 @@ def draws(distribution: distributions.Distribution, outputs: np.ndarray, number:
 
 
 # One choice.
+
+
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def _platform(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Choices among a few are made column by column off CPU."""
+    with topology.compiling_for(request.param):
+        yield
 
 
 def test_categorical_is_the_oracle() -> None:
@@ -82,6 +91,22 @@ def test_impossible_actions_are_never_drawn(num_values: int, monkeypatch: pytest
         monkeypatch.setattr(jax.random, "uniform", lambda key, shape=(), *_, x=numbers: jnp.asarray(x).reshape(shape))
         samples = np.asarray(distributions.categorical(num_values).sample(jnp.asarray(logits), KEY))
         assert np.isfinite(logits[np.arange(len(action)), samples]).all()
+
+
+def test_a_few_choices_are_elementwise_off_cpu() -> None:
+    """No reduction, which would be a kernel of its own: neither in acting nor in learning."""
+    distribution = distributions.categorical(3)
+
+    def everything(logits: jax.Array) -> tuple[jax.Array, ...]:
+        action = distribution.sample(logits, KEY)
+        return action, distribution.log_prob(logits, action), distribution.entropy(logits)
+
+    found = {
+        name
+        for name in ("reduce_sum", "reduce_max", "argmax", "cumsum")
+        if name in str(jax.make_jaxpr(everything)(jnp.zeros((4, 3))))
+    }
+    assert bool(found) == topology.on_cpu()
 
 
 def test_impossible_actions_keep_numbers_finite() -> None:

@@ -245,7 +245,7 @@ def test_unrolled_off_cpu_the_sums_stay(T: int) -> None:
     expected = jax.jit(returns.discounted_sum)(x, decay)
     with topology.compiling_for("gpu"):
         unrolled = jax.jit(lambda *x: returns.discounted_sum(*x))
-        text = str(jax.make_jaxpr(returns.discounted_sum)(x, decay))
+        text = str(jax.make_jaxpr(lambda *x: returns.discounted_sum(*x))(x, decay))
         np.testing.assert_allclose(unrolled(x, decay), expected, rtol=1e-6, atol=1e-6)
     assert f"unroll={T if T <= 64 else 16}" in text
 

@@ -21,10 +21,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from podracer import config as configs
 from podracer import distributions, nets, returns, spaces
-from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer.learning import collectives, gradients, minibatches, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
@@ -144,15 +145,31 @@ def normalize(x: jax.Array, moments: Moments) -> jax.Array:
     return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
 
 
+METRICS = (
+    "loss/total",
+    "loss/policy",
+    "loss/value",
+    "policy/entropy",
+    "policy/kl",
+    "policy/clip_fraction",
+    "value/mean",
+)
+"""Of `loss`; in the scan over minibatches they are one vector."""
+
+
 def weigh(batch: Samples, config: PPOConfig) -> Samples:
-    """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages."""
-    advantage = batch.advantage
+    """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages.
+
+    Both are [..., T, n]: of one minibatch, or of many, each by itself.
+    """
+    advantage, axes = batch.advantage, (-2, -1)
+    spread = lambda x: x[..., None, None]  # noqa: E731
     if config.normalize_advantages:
-        mean, variance, count = collectives.global_moments(advantage, batch.mask)
-        advantage = (advantage - mean) * lax.rsqrt(variance + 1e-8)
+        mean, variance, count = collectives.global_moments(advantage, batch.mask, axes)
+        advantage = (advantage - spread(mean)) * lax.rsqrt(spread(variance) + 1e-8)
     else:
-        count = collectives.global_sum(jnp.sum(batch.mask))
-    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(count, 1.0))
+        count = collectives.global_sum(jnp.sum(batch.mask, axes))
+    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(spread(count), 1.0))
 
 
 def loss(
@@ -181,26 +198,27 @@ def loss(
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)
-    policy = -jnp.sum(weights * surrogate)
 
     errors = jnp.square(values - batch.target)
     if config.value_clip_epsilon is not None:
         change = jnp.clip(values - batch.value, -config.value_clip_epsilon, config.value_clip_epsilon)
         errors = jnp.maximum(errors, jnp.square(batch.value + change - batch.target))
-    value = 0.5 * jnp.sum(weights * errors)
 
-    entropy = jnp.sum(weights * distribution.entropy(outputs))
-    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
-    metrics = {
-        "loss/total": total,
-        "loss/policy": policy,
-        "loss/value": value,
-        "policy/entropy": entropy,
-        "policy/kl": jnp.sum(weights * (ratio - 1.0 - log_ratio)),
-        "policy/clip_fraction": jnp.sum(jnp.where(jnp.abs(ratio - 1.0) > epsilon, weights, 0.0)),
-        "value/mean": jnp.sum(weights * values),
+    terms = {
+        "loss/policy": -surrogate,
+        "loss/value": 0.5 * errors,
+        "policy/entropy": distribution.entropy(outputs),
+        "policy/kl": ratio - 1.0 - log_ratio,
+        "policy/clip_fraction": (jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32),
+        "value/mean": values,
     }
-    return total, metrics
+    metrics = dict(zip(terms, collectives.sums([weights * x for x in terms.values()])))
+    total = (
+        metrics["loss/policy"]
+        + hyper["value_cost"] * metrics["loss/value"]
+        - hyper["entropy_cost"] * metrics["policy/entropy"]
+    )
+    return total, metrics | {"loss/total": total}
 
 
 def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network | None = None) -> Agent:
@@ -322,28 +340,38 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
             total, metrics = loss(outputs, values, batch, distribution, learner.hyper, config)
             return total, (metrics, ())
 
-        def minibatch(carry: tuple[ArrayTree, ArrayTree], units: jax.Array) -> tuple[Any, Metrics]:
-            params, opt_state = carry
-            batch = weigh(take(samples, units), config)
-            T, n = batch.mask.shape
+        def minibatch(
+            carry: tuple[jax.Array, ArrayTree], now: tuple[jax.Array, ...]
+        ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            vector, opt_state = carry
+            units, advantage, weights = now
+            batch = take(samples, units)._replace(advantage=advantage, mask=weights)
+            T, n = weights.shape
             groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
-            grads, metrics, _ = gradients.accumulate(loss_fn, params, groups)
-            params, opt_state, norm = optimizer.step(
+            grads, metrics, _ = gradients.accumulate(loss_fn, unravel(vector), groups)
+            vector, opt_state, norm = optimizer.step_vector(
                 transformation,
-                collectives.global_sum(grads),
+                collectives.global_sum(ravel_pytree(grads)[0]),
                 opt_state,
-                params,
+                vector,
                 learning_rate=learning_rate,
                 max_grad_norm=learner.hyper["max_grad_norm"],
             )
-            return (params, opt_state), metrics | {"grad/norm": norm}
+            return (vector, opt_state), (jnp.stack([metrics[name] for name in METRICS]), norm)
 
-        order = minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
-        (params, opt_state), metrics = lax.scan(minibatch, (learner.params, learner.opt_state), order)
-        metrics = jax.tree.map(jnp.mean, metrics)
-        norm = metrics.pop("grad/norm")
-        metrics = collectives.global_sum(metrics) | {"grad/norm": norm, "grad/learning_rate": learning_rate}
-        return LearnerState(params, opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
+        order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
+        # Moments of all minibatches at once: within the scan, the gradient is all that devices have to agree on.
+        pick = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
+        weighed = weigh(samples._replace(advantage=pick(samples.advantage), mask=pick(samples.mask)), config)
+        samples = samples._replace(advantage=(), mask=())
+        # One vector through the scan: taking it apart and together again is a copy for every array.
+        vector, unravel = ravel_pytree(learner.params)
+        (vector, opt_state), (sums, norms) = lax.scan(
+            minibatch, (vector, learner.opt_state), (order, weighed.advantage, weighed.mask)
+        )
+        metrics = dict(zip(METRICS, collectives.global_sum(jnp.mean(sums, axis=0))))
+        metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
+        return LearnerState(unravel(vector), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
 
     return Agent(
         name="ppo",
@@ -363,23 +391,6 @@ def initial_moments(shape: tuple[int, ...]) -> Moments:
     return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
 
 
-def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -> jax.Array:
-    """Which units each gradient step takes: int32 [num_epochs * num_minibatches, n / num_minibatches].
-
-    Every epoch is a random order of all n units.
-
-    Raises:
-      ValueError: where n is not divisible by `num_minibatches`.
-    """
-    if n % num_minibatches:
-        raise ValueError(
-            f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
-            "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
-        )
-    order = permutations(key, num_epochs, n)
-    return order.reshape(num_epochs * num_minibatches, n // num_minibatches)
-
-
 def take(samples: Samples, units: jax.Array) -> Samples:
     """Some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
     core = jax.tree.map(lambda x: x[units], samples.core)
@@ -392,16 +403,3 @@ def split(batch: Samples, groups: int) -> Samples:
     core = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch.core)
     fields = jax.tree.map(lambda x: trajectories.split(x, groups, 1), batch._replace(core=()))
     return fields._replace(core=core)
-
-
-def permutations(key: jax.Array, num: int, n: int) -> jax.Array:
-    """Independent random orders of range(n), int32 [num, n].
-
-    Up to 2**16 each is one sort of random bits with the index in the low bits, 7 times faster on CPU than
-    `jax.random.permutation`, which sorts pairs twice. (Equal random parts, at least 16 bits, keep their order.)
-    """
-    if n > 2**16:
-        return jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, num))
-    index_mask = jnp.uint32(2 ** max(1, (n - 1).bit_length()) - 1)
-    tagged = (jax.random.bits(key, (num, n)) & ~index_mask) | jnp.arange(n, dtype=jnp.uint32)[None]
-    return (jnp.sort(tagged, axis=-1) & index_mask).astype(jnp.int32)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree
 
 DATA_AXES = ("data", "shard")
 """The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
+
+
+def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The sums of some float32 arrays of one shape, on this shard alone.
+
+    Off CPU one reduction for all, where each by itself would be two launches.
+    """
+    if topology.on_cpu():
+        return [jnp.sum(x) for x in arrays]
+    return list(jnp.sum(jnp.stack(arrays).reshape(len(arrays), -1), axis=1))
 
 
 def global_sum(tree: ArrayTree) -> ArrayTree:

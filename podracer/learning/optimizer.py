@@ -58,10 +58,30 @@ def step(
       New parameters, new optimiser state, and the gradient's norm before clipping.
     """
     vector, unravel = ravel_pytree(params)
-    gradient: jax.Array = ravel_pytree(grads)[0]
+    vector, opt_state, norm = step_vector(
+        transformation,
+        ravel_pytree(grads)[0],
+        opt_state,
+        vector,
+        learning_rate=learning_rate,
+        max_grad_norm=max_grad_norm,
+    )
+    return unravel(vector), opt_state, norm
+
+
+def step_vector(
+    transformation: optax.GradientTransformation,
+    gradient: jax.Array,
+    opt_state: ArrayTree,
+    vector: jax.Array,
+    *,
+    learning_rate: jax.Array,
+    max_grad_norm: jax.Array,
+) -> tuple[jax.Array, ArrayTree, jax.Array]:
+    """`step` for parameters and a gradient that are vectors already (`jax.flatten_util.ravel_pytree`), float32 [n]."""
     norm = jnp.sqrt(jnp.sum(jnp.square(gradient)))
     clipped = gradient * jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
     updates: jax.Array
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
         updates, opt_state = transformation.update(clipped, opt_state, vector)  # type: ignore[assignment]
-    return unravel(vector - learning_rate * updates), opt_state, norm
+    return vector - learning_rate * updates, opt_state, norm

@@ -21,9 +21,7 @@ from podracer.agents.ppo import (
     initial_moments,
     loss,
     merge_moments,
-    minibatches,
     normalize,
-    permutations,
     take,
     weigh,
 )
@@ -282,15 +280,6 @@ def labelled(shape: tuple[int, int]) -> Samples:
     return Samples(inputs, (jnp.arange(shape[1], dtype=jnp.int32),), *[x] * 6)
 
 
-@pytest.mark.parametrize("n", [8, 24])
-def test_every_epoch_takes_every_unit_once(n: int) -> None:
-    steps = np.asarray(minibatches(KEY, n, 3, 4))
-    assert steps.shape == (12, n // 4)
-    epochs = steps.reshape(3, n)
-    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(n), (3, 1)))
-    assert len(np.unique(epochs, axis=0)) == 3, "every epoch has an order of its own"
-
-
 @pytest.mark.parametrize("shape", [(1, 24), (3, 8)])
 def test_taking_units_tears_none_apart(shape: tuple[int, int]) -> None:
     units = np.array([5, 0, 7])
@@ -304,25 +293,7 @@ def test_taking_units_tears_none_apart(shape: tuple[int, int]) -> None:
     assert taken.inputs.observation["a"].shape == (shape[0], 3, 1)
 
 
-def test_every_order_is_equally_likely() -> None:
-    keys = jax.random.split(KEY, 12_000)
-    orders = np.asarray(jax.jit(jax.vmap(lambda key: permutations(key, 1, 4)[0]))(keys))
-    _, counts = np.unique(orders @ np.array([64, 16, 4, 1]), return_counts=True)
-    assert len(counts) == 24
-    assert ((counts - 500.0) ** 2 / 500.0).sum() < 57.1  # 23 degrees of freedom, exceeded with probability 1e-4
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 1000, 2**16, 2**16 + 2])
-def test_orders_of_all_sizes(n: int) -> None:
-    orders = np.asarray(permutations(KEY, 2, n))
-    for order in orders:
-        np.testing.assert_array_equal(np.sort(order), np.arange(n))
-    assert n <= 3 or not np.array_equal(*orders)
-
-
 def test_minibatches_must_divide() -> None:
-    with pytest.raises(ValueError, match="num_minibatches=5 does not divide the 24 units of a shard; change num_envs"):
-        minibatches(KEY, 24, 1, 5)
     _, learner, record, learn = made(small(num_minibatches=7))
     trajectory, _ = record(learner, harness.timesteps(7, T, B))
     with pytest.raises(ValueError, match=f"num_minibatches=7 does not divide the {T * B} units"):

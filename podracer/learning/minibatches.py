@@ -1,0 +1,82 @@
+"""Minibatches: which units of a batch each gradient step takes, every unit once an epoch, in random order.
+
+Large batches are shuffled without sorting, by a Feistel network over pairs of digits: unit `left * B + right` of A * B
+goes where six rounds of `left += hash(right) mod A`, `right += hash(left) mod B` take it. Every round can be undone, so
+the whole is a permutation, whatever the hash (Luby and Rackoff 1988; mixed radices as in Black and Rogaway 2002,
+"Ciphers with arbitrary finite domains"). A unit's place is a few integer operations, on any device; a sort of 32,768
+random numbers takes four times as long on CPU, and on accelerators one kernel for every few swaps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+ROUNDS = 6
+FEW = 1024
+"""Below this many units a sort is as fast, and every order is equally likely, not just every place."""
+SHORTEST_DIGIT = 16
+"""A digit of fewer values hashes the other one to too few different numbers."""
+
+
+def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -> jax.Array:
+    """Which units each gradient step takes: int32 [num_epochs * num_minibatches, n / num_minibatches].
+
+    Every epoch is a random order of all n units.
+
+    Raises:
+      ValueError: where n is not divisible by `num_minibatches`.
+    """
+    if n % num_minibatches:
+        raise ValueError(
+            f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
+            "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
+        )
+    order = permutations(key, num_epochs, n)
+    return order.reshape(num_epochs * num_minibatches, n // num_minibatches)
+
+
+def permutations(key: jax.Array, num: int, n: int) -> jax.Array:
+    """Independent random orders of range(n), int32 [num, n]."""
+    digits = radices(n)
+    if n >= FEW and digits[0] >= SHORTEST_DIGIT:
+        return _feistel(key, num, *digits)
+    if n <= 2**16:
+        return _sorted(key, num, n)
+    return jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, num))
+
+
+def radices(n: int) -> tuple[int, int]:
+    """The two factors of n that are nearest to each other, the smaller first: (1, n) for a prime."""
+    small = next(a for a in range(math.isqrt(n), 0, -1) if n % a == 0)
+    return small, n // small
+
+
+def _feistel(key: jax.Array, num: int, left_size: int, right_size: int) -> jax.Array:
+    words = jax.random.bits(key, (ROUNDS, 2, num, 1))
+    place = jnp.arange(left_size * right_size, dtype=jnp.uint32)[None]
+    radix = {False: jnp.uint32(left_size), True: jnp.uint32(right_size)}
+    digits = {False: lax.div(place, radix[True]), True: lax.rem(place, radix[True])}
+    for number in range(ROUNDS):
+        moves = number % 2 == 1  # left, right, left, ...
+        digits[moves] = lax.rem(
+            digits[moves] + lax.rem(_hash(digits[not moves], *words[number]), radix[moves]), radix[moves]
+        )
+    return (digits[False] * radix[True] + digits[True]).astype(jnp.int32)
+
+
+def _hash(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """uint32 [num, n] that look random, by two words of key for each of `num` rows (Murmur3's finaliser between)."""
+    x = (x ^ first) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13) ^ second) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _sorted(key: jax.Array, num: int, n: int) -> jax.Array:
+    """A sort of random bits with the index in the low bits; equal random parts, at least 16 bits, keep their order."""
+    index_mask = jnp.uint32(2 ** max(1, (n - 1).bit_length()) - 1)
+    tagged = (jax.random.bits(key, (num, n)) & ~index_mask) | jnp.arange(n, dtype=jnp.uint32)[None]
+    return (jnp.sort(tagged, axis=-1) & index_mask).astype(jnp.int32)

@@ -1,0 +1,126 @@
+"""What the compilers for an H200 and for TPU v5e make of our programs, without such a device (see `compilers.py`).
+
+The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
+own estimates: nothing here is a measurement of time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import compilers
+import pytest
+
+pytestmark = pytest.mark.slow
+
+HERE = pathlib.Path(__file__).parent
+MIB = 2**20
+
+
+@functools.cache
+def compiled(target: str) -> dict[str, dict[str, Any]]:
+    """Every program that is looked at, compiled for a target in a process of its own."""
+    if not (compilers.COMPILERS / ("libtpu" if target == "v5e" else "jax_plugins")).is_dir():
+        pytest.skip(f"no compiler for {target} in {compilers.COMPILERS}: `make compilers` installs it")
+    found = subprocess.run(
+        [sys.executable, str(HERE / "compilers.py"), target],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=900,
+    )
+    return {line["program"]: line for line in map(json.loads, found.stdout.splitlines())}
+
+
+def program(target: str, name: str) -> dict[str, Any]:
+    found = compiled(target)[name]
+    assert "error" not in found, found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("ppo", 1500), ("vtrace", 450), ("vtrace_lstm", 1000), ("lstm_unroll", 800), ("resnet_gradient", 150)],
+)
+def test_launches_of_an_update_on_a_gpu(name: str, most: int) -> None:
+    """A small network's update takes as long as its launches, 2 to 3 us each, whatever they compute."""
+    assert 0 < program("h200", name)["kernels"] <= most
+
+
+@pytest.mark.parametrize("name", ["resnet_gradient", "r2d2_images", "ppo", "vtrace"])
+def test_no_gradient_adds_in_an_order_that_nobody_knows(name: str) -> None:
+    assert not program("h200", name)["scatter"]
+
+
+def test_devices_agree_once_a_minibatch() -> None:
+    """On 16 gradients; on moments, counts, metrics and whether to go on for all minibatches at once."""
+    assert 16 < program("h200", "ppo_8_devices")["reductions"] <= 16 + 8
+    assert program("h200", "ppo")["reductions"] == 0
+
+
+@pytest.mark.parametrize("target", ["h200", "v5e"])
+def test_a_ring_of_images_is_written_in_place(target: str) -> None:
+    """A copy of it would be another argument's worth of bytes; XLA:TPU once refused to compile what it wanted to copy."""
+    found = program(target, "r2d2_images")
+    ring = 8192 * 10 * 84 * 84
+    assert found["argument_bytes"] > ring
+    assert found["aliased_bytes"] > 0.95 * found["argument_bytes"]
+    assert found["temp_bytes"] < 0.5 * ring
+
+
+def test_small_observations_are_not_padded_on_a_tpu() -> None:
+    """[10, 5] numbers were a tile of (8, 128): 70 million cycles and 1,613 MiB of temporaries an update."""
+    found = program("v5e", "vtrace_16384_lanes")
+    assert 0 < found["cycles"] <= 70_200_000 / 5
+    assert found["temp_bytes"] <= 1613 * MIB / 5
+
+
+# The counting itself.
+
+HLO = """
+%body (x: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %x = (s32[], f32[4]{0}) parameter(0)
+  %a = f32[4]{0} get-tuple-element(%x), index=1
+  %f = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
+  %r = f32[4]{0} all-reduce(%f), to_apply=%sum
+  ROOT %t = (s32[], f32[4]{0}) tuple(%i, %r)
+}
+
+%known (x: (s32[], f32[4])) -> pred[] {
+  %n = s32[]{:T(128)} constant(5)
+  %x = (s32[], f32[4]{0}) parameter(0)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+%unknown (x: (s32[], f32[4])) -> pred[] {
+  %x = (s32[], f32[4]{0}) parameter(0)
+  ROOT %more = pred[] fusion(%x), kind=kLoop, calls=%fused
+}
+
+ENTRY %main.1 (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %c = (f32[2]{0}, /*index=1*/f32[2]{0}) fusion(%p), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1"}
+  %w0 = (s32[], f32[4]{0}) while(%c), condition=%unknown, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %w1 = (s32[], f32[4]{0}) while(%w0), condition=%known, body=%body
+  %w2 = (s32[], f32[4]{0}) while(%w1), condition=%unknown, body=%body
+  ROOT %b = f32[4]{0} bitcast(%w2)
+}
+"""
+
+
+def test_loops_count_as_often_as_they_turn() -> None:
+    """3 turns said by the compiler, 5 that the condition tells, and one of a loop that may take any number."""
+    turns = 3 + 5 + 1
+    assert compilers.count(HLO) == compilers.Counted(kernels=1 + 2 * turns + 1, cycles=1 + 7 * turns, reductions=turns)
+
+
+def test_requirements_name_the_versions_of_this_jax() -> None:
+    found = list(compilers.requirements())
+    assert [line.split("=")[0].split("<")[0] for line in found] == ["libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt"]
+    assert all("==" in line and ";" not in line and " " not in line for line in found)
