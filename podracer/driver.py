@@ -12,6 +12,7 @@ import numpy as np
 
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
+from podracer.topology import memory_limit
 from podracer.types import LearnerState
 
 
@@ -79,10 +80,7 @@ def require_memory(needed: int | None, device: Any) -> None:
     Raises:
       OutOfMemoryError: where it does not.
     """
-    try:
-        there = (device.memory_stats() or {}).get("bytes_limit")
-    except jax.errors.JaxRuntimeError:  # devices that programs are compiled for, and that are not there
-        there = None
+    there = memory_limit([device])
     if needed and there and needed > there:
         raise OutOfMemoryError(
             f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {there / 2**30:.1f} GiB: "

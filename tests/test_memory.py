@@ -10,6 +10,7 @@ import podracer
 from podracer import driver
 from podracer.anakin import runner
 from podracer.anakin.driver import Anakin, _too_small
+from podracer.learning import learner
 from podracer.sebulba.learning import OnDevices
 
 
@@ -45,8 +46,10 @@ def test_a_program_must_fit():
         driver.require_memory(driver.program_bytes(compiled(3 * 2**30)), SMALL)
     driver.require_memory(2**30, SMALL)
     driver.require_memory(None, SMALL)
+    little = learner.Experience((), jax.ShapeDtypeStruct((8,), np.uint8))
     for unknown in (None, {}, jax.errors.JaxRuntimeError("UNIMPLEMENTED: a device that is not there")):
         driver.require_memory(2**50, Accelerator(unknown))
+        learner.require_room(little, [Accelerator(unknown)])
     assert driver.program_bytes(types.SimpleNamespace(memory_analysis=lambda: None)) is None
     doubled = jax.jit(lambda x: x + x).lower(jax.ShapeDtypeStruct((1000,), np.float32)).compile()
     assert driver.program_bytes(doubled) >= 4000

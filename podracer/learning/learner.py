@@ -110,9 +110,8 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
             )
         return
     # CPU devices share the machine's memory, and say nothing of it.
-    stats = devices[0].memory_stats() or {}
-    needed = size / len(devices)
-    there = stats["bytes_limit"] / 2**30 if "bytes_limit" in stats else machine / len(devices)
+    needed, limit = size / len(devices), topology.memory_limit(devices)
+    there = limit / 2**30 if limit is not None else machine / len(devices)
     if needed > there:
         elsewhere = (
             f", or keep it in the host's memory ({machine:.1f} GiB) with arch='sebulba' and replay_memory='host'"

@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import threading
+import time
 from typing import Any
 
 import jax
@@ -63,8 +64,9 @@ class Session:
         self._notes: list[str] = []
         self._state = self._begin(resume)
         self._log = metrics.Log(directory, log, self._position(self._state) if resume else None)
-        previous = [row["time/train_seconds"] for row in self._log.rows if "time/train_seconds" in row]
-        self._train_seconds = previous[-1] if previous else 0.0
+        before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
+        self._train_seconds = sum(row["time/train_seconds"] for row in before)
+        self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
         self._display = metrics.Display(experiment.run.total_steps, title, progress)
         self._evaluator = evaluation.Evaluator(
@@ -111,6 +113,7 @@ class Session:
             self._display.say(driver.describe())
             self._display.say("compiling ...")
             compile_seconds = driver.compile(self._state)
+            self._cpu_clock = time.process_time()
             self._state, complete = driver.run(
                 self._state,
                 total_steps=run.total_steps,
@@ -145,8 +148,12 @@ class Session:
 
     def _on_progress(self, now: Progress) -> None:
         self._train_seconds += now.seconds
+        self._cpu_seconds += time.process_time() - self._cpu_clock
+        self._cpu_clock = time.process_time()
         rate = now.transitions / now.seconds
         timing = {"time/steps_per_second": rate, "time/train_seconds": self._train_seconds}
+        # Next to the seconds they tell a slow machine from a slow program (docs/adr/0012-spread.md).
+        timing["time/cpu_seconds"] = self._cpu_seconds
         for member, steps in enumerate(now.member_steps):
             row: metrics.Row = {"env_steps": int(steps), "updates": now.updates}
             if self._experiment.run.population > 1:
@@ -165,6 +172,7 @@ class Session:
         newest = max(self._saved_steps(), default=-1)
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
+        self._cpu_clock = time.process_time()
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
@@ -225,6 +233,7 @@ class Session:
             "updates": self._updates(self._state),
             "compile_seconds": compile_seconds,
             "train_seconds": self._train_seconds,
+            "cpu_seconds": self._cpu_seconds,
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
             "devices": len(devices),
             "device": f"{devices[0].platform}: {devices[0].device_kind}",

@@ -1,6 +1,7 @@
 """`podracer.train` and `podracer.load` as a user meets them, and as a bad day treats them."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -146,6 +147,9 @@ def test_metrics(finished):
         training[0]
     )
     assert {"time/steps_per_second", "time/train_seconds"} <= set(training[0])
+    cpu = [row["time/cpu_seconds"] for row in training]
+    assert all(0 < before < after for before, after in itertools.pairwise(cpu))
+    assert cpu[-1] == result.summary["cpu_seconds"]
     updates = [row["updates"] for row in training]
     assert updates == sorted(set(updates))
     assert updates[-1] == result.summary["updates"]
