@@ -8,7 +8,7 @@ the frames before a sequence are rebuilt from its `context` rows.
     sequence j        ccc|===========================|          length 121, context 3
 
 Everything is a pure function of arrays of one shard, to be donated; which rollouts are there is a count that is the
-same everywhere (`Counts`), so that branches around collectives may read it.
+same everywhere (`Counts`), so that branches around collectives may read it. Lanes, groups, slots: docs/glossary.md.
 """
 
 from __future__ import annotations

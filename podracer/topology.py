@@ -1,7 +1,7 @@
 """Where a run lives: devices, logical shards and the population, as one mesh.
 
 A run has S logical shards. Random keys, lanes and minibatches belong to a shard, so runs with equal S give equal
-results on any number of devices that divides S (docs/adr/0003-shards.md).
+results on any number of devices that divides S (docs/adr/0003-shards.md; docs/glossary.md).
 """
 
 from __future__ import annotations

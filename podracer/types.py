@@ -1,6 +1,7 @@
 """The contracts that environments, agents and drivers share: time steps, trajectories, environments and agents.
 
-The alignment rules hold everywhere (docs/adr/0001-next-step-reset.md):
+Rows, lanes and rollouts are terms of this library; docs/glossary.md defines them. The alignment rules hold everywhere
+(docs/adr/0001-next-step-reset.md):
 
 *   Transition t is `(observation_t, action_t) -> (reward_{t+1}, discount_{t+1}, observation_{t+1})`.
 *   NEXT_STEP reset: the step after a `last` row ignores its action and returns the `first` row of the next episode

@@ -42,7 +42,8 @@ class RunConfig:
       reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
         is expensive; 0 resets exactly.
       arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
-      mode: of Sebulba. "async" learns from rollouts as they come; "lockstep" keeps a fixed order, bit for bit.
+      mode: of Sebulba. "async" learns from rollouts as they come; "lockstep" keeps a fixed order, bit for bit
+        (docs/glossary.md).
       actor_devices: of Sebulba; a quarter of the devices if None.
       actor_threads: of Sebulba, per actor device.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
