@@ -5,6 +5,7 @@ import errno
 import pathlib
 import resource
 import shutil
+from unittest import mock
 
 import hosts
 import jax
@@ -176,7 +177,9 @@ def test_a_full_disk_loses_nothing(written, tmp_path, capfd):
     with opened(tmp_path / "run") as checkpoints:
         with full_disk(), pytest.raises(CheckpointError, match=r"could not write checkpoint 3 in .*intact") as caught:
             checkpoints.save(3, state(3))
-        assert "\n" not in str(caught.value)
+        where = tmp_path / "run" / "checkpoints"
+        problem = "File too large. Earlier checkpoints are intact."
+        assert str(caught.value) == f"could not write checkpoint 3 in {where}: {problem}"
     with opened(tmp_path / "run") as checkpoints:
         assert checkpoints.steps() == [1, 2]
         step, restored, problems = checkpoints.restore(state(0))
@@ -192,12 +195,14 @@ def test_any_error_of_a_write_is_reported(tmp_path, monkeypatch):
     with opened(tmp_path) as checkpoints:
         checkpoints.save(1, state(1))
 
-        def refuse(*args, **kwargs):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(checkpoints._manager, "save", refuse)
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            checkpoints.save(2, state(2))
+        path = "/long" * 100  # no part of a reason is cut off
+        for problem, reason in (
+            (OSError(errno.ENOSPC, "No space left on device", path), r": No space left on device\. Earlier"),
+            (ValueError(f"something else about {path}.\nand more"), rf": something else about {path}\. Earlier"),
+        ):
+            monkeypatch.setattr(checkpoints._manager, "save", mock.Mock(side_effect=problem))
+            with pytest.raises(CheckpointError, match=reason):
+                checkpoints.save(2, state(2))
         assert checkpoints.steps() == [1]
 
 
