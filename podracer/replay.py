@@ -285,7 +285,7 @@ def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: A
 def update(
     plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, at: Sample, priority: jax.Array
 ) -> tuple[Ring, jax.Array]:
-    """Writes new priorities [n] (before the exponent) of sampled sequences; of two for one sequence, one counts.
+    """Writes new priorities [n] (before the exponent) of sampled sequences; of two for one sequence, the later counts.
 
     Rollouts may have been added since the sample was drawn.
 
@@ -294,8 +294,10 @@ def update(
     """
     generation, _ = _generation(plan, at.index, counts)
     there = (generation == at.generation) & (ring.priority[at.index] > 0)
-    # Those that are gone are sent out of bounds, where nothing is written.
-    index = jnp.where(there, at.index, ring.priority.shape[0])
+    # Of several for one sequence the last counts: in which order a GPU would write them, nobody knows.
+    again = jnp.any(jnp.triu(at.index[:, None] == at.index, k=1), axis=1)
+    # Those that do not count are sent out of bounds, where nothing is written.
+    index = jnp.where(there & ~again, at.index, ring.priority.shape[0])
     written = ring.priority.at[index].set(_mass(replay, priority), mode="drop")
     return ring._replace(priority=written), jnp.sum((~there).astype(jnp.float32))
 
