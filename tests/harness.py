@@ -30,7 +30,6 @@ def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes with one shard on one device; arguments and results as without."""
-
     compiled = over_axes(function)
 
     @functools.wraps(function)

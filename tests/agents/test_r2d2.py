@@ -39,21 +39,22 @@ def replayed(agent, seed=0, rollouts=7):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
     learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent))
     plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
-    rows = harness.timesteps(seed, T * rollouts, B)
-    state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
-    params = agent.actor_params(learner, jnp.float32(0))
+    rows = jax.tree.map(np.asarray, harness.timesteps(seed, T * rollouts, B))
+    state = jax.jit(lambda: agent.start(jnp.arange(B, dtype=jnp.int32), B))()
+    params = jax.jit(agent.actor_params)(learner, jnp.float32(0))
     record = jax.jit(functools.partial(harness.record, agent))
     add = jax.jit(functools.partial(replay.add, plan, agent.replay))
     ring = None
     for i in range(rollouts):
         window = jax.tree.map(lambda x, i=i: x[i * T : (i + 1) * T + 1], rows)
         trajectory, state = record(params, state, window, jax.random.key(100 + i))
-        ring = replay.init(plan, agent.replay, trajectory) if ring is None else ring
-        ring = add(ring, trajectory, jnp.int32(0), jnp.int32(i))
-    index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
-    generation = replay._generation(plan, index, jnp.array([rollouts], jnp.int32))[0]
+        if ring is None:
+            ring = jax.jit(functools.partial(replay.init, plan, agent.replay))(trajectory)
+        ring = add(ring, trajectory, np.int32(0), np.int32(i))
+    index = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0).astype(np.int32))
+    generation = jax.jit(functools.partial(replay._generation, plan))(index, np.array([rollouts], np.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
-    sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at)
+    sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at, rows.observation)
     return learner, ring, at, Batch(sequences, at.weight)
 
 
@@ -72,7 +73,7 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, fram
     trajectory = batch.trajectory
     assert np.any(trajectory.timesteps.first[1:-1]), "episodes end within sequences"
     network = nets.make_q(nets.stacked_spec(SPEC, frame_stack), hidden_sizes=(8,), lstm_size=lstm_size, head_size=8)
-    q = nets.unroll(network, learner.params, trajectory)[0]
+    q = jax.jit(functools.partial(nets.unroll, network))(learner.params, trajectory)[0]
     np.testing.assert_allclose(jnp.max(q[:-1], -1), trajectory.extras["q_max"], atol=1e-5)
     taken = jnp.take_along_axis(q[:-1], trajectory.actions[..., None], -1)[..., 0]
     np.testing.assert_allclose(taken, trajectory.extras["q_taken"], atol=1e-5)
@@ -172,8 +173,9 @@ def test_the_loss_is_the_oracles():
     learner = learner._replace(aux=other)
     weight = jnp.asarray(np.random.default_rng(0).random(batch.weight.shape), jnp.float32)
     network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=6, head_size=8)
-    online = np.asarray(nets.unroll(network, learner.params, batch.trajectory)[0], np.float64)
-    target = np.asarray(nets.unroll(network, other, batch.trajectory)[0], np.float64)
+    unroll = jax.jit(functools.partial(nets.unroll, network))
+    online = np.asarray(unroll(learner.params, batch.trajectory)[0], np.float64)
+    target = np.asarray(unroll(other, batch.trajectory)[0], np.float64)
     _, reward, discount, first, _ = (np.asarray(x, np.float64) for x in batch.trajectory.timesteps)
     actions = np.asarray(batch.trajectory.actions)
 
