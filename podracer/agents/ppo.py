@@ -146,14 +146,8 @@ def normalize(x: jax.Array, moments: Moments) -> jax.Array:
 
 
 METRICS = (
-    "loss/total",
-    "loss/policy",
-    "loss/value",
-    "policy/entropy",
-    "policy/kl",
-    "policy/clip_fraction",
-    "value/mean",
-)
+    "loss/total", "loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "value/mean"
+)  # fmt: skip
 """Of `loss`; in the scan over minibatches they are one vector."""
 
 

@@ -46,14 +46,14 @@ def program(target: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("ppo", 1500), ("vtrace", 450), ("vtrace_lstm", 1000), ("lstm_unroll", 800), ("resnet_gradient", 150)],
+    [("ppo", 1500), ("vtrace", 450), ("vtrace_lstm", 750), ("lstm_unroll", 800), ("resnet_gradient", 150)],
 )
 def test_launches_of_an_update_on_a_gpu(name: str, most: int) -> None:
     """A small network's update takes as long as its launches, 2 to 3 us each, whatever they compute."""
     assert 0 < program("h200", name)["kernels"] <= most
 
 
-@pytest.mark.parametrize("name", ["resnet_gradient", "r2d2_images", "ppo", "vtrace"])
+@pytest.mark.parametrize("name", ["resnet_gradient", "lstm_unroll", "ppo", "vtrace"])
 def test_no_gradient_adds_in_an_order_that_nobody_knows(name: str) -> None:
     assert not program("h200", name)["scatter"]
 
@@ -68,7 +68,7 @@ def test_devices_agree_once_a_minibatch() -> None:
 def test_a_ring_of_images_is_written_in_place(target: str) -> None:
     """A copy of it would be another argument's worth of bytes; XLA:TPU once refused to compile what it wanted to copy."""
     found = program(target, "r2d2_images")
-    ring = 8192 * 10 * 84 * 84
+    ring = 8192 * 8 * 84 * 84
     assert found["argument_bytes"] > ring
     assert found["aliased_bytes"] > 0.95 * found["argument_bytes"]
     assert found["temp_bytes"] < 0.5 * ring
