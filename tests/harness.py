@@ -17,6 +17,7 @@ from podracer import topology
 from podracer.anakin import program
 from podracer.learning import collectives
 from podracer.run import experiment
+from podracer.sebulba import acting, learning
 from podracer.types import Agent, Environment, EnvSpec, TimeStep, Trajectory, Transition
 
 
@@ -114,27 +115,34 @@ def make_program(
 
 @contextlib.contextmanager
 def shared_programs() -> Iterator[None]:
-    """Inside, Anakin's runs of equal agents by name in equal environments share what they trace and compile.
+    """Inside, runs of equal agents by name in equal environments share what they trace and compile.
 
     The first of them makes it as ever; those after it differ in seed, directory and schedule, which no program knows.
     """
-    make_agent, make_program = experiment.make_agent, program.make
+    make_agent = experiment.make_agent
     made: dict[str, Agent] = {}
-    programs: dict[Any, program.Program] = {}
+    kept: dict[Any, Any] = {}
 
     def agent_of(name: str, environment: Any, config: Any = None, network: Any = None) -> Agent:
         agent = make_agent(name, environment, config, network)
         return agent if network else made.setdefault(f"{name} {environment.spec} {agent.config}", agent)
 
-    def program_of(agent: Agent, *parts: Any) -> program.Program:
-        if not any(agent is shared for shared in made.values()):
-            return make_program(agent, *parts)
-        key = (id(agent), *parts)
-        if key not in programs:
-            programs[key] = make_program(agent, *parts)
-        return programs[key]
+    def keeping(module: Any) -> Any:
+        make = module.make
 
-    with mock.patch.object(experiment, "make_agent", agent_of), mock.patch.object(program, "make", program_of):
+        def once(agent: Agent, *parts: Any) -> Any:
+            # A replay on the host has a state of its own. Arrays are here for their shapes alone.
+            if "host" in parts or not any(agent is shared for shared in made.values()):
+                return make(agent, *parts)
+            shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)) if hasattr(x, "shape") else x, parts)
+            key = (module.__name__, id(agent), *jax.tree.leaves(shapes))
+            if key not in kept:
+                kept[key] = make(agent, *parts)
+            return kept[key]
+
+        return mock.patch.object(module, "make", once)
+
+    with mock.patch.object(experiment, "make_agent", agent_of), keeping(program), keeping(acting), keeping(learning):
         yield
 
 

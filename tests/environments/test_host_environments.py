@@ -295,7 +295,7 @@ def test_atari_protocols_and_scores():
     # The paper's own normalised figures for DQN: table 4, last columns.
     for game, score, norm in (("Breakout-v5", 401.2, 13.272), ("Hero", 19950, 0.765), ("Krull", 3805, 2.769)):
         assert atari.human_normalised(game, score) == pytest.approx(norm, abs=2e-3)
-    assert len(atari.RANDOM_AND_HUMAN) == 49
+    assert len(atari.scores.RANDOM_AND_HUMAN) == 49
     with pytest.raises(ValueError, match="no human score of 'Pitfall' is known here"):
         atari.human_normalised("Pitfall", 0.0)
     full = environments.make("envpool:Pong-v5", full_action_space=True)

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 
+import harness
 import hosts
 import jax
 import numpy as np
@@ -27,6 +28,12 @@ def train(environments, total_steps=400, **settings):
 
 class InjectedError(RuntimeError):
     pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
 
 
 @pytest.fixture(autouse=True)
