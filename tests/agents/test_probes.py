@@ -47,7 +47,6 @@ R2D2: dict[str, Any] = {
     "replay_capacity": 1000,
     "replay_min_size": 100,
     "batch_size": 32,
-    "replay_ratio": 4.0,
     "target_update_interval": 20,
 }
 
@@ -95,7 +94,9 @@ def inputs(observation: np.ndarray) -> nets.Inputs:
 def trained_r2d2(environment: Any, rescaling: bool) -> tuple[nets.Network, list[LearnerState]]:
     """The network of action values, and the members' learner states."""
     network = nets.make_q(environment.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
-    agent = agents.r2d2.make(environment.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
+    ratio = 4.0 if environment == TOGETHER else 8.0
+    config = R2D2Config(**R2D2, replay_ratio=ratio, value_rescaling=rescaling)
+    agent = agents.r2d2.make(environment.spec, config, network)
     return network, trained(agent, environment)
 
 
