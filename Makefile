@@ -32,8 +32,9 @@ test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, l
 compilers: $(VENV)/.compilers  ## what compiles for an H200 and for TPU v5e on any machine; about 1 GB
 
 $(VENV)/.compilers: $(VENV)/.test
-	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers $$($(BIN)/python tests/bench/compilers.py requirements)
-	@touch $@
+	@$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers \
+	    $$($(BIN)/python tests/bench/compilers.py requirements) && touch $@ || \
+	    echo "the compilers for an H200 and TPU v5e could not be installed: their tests are skipped"
 
 test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products
 	JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest $(BIN)/pytest -m accelerator

@@ -1,6 +1,7 @@
-"""Fails a run in which a test takes longer than it may: PODRACER_TEST_BUDGET, in seconds of real time.
+"""Fails a run in which a test takes longer than it may: PODRACER_TEST_BUDGET, in seconds.
 
-A test is charged for its own set-up and tear-down. What a module or the session shares is charged to the fixture that
+They are of real time or of processor time, whichever is less: neighbours on the machine make the one longer, threads the
+other. A test is charged for its own set-up and tear-down. What a module or the session shares is charged to the fixture that
 makes it, by name, and has the same limit. Slow tests are exempt; without the variable nothing is measured.
 """
 
@@ -17,6 +18,11 @@ import pytest
 SHARED = "shared fixture"
 
 
+def processor_time() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 class Budget:
     """Seconds by test and by shared fixture, from the reports of this process or of its workers."""
 
@@ -24,26 +30,35 @@ class Budget:
         self.seconds = seconds
         self.spent: collections.Counter[str] = collections.Counter()
         self.item: pytest.Item | None = None
+        self.processor = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self.item = item
+        self.item, self.processor = item, processor_time()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
+        report = yield
+        before, self.processor = self.processor, processor_time()
+        report.charged = min(report.duration, self.processor - before)  # travels with a worker's report
+        return report
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), processor_time()
         try:
             return (yield)
         finally:
             if fixturedef.scope != "function" and self.item is not None:  # a property travels with a worker's report
                 name = f"{SHARED} {fixturedef.argname} of {fixturedef.baseid or 'all'}"
-                self.item.user_properties.append((name, time.perf_counter() - begin))
+                seconds = min(time.perf_counter() - begin, processor_time() - processor)
+                self.item.user_properties.append((name, seconds))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "slow" in report.keywords:
             return
-        self.spent[report.nodeid] += report.duration
+        self.spent[report.nodeid] += report.charged  # type: ignore[attr-defined]
         if report.when == "teardown":  # every phase repeats the properties
             for name, seconds in report.user_properties:
                 if name.startswith(SHARED):

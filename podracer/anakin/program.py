@@ -159,7 +159,8 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(layout), state)
         )
 
-    return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0))
+    options = topology.compiler_options(layout.platform)
+    return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0, compiler_options=options))
 
 
 def place(state: RunState, layout: Topology) -> RunState:

@@ -114,7 +114,7 @@ def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) ->
 
 
 @discrete
-@rescaled
+@pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
     check_action_values(probe, rescaling, together=True)
 
