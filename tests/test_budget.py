@@ -8,7 +8,12 @@ from budget import SHARED, Budget
 
 def report(when, seconds, properties=(), keywords=()):
     return SimpleNamespace(
-        nodeid="test_a", when=when, duration=seconds, charged=seconds, user_properties=list(properties), keywords=set(keywords)
+        nodeid="test_a",
+        when=when,
+        duration=seconds,
+        charged=seconds,
+        user_properties=list(properties),
+        keywords=set(keywords),
     )
 
 
