@@ -160,6 +160,16 @@ def assert_same(left: Any, right: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, numbers_of(left), numbers_of(right))
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, those of inner ones too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        inner = list(equation.params.values())
+        for part in jax.tree.leaves(inner, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                yield from equations(getattr(part, "jaxpr", part))
+
+
 def numbers_of(tree: Any) -> Any:
     """A tree as NumPy, random keys as their data (and so a copy that outlives donation)."""
 

@@ -1,5 +1,7 @@
 """Replay against a plain record of everything that was ever added."""
 
+import functools
+
 import harness
 import jax
 import jax.numpy as jnp
@@ -287,6 +289,24 @@ def test_the_ring_is_written_in_place():
     memory = add.lower(ring, trajectory, number, number).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 100
+
+
+def test_shards_of_one_device_are_written_by_slices():
+    """Mapped over shards that all write at one place, rows stay slice updates: a scatter of images is not in place."""
+    spec = spec_of()
+    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=2)
+    first, second = (Streams(seed, spec.context).rollout(1) for seed in (0, 1))
+    rings = [replay.init(plan, spec, trajectory) for trajectory in (first, second)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *rings), jax.tree.map(lambda *x: jnp.stack(x), first, second)
+    add = functools.partial(replay.add, plan, spec)
+    mapped = jax.vmap(add, in_axes=(0, 0, None, None))
+    at = jnp.int32(1), jnp.int32(2)
+    written = [jax.tree.map(lambda x, i=i: x[i], mapped(*stacked, *at)) for i in range(2)]
+    for ring, trajectory, got in zip(rings, (first, second), written):
+        jax.tree.map(np.testing.assert_array_equal, got, add(ring, trajectory, *at))
+    jaxpr = jax.make_jaxpr(mapped)(*stacked, *at)
+    scattered = [e.invars[0].aval.shape for e in harness.equations(jaxpr.jaxpr) if e.primitive.name.startswith("scatter")]
+    assert set(scattered) == {stacked[0].priority.shape}
 
 
 @pytest.mark.parametrize("name", ["vtrace", "r2d2"])

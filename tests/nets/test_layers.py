@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import flax.linen as nn
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,15 +52,7 @@ def test_pooling_takes_other_dtypes_and_a_batch_of_parameters() -> None:
 
 def primitives(jaxpr: Any) -> set[str]:
     """The names of all primitives of a jaxpr, those of inner ones too."""
-    names = set()
-    for equation in jaxpr.eqns:
-        names.add(equation.primitive.name)
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
-        ):
-            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                names |= primitives(getattr(inner, "jaxpr", inner))
-    return names
+    return {equation.primitive.name for equation in harness.equations(jaxpr)}
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
