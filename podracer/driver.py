@@ -37,6 +37,11 @@ def without_replay(state: RunState) -> RunState:
     return state._replace(experience=state.experience._replace(ring=()))
 
 
+def only_learner(state: RunState) -> RunState:
+    """The state without what acted and what is replayed, which may be large and belong to the run's own devices."""
+    return state._replace(actors=(), experience=())
+
+
 class TrainingDivergedError(RuntimeError):
     """The loss, a gradient or another metric stopped being a finite number."""
 

@@ -131,3 +131,34 @@ def zeros(space: Space) -> Any:
     if isinstance(space, Dict):
         return {name: zeros(item) for name, item in space.items}
     return jnp.zeros(space.shape, space.dtype)
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """A space as JSON can hold it."""
+    if isinstance(space, Dict):
+        return {"kind": "Dict", "spaces": {name: to_json(item) for name, item in space.items}}
+    if isinstance(space, Box):
+        low, high = (_json_bound(bound) for bound in (space.low, space.high))
+        return {"kind": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    num_values = space.num_values if isinstance(space, Discrete) else list(space.num_values)
+    return {"kind": type(space).__name__, "num_values": num_values}
+
+
+def _json_bound(bound: Any) -> Any:
+    """Numbers, infinite ones as strings: JSON has none."""
+    if isinstance(bound, tuple):
+        return [_json_bound(item) for item in bound]
+    return bound if math.isfinite(bound) else str(bound)
+
+
+def from_json(value: Mapping[str, Any]) -> Space:
+    """The inverse of `to_json`."""
+    if value["kind"] == "Dict":
+        return Dict({name: from_json(item) for name, item in value["spaces"].items()})
+    if value["kind"] == "Box":
+
+        def bound(x: Any) -> Any:
+            return tuple(map(bound, x)) if isinstance(x, list) else float(x)
+
+        return Box(bound(value["low"]), bound(value["high"]), tuple(value["shape"]), np.dtype(value["dtype"]))
+    return {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete}[value["kind"]](value["num_values"])

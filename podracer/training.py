@@ -8,18 +8,19 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from podracer import config as configs
-from podracer.driver import counter_values, memory_explained
+from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.session import Session, StopSignal
+from podracer.run.transfer import transferred
 from podracer.types import Agent, Environment, HostEnvironments
 
 
@@ -33,6 +34,7 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
+    init_from: Result | str | pathlib.Path | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     **run_settings: Any,
@@ -45,12 +47,17 @@ def train(
       agent: a name, or an `Agent`.
       environment: a name, or an object that follows `podracer.types.Environment` or `HostEnvironments`.
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
-      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none).
+      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
+        `total_steps` than it had train it further.
       config: the agent's settings, as its config dataclass or a mapping of fields.
       env_options: options of an environment given by name.
       network: your own network, for an agent given by name.
-      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`.
-      log: called as `log(env_steps, row)` for every row of metrics.
+      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
+        trains two.
+      init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
+        member) this one begins with; the optimiser begins anew.
+      log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
+        it returns True, and where it raises, before the exception goes on.
       progress: whether to show a progress bar, or lines where there is no terminal.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
@@ -62,6 +69,7 @@ def train(
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
     run = configs.from_json(RunConfig, run_settings)
+    run = dataclasses.replace(run, population=configs.members(run.population, hyper))
     directory = pathlib.Path(run_dir) if run_dir is not None else None
     if resume:
         if directory is None:
@@ -70,11 +78,14 @@ def train(
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
     experiment.driver.check()
-    if directory is not None:
-        rundir.prepare(directory, experiment.description, resume)
+    source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+    if source:
+        transferred(source, experiment.driver.like().learner)
+        experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+    notes = rundir.prepare(directory, experiment.description, resume) if directory is not None else []
     _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
-        return Session(experiment, directory, resume, log, progress, stop).run()
+        return Session(experiment, directory, resume, log, progress, stop, source, notes).run()
 
 
 def resume(
@@ -83,6 +94,7 @@ def resume(
     agent: Agent | None = None,
     environment: Environment | HostEnvironments | None = None,
     network: Network | None = None,
+    total_steps: int | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
 ) -> Result:
@@ -90,6 +102,7 @@ def resume(
 
     Args:
       run_dir: what `train` wrote.
+      total_steps: to train it further than it was to be; no more than that if None.
       agent: the agent object, if the run was not given one by name.
       environment: the environment object, likewise.
       network: the run's own network, if it had one.
@@ -105,7 +118,10 @@ def resume(
     directory = pathlib.Path(run_dir)
     stored = rundir.read(directory)
     parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
-    return train(**parts, run_dir=directory, resume=True, log=log, progress=progress, **stored["run"])
+    run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
+    begun = checkpoint.there_are(directory)
+    source = None if begun else stored.get("init_from")
+    return train(**parts, run_dir=directory, resume=True, init_from=source, log=log, progress=progress, **run)
 
 
 def load(
@@ -114,19 +130,22 @@ def load(
     agent: Agent | None = None,
     environment: Environment | HostEnvironments | None = None,
     network: Network | None = None,
+    step: int | Literal["best"] | None = None,
 ) -> Result:
-    """The result of a run directory, from its newest whole checkpoint.
+    """The result of a run directory, from its newest whole checkpoint or an earlier one.
 
     Args:
       run_dir: what `train` wrote.
       agent: the agent object, if the run was not given one by name.
       environment: the environment object, likewise.
       network: the run's own network, if it had one.
+      step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
+        None.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
       TypeError: for an environment that breaks the protocol.
-      CheckpointError: where no checkpoint can be read.
+      CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
     _use_compilation_cache()
     directory = pathlib.Path(run_dir)
@@ -137,13 +156,13 @@ def load(
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
-    if not (directory / "checkpoints").is_dir():
-        raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
-    checkpoints = checkpoint.Checkpoints(directory, read_only=True)
+    folder = checkpoint.BEST if step == "best" else "checkpoints"
+    if not (directory / folder).is_dir():
+        raise checkpoint.CheckpointError(f"no checkpoint in {directory / folder} yet.")
+    checkpoints = checkpoint.Checkpoints(directory, name=folder, read_only=True)
     try:
-        # What acted and what is replayed stay on disk: they may be large, and belong to the run's own devices.
-        parts = experiment.driver.like()._replace(actors=(), experience=())
-        _, state, problems = checkpoints.restore(parts)
+        wanted = None if step == "best" else step
+        _, state, problems = checkpoints.restore(only_learner(experiment.driver.like()), wanted)
     finally:
         checkpoints.close()
     for problem in problems:

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 import envs_jax
@@ -33,18 +34,31 @@ def train(argv: list[str]) -> int:
     options = environments.options(environment)
     config, env = _defaults(agent, environment, options, rest)
     arguments: Any = parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}")
-    directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
-    result = podracer.train(
-        agent,
-        environment,
-        run_dir=directory,
-        resume=arguments.resume,
-        config=arguments.agent,
-        env_options={f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)},
-        progress=not arguments.quiet,
-        **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)},
-    )
-    return _conclude(result, arguments.gif, arguments.quiet)
+    hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
+    finals = []
+    for seed in arguments.seeds or (arguments.run.seed,):
+        directory = arguments.run_dir
+        if directory and arguments.seeds:
+            directory = directory.with_name(f"{directory.name}-{seed}")
+        result = podracer.train(
+            agent,
+            environment,
+            run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
+            resume=arguments.resume,
+            config=arguments.agent,
+            env_options={f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)},
+            hyper={name: values if len(values) > 1 else values[0] for name, values in hyper.items()},
+            init_from=arguments.init_from,
+            progress=not arguments.quiet,
+            **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)} | {"seed": seed},
+        )
+        _conclude(result, arguments.gif, arguments.quiet)
+        if not result.summary["complete"]:
+            return 0
+        finals.append(result.summary["eval_return_mean"])
+    if len(finals) > 1 and not arguments.quiet:
+        print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +67,20 @@ class ResumeArguments:
 
     Attributes:
       run_dir: what `podracer train` wrote.
+      total_steps: to train it further than it was to be.
       gif: write an animation of the trained policy.
       quiet: no progress and no report.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
+    total_steps: int | None = None
     gif: pathlib.Path | None = None
     quiet: bool = False
 
 
 def resume(argv: list[str]) -> int:
     arguments = parse(ResumeArguments, argv, "podracer resume")
-    result = podracer.resume(arguments.run_dir, progress=not arguments.quiet)
+    result = podracer.resume(arguments.run_dir, total_steps=arguments.total_steps, progress=not arguments.quiet)
     return _conclude(result, arguments.gif, arguments.quiet)
 
 
@@ -97,17 +113,28 @@ def _train_arguments(agent_config: Any, env_options: Any) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
     path, preset = pathlib.Path | None, Literal["atari"] | None
+    hyper = dataclasses.make_dataclass(
+        "Hyper",
+        [
+            (name, Annotated[tuple[float, ...], arg(help="of all members, or one for each")], ())
+            for name in configs.tunables(agent_config)
+        ],
+        frozen=True,
+    )
     return dataclasses.make_dataclass(
         "TrainArguments",
         [
             ("run", Annotated[podracer.RunConfig, arg(name="")], podracer.RunConfig()),
             ("run_dir", Annotated[path, arg(help="directory of the run; a new one in runs/ if None")], None),
-            ("resume", Annotated[bool, arg(help="continue the run in it")], False),
+            ("resume", Annotated[bool, arg(help="continue the run in it, or train it further")], False),
+            ("seeds", Annotated[tuple[int, ...], arg(help="a run for each, one after the other, in RUN_DIR-SEED")], ()),
+            ("init_from", Annotated[path, arg(help="directory of a run whose weights to begin with")], None),
             ("gif", Annotated[path, arg(help="write an animation of the trained policy")], None),
             ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
             ("preset", Annotated[preset, arg(help="settings to begin with: those of the agent's paper")], None),
             ("agent", type(agent_config), agent_config),
             ("env", type(env_options), env_options),
+            ("hyper", hyper, hyper()),
         ],
         kw_only=True,
     )

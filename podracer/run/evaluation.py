@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,8 +56,7 @@ class Evaluation:
     @property
     def interval(self) -> tuple[float, float]:
         """A 95% interval for the mean (normal approximation over episodes)."""
-        half = 1.96 * self.std / math.sqrt(self.episodes)
-        return self.mean - half, self.mean + half
+        return _interval(self.mean, self.std, self.episodes)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -65,6 +64,33 @@ class Evaluation:
             f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
         )
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+
+
+def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
+    half = 1.96 * std / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """A run's evaluation for its summary.
+
+    Of several members mean, deviation and interval are those of the members' means, not of the luckiest one's episodes:
+    what a sweep or several seeds show is how they vary.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        mean, std, interval, spread = first.mean, first.std, first.interval, {}
+    else:
+        means = np.array([evaluation.mean for evaluation in evaluations])
+        mean, std = float(means.mean()), float(means.std(ddof=1))
+        interval = _interval(mean, std, len(means))
+        spread = {"eval_return_range": [float(means.min()), float(means.max())]}
+    return {
+        "eval_return_mean": mean,
+        "eval_return_std": std,
+        "eval_return_interval": list(interval),
+        "eval_episodes": first.episodes,
+    } | spread
 
 
 class Evaluator:

@@ -18,8 +18,8 @@ from podracer.run import rundir
 Row = dict[str, Any]
 """One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
 
-LogCallback = Callable[[int, Mapping[str, Any]], None]
-"""`(env_steps, row)`, called for every row."""
+LogCallback = Callable[[int, Mapping[str, Any]], Any]
+"""`(env_steps, row)`, called for every row; True ends the run in good order, as Ctrl-C does."""
 
 
 class Log:
@@ -122,6 +122,16 @@ def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:
     Members of a population have steps of their own: of theirs, only the updates count.
     """
     return [row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps)]
+
+
+def best_member(rows: list[Row]) -> int:
+    """The member whose newest evaluation is the best one; 0 where nothing was evaluated, or there is one member.
+
+    Members that have diverged have no return in their newest evaluation, and so are never the best.
+    """
+    evaluated = [row for row in rows if "eval/return_mean" in row]
+    newest = [row for row in evaluated if row["updates"] == evaluated[-1]["updates"]]
+    return max(newest, key=lambda row: row["eval/return_mean"], default={}).get("member", 0)
 
 
 def _line(row: Row) -> str:
