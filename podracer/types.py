@@ -322,7 +322,6 @@ class Agent(NamedTuple):
         `learning.collectives.DATA_AXES`. Where all of a batch is replayed,
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
-      recurrent: whether an action depends on earlier rows of the episode.
       replay: how experience is replayed, or None for learning from every rollout once.
     """
 
@@ -334,7 +333,6 @@ class Agent(NamedTuple):
     act: Callable[..., tuple[ArrayTree, ArrayTree, ArrayTree]]
     learn: Callable[..., Any]
     hyper: dict[str, float]
-    recurrent: bool = False
     replay: Replay | None = None
 
 

@@ -376,7 +376,6 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
         act=act,
         learn=learn,
         hyper=configs.tunables(config),
-        recurrent=network.recurrent,
     )
 
 

@@ -283,7 +283,6 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
         act=act,
         learn=learn,
         hyper=hyper,
-        recurrent=network.recurrent,
         replay=replay,
     )
 

@@ -279,6 +279,5 @@ def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Networ
         act=act,
         learn=learn,
         hyper=configs.tunables(config),
-        recurrent=network.recurrent,
         replay=replay if config.replay_fraction else None,
     )

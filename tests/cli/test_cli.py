@@ -138,7 +138,7 @@ def test_a_run_directory_that_is_taken(copied, capsys):
     for changes, differs in (
         ("--seed 3", "run.seed: 0 -> 3"),
         ("--agent.discount 0.5 --env.rows 12", "agent_config.discount: 0.99 -> 0.5; env_options.rows: 10 -> 12"),
-        ("--total-steps 3000 --resume", "run.total_steps: 2000 -> 3000"),
+        ("--total-steps 1000 --resume", "run.total_steps: 2000 -> 1000"),
     ):
         message = complaint(capsys, f"{TRAIN} --run-dir {copied} {changes}")
         assert message == f"{copied} holds a run of another configuration: {differs}.\n"
@@ -381,3 +381,46 @@ def test_main_exits_with_the_code(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
+
+
+# Going on, several seeds, sweeps and exports
+
+
+def test_resume_trains_further(copied, capsys):
+    assert run(f"resume {copied} --total-steps 2600") == 0
+    assert "total_steps grows from 2,000 to 2,600" in capsys.readouterr().err
+    assert json.loads((copied / "summary.json").read_text())["env_steps"] >= 2600
+
+
+def test_several_seeds_are_several_runs(tmp_path, capsys):
+    assert run(f"{TRAIN} --seeds 4 5 --run-dir {tmp_path / 'run'}") == 0
+    out = capsys.readouterr().out
+    finals = []
+    for seed in (4, 5):
+        summary = json.loads((tmp_path / f"run-{seed}" / "summary.json").read_text())
+        assert summary["seed"] == seed
+        finals.append(summary["eval_return_mean"])
+    mean, low, high = sum(finals) / 2, min(finals), max(finals)
+    assert f"2 seeds: mean {mean:.3f} ({low:.3f} to {high:.3f})" in out
+
+
+def test_a_sweep_in_the_shell(tmp_path, capsys):
+    directory = tmp_path / "run"
+    command = f"{TRAIN} --hyper.learning-rate 0 1e-2 --hyper.entropy-cost 0 --run-dir {directory} --quiet"
+    assert run(command) == 0
+    members = json.loads((directory / "summary.json").read_text())["members"]
+    assert [member["learning_rate"] for member in members] == pytest.approx([0.0, 0.01])
+    assert [member["entropy_cost"] for member in members] == [0.0, 0.0]
+    best = max(range(2), key=lambda member: members[member]["eval_return_mean"])
+    assert run(f"eval {directory} --episodes 4") == 0
+    assert f"vtrace on catch, member {best} of 2: return" in capsys.readouterr().out
+
+
+def test_a_run_starts_from_another_and_is_exported(trained, tmp_path, capsys):
+    assert run(f"{TRAIN} --init-from {trained} --run-dir {tmp_path / 'run'} --quiet") == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["init_from"] == str(trained)
+    assert run(f"export {tmp_path / 'run'} -o {tmp_path / 'policy'} --step best --episodes 0") == 0
+    assert "podracer.load_policy" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "policy").iterdir()}
+    assert names == {"policy.stablehlo", "spec.json", "check.npz", "MODEL_CARD.md"}
+    assert "--output" in complaint(capsys, f"export {tmp_path / 'run'}")

@@ -25,7 +25,7 @@ from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, rundir, session
-from podracer.types import EnvSpec, TimeStep, Transition
+from podracer.types import EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -295,7 +295,7 @@ def test_policy_takes_what_people_have(finished):
     board = np.zeros((10, 5))
     board[0, 1] = board[9, 2] = 1.0
     action = finished[0].policy(board)
-    assert action.shape == ()
+    assert type(action) is int, "FrozenLake's dict of transitions has no arrays as keys"
     assert action == finished[0].policy(board.astype(np.float32)) == finished[0].policy(board.tolist())
     with pytest.raises(ValueError, match=r"float64 \(50,\); the environment shows Box"):
         finished[0].policy(board.ravel())
@@ -378,7 +378,8 @@ def test_a_population_reports_every_member(population):
     assert [member["seed"] for member in summary["members"]] == [7, 8, 9]
     assert [member["learning_rate"] for member in summary["members"]] == pytest.approx(rates)
     means = [member["eval_return_mean"] for member in summary["members"]]
-    assert summary["eval_return_mean"] == max(means) == means[summary["best_member"]]
+    assert summary["eval_return_mean"] == pytest.approx(np.mean(means))
+    assert means[summary["best_member"]] == max(means)
     for member in range(3):
         rows = [row for row in rows_of(result.run_dir) if row["member"] == member]
         assert [row["updates"] for row in rows if "loss/total" in row][-1] == summary["updates"]
@@ -550,15 +551,11 @@ def test_a_namesake_is_not_taken_for_the_original(tmp_path):
 
 def test_a_recurrent_policy_needs_its_memory():
     result = untrained("vtrace", "catch", config=AGENT | {"lstm_size": 4})
-    with pytest.raises(ValueError, match=r"agent\.start and agent\.act"):
+    with pytest.raises(ValueError, match=r"use actor = result\.actor\(\)"):
         result.policy(np.zeros((10, 5), np.float32))
-    env, agent, params = result.environment, result.agent, result.actor_params()
-    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
-    state = env.reset(jax.random.key(0))
-    row = TimeStep(env.observe(state)[None], jnp.zeros(1), jnp.ones(1), jnp.ones(1, bool), jnp.zeros(1, bool))
-    action, _, memory = agent.act(params, memory, row, jax.random.key(0), True)
-    assert action.shape == (1,)
-    assert jax.tree.leaves(memory)[0].shape == (1, 4)
+    actor = result.actor()
+    assert actor(np.zeros((10, 5))) == 0, "all weights are 0"
+    assert [memory.shape for memory in actor.policy.start(1)] == [(1, 4), (1, 4), (1,)]
 
 
 # Bad input: nothing is compiled, nothing is written
@@ -884,7 +881,8 @@ def test_a_callback_that_fails_is_heard(tmp_path):
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         train(tmp_path / "run", log=log)
-    assert steps_of(tmp_path / "run") == [504]
+    assert steps_of(tmp_path / "run")[0] == 504
+    assert 600 < steps_of(tmp_path / "run")[-1] < 1000, "where it stopped"
 
 
 def play(env, episodes, **limit):
