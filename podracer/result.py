@@ -40,8 +40,7 @@ class Result:
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
         self._evaluators: dict[int, evaluation.Evaluator] = {}
-        self._params: dict[int, ActorParams] = {}
-        self._policies: dict[tuple[bool, int], policies.Policy] = {}
+        self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
         self._actors: dict[int, policies.Actor] = {}
 
     @property
@@ -56,10 +55,8 @@ class Result:
     def actor_params(self, member: int | None = None) -> ActorParams:
         """What acting needs, of one member; the best one if None."""
         member = self._member(member)
-        if member not in self._params:
-            learner = jax.tree.map(lambda x: x[member], self.learner)
-            self._params[member] = self.agent.actor_params(learner, jnp.float32(1.0))
-        return self._params[member]
+        learner = jax.tree.map(lambda x: x[member], self.learner)
+        return self.agent.actor_params(learner, jnp.float32(1.0))
 
     def _member(self, member: int | None) -> int:
         if member is None:
@@ -133,12 +130,11 @@ class Result:
         return exports.save(self._policy(True, member), directory, card)
 
     def _policy(self, greedy: bool, member: int | None, seed: int = 0) -> policies.Policy:
-        """A policy; of all members and seeds, one program is compiled."""
-        params = self.actor_params(member)
-        if (greedy, seed) not in self._policies:
-            spec = self.environment.spec
-            self._policies[greedy, seed] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
-        return self._policies[greedy, seed]._replace(params=params)
+        key = (greedy, self._member(member), seed)
+        if key not in self._policies:
+            spec, params = self.environment.spec, self.actor_params(member)
+            self._policies[key] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
+        return self._policies[key]
 
     def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
         """Draws the learning curve; into the run directory, or `curve.png` here, by default."""

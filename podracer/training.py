@@ -17,7 +17,7 @@ from podracer import config as configs
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.result import Result
-from podracer.run import checkpoint, metrics, rundir
+from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.session import Session, StopSignal
 from podracer.run.transfer import transferred
@@ -34,6 +34,7 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
+    preset: Literal["atari", "classic"] | None = None,
     init_from: Result | str | pathlib.Path | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
@@ -54,6 +55,7 @@ def train(
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
+      preset: settings to begin with (see `podracer.run.presets`); all others that are given here go before them.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
         member) this one begins with; the optimiser begins anew.
       log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
@@ -68,6 +70,12 @@ def train(
       OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
+    if preset:
+        if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+            raise ValueError(f"preset={preset!r} needs an agent and an environment by name, and config as a mapping.")
+        chosen = presets.find(preset, agent, environment)
+        config, env_options = {**chosen.agent, **(config or {})}, {**chosen.env, **(env_options or {})}
+        run_settings = {**chosen.run, **run_settings}
     run = configs.from_json(RunConfig, run_settings)
     run = dataclasses.replace(run, population=configs.members(run.population, hyper))
     directory = pathlib.Path(run_dir) if run_dir is not None else None

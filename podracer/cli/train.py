@@ -15,7 +15,7 @@ import podracer
 from podracer import config as configs
 from podracer import environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
-from podracer.run import rundir
+from podracer.run import presets, rundir
 from podracer.run.experiment import AGENTS
 
 
@@ -32,8 +32,8 @@ def train(argv: list[str]) -> int:
     if agent not in AGENTS:
         raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
-    config, env = _defaults(agent, environment, options, rest)
-    arguments: Any = parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}")
+    config, env, run = _defaults(agent, environment, options, rest)
+    arguments: Any = parse(_train_arguments(config, env, run), rest, f"podracer train {agent} {environment}")
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
     finals = []
     for seed in arguments.seeds or (arguments.run.seed,):
@@ -94,25 +94,19 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
     return 0
 
 
-def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any]:
-    """What the other flags change: the settings of a preset, if there is one, or of the agent and environment."""
-    preset = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    preset.add_argument("--preset", nargs="?")
-    if preset.parse_known_args(argv)[0].preset != "atari":  # what is wrong with others is said with all that is wrong
-        return AGENTS[agent][0](), options()
-    if environment.startswith("envpool:"):
-        from podracer import atari  # which needs Gymnasium
-
-        config, env = atari.preset(agent)
-        if type(env) is options:
-            return config, env
-    raise InputError(f"--preset atari: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
+    """What the other flags change: the settings of a preset, if there is one, or of the agent, environment and run."""
+    flag = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flag.add_argument("--preset", nargs="?")
+    name = flag.parse_known_args(argv)[0].preset  # what is wrong with others is said with all that is wrong
+    chosen = presets.find(name, agent, environment) if name in presets.NAMES else presets.Preset()
+    return AGENTS[agent][0](**chosen.agent), options(**chosen.env), podracer.RunConfig(**chosen.run)
 
 
-def _train_arguments(agent_config: Any, env_options: Any) -> type:
+def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfig) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
-    path, preset = pathlib.Path | None, Literal["atari"] | None
+    path, preset = pathlib.Path | None, Literal[presets.NAMES] | None  # type: ignore[valid-type]
     hyper = dataclasses.make_dataclass(
         "Hyper",
         [
@@ -124,14 +118,18 @@ def _train_arguments(agent_config: Any, env_options: Any) -> type:
     return dataclasses.make_dataclass(
         "TrainArguments",
         [
-            ("run", Annotated[podracer.RunConfig, arg(name="")], podracer.RunConfig()),
+            ("run", Annotated[podracer.RunConfig, arg(name="")], run),
             ("run_dir", Annotated[path, arg(help="directory of the run; a new one in runs/ if None")], None),
             ("resume", Annotated[bool, arg(help="continue the run in it, or train it further")], False),
             ("seeds", Annotated[tuple[int, ...], arg(help="a run for each, one after the other, in RUN_DIR-SEED")], ()),
             ("init_from", Annotated[path, arg(help="directory of a run whose weights to begin with")], None),
             ("gif", Annotated[path, arg(help="write an animation of the trained policy")], None),
             ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
-            ("preset", Annotated[preset, arg(help="settings to begin with: those of the agent's paper")], None),
+            (
+                "preset",
+                Annotated[preset, arg(help="settings to begin with (podracer/run/presets.py)")],
+                None,
+            ),
             ("agent", type(agent_config), agent_config),
             ("env", type(env_options), env_options),
             ("hyper", hyper, hyper()),

@@ -218,7 +218,10 @@ def _sebulba(
 ) -> tuple[Driver, int, int]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
         if getattr(run, name) != plain:
-            raise ValueError(f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments.")
+            seeds = "; several seeds are several runs (--seeds 0 1 2)" if name == "population" else ""
+            raise ValueError(
+                f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."
+            )
     if not isinstance(environment, HostEnvironments):
         environment = SteppedEnvironments(environment)
     layout = topology.make_host(

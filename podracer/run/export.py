@@ -36,7 +36,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
     """Writes a greedy policy, and checks that what was written acts as it does.
 
     Args:
-      policy: with its parameters.
+      policy: a greedy one.
       directory: made if it is not there; files of an earlier export are replaced.
       card: of the model card: `agent`, `environment`, `source`, and `evaluation` (a sentence) with `mean`, or None.
 
@@ -104,9 +104,8 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     return Actor(
         Policy(
             spec,
-            params=(),
             start=lambda b: tuple(jnp.zeros((b, *shape), dtype) for shape, dtype in shapes),
-            step=lambda params, *arguments: call(*arguments),
+            step=call,
             uses_reward=description["uses_reward"],
         ),
         batch,
@@ -135,7 +134,7 @@ def _exported(policy: Policy) -> jax_export.Exported:
     def step(memory: tuple[Any, ...], observation: ArrayTree, reward: jax.Array, first: jax.Array) -> Any:
         # Memory need not begin with anything but zeros: an episode's first row takes it from here.
         fresh = [jnp.where(_lanes(first, x), start, x) for start, x in zip(policy.start(1), memory)]
-        return policy.step(policy.params, tuple(fresh), observation, reward, first)
+        return policy.step(tuple(fresh), observation, reward, first)
 
     (b,) = jax_export.symbolic_shape("b")
     lanes = lambda x: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)  # noqa: E731
