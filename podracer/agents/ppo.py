@@ -221,13 +221,16 @@ def make(
       loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space, a torso or a normalisation that does not fit the environment; while tracing,
+      ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
         where `num_minibatches` does not divide what a shard holds.
     """
     config = config or PPOConfig()
     distribution = distributions.for_space(spec.action_space)
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "ppo")
     network = network or nets.make(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,

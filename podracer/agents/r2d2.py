@@ -206,11 +206,14 @@ def make(
       loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space or torso that does not fit.
+      ValueError: for an action space, torso or network that does not fit.
     """
     config = config or R2D2Config()
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "r2d2", action_values=True)
     network = network or nets.make_q(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,

@@ -206,12 +206,15 @@ def make(
       loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space or torso that does not fit the environment.
+      ValueError: for an action space, torso or network that does not fit the environment.
     """
     config = config or VTraceConfig()
     distribution = distributions.for_space(spec.action_space)
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "vtrace")
     network = network or nets.make(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
