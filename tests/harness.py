@@ -69,11 +69,11 @@ def ends(seed: int, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return first, last, discount
 
 
-def timesteps(seed: int, T: int, B: int, size: int = 3) -> TimeStep:
-    """Random rows [T+1, B] with observations float32 [size]; rewards are 0 on first rows."""
+def timesteps(seed: int, T: int, B: int, shape: tuple[int, ...] = (3,)) -> TimeStep:
+    """Random rows [T+1, B] with observations float32 [*shape]; rewards are 0 on first rows."""
     rng = np.random.default_rng(seed)
     first, last, discount = ends(seed, T, B)
-    observation = rng.normal(size=(T + 1, B, size)).astype(np.float32)
+    observation = rng.normal(size=(T + 1, B, *shape)).astype(np.float32)
     reward = np.where(first, 0.0, rng.normal(size=(T + 1, B))).astype(np.float32)
     return TimeStep(*(jnp.asarray(x) for x in (observation, reward, discount, first, last)))
 

@@ -15,7 +15,7 @@ at the start of the rollout. Shuffling and minibatches belong to a shard, so tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -145,12 +145,6 @@ def normalize(x: jax.Array, moments: Moments) -> jax.Array:
     return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
 
 
-METRICS = (
-    "loss/total", "loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "value/mean"
-)  # fmt: skip
-"""Of `loss`; in the scan over minibatches they are one vector."""
-
-
 def weigh(batch: Samples, config: PPOConfig) -> Samples:
     """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages.
 
@@ -207,30 +201,36 @@ def loss(
         "value/mean": values,
     }
     metrics = dict(zip(terms, collectives.sums([weights * x for x in terms.values()])))
-    total = (
-        metrics["loss/policy"]
-        + hyper["value_cost"] * metrics["loss/value"]
-        - hyper["entropy_cost"] * metrics["policy/entropy"]
-    )
+    policy, value, entropy = (metrics[name] for name in ("loss/policy", "loss/value", "policy/entropy"))
+    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
     return total, metrics | {"loss/total": total}
 
 
-def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network | None = None) -> Agent:
+def make(
+    spec: EnvSpec,
+    config: PPOConfig | None = None,
+    network: nets.Network | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+) -> Agent:
     """The PPO agent for an environment.
 
     Args:
       spec: the environment's spec.
       config: settings; defaults if None.
       network: your own network (see `podracer.nets.Network`); the config's if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space, a torso or a normalisation that does not fit the environment; while tracing,
+      ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
         where `num_minibatches` does not divide what a shard holds.
     """
     config = config or PPOConfig()
     distribution = distributions.for_space(spec.action_space)
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "ppo")
     network = network or nets.make(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
@@ -351,19 +351,20 @@ def make(spec: EnvSpec, config: PPOConfig | None = None, network: nets.Network |
                 learning_rate=learning_rate,
                 max_grad_norm=learner.hyper["max_grad_norm"],
             )
-            return (vector, opt_state), (jnp.stack([metrics[name] for name in METRICS]), norm)
+            return (vector, opt_state), (jnp.stack(list(metrics.values())), norm)  # one vector through the scan
 
         order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
         # Moments of all minibatches at once: within the scan, the gradient is all that devices have to agree on.
         pick = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
         weighed = weigh(samples._replace(advantage=pick(samples.advantage), mask=pick(samples.mask)), config)
+        names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
         samples = samples._replace(advantage=(), mask=())
         # One vector through the scan: taking it apart and together again is a copy for every array.
         vector, unravel = ravel_pytree(learner.params)
         (vector, opt_state), (sums, norms) = lax.scan(
             minibatch, (vector, learner.opt_state), (order, weighed.advantage, weighed.mask)
         )
-        metrics = dict(zip(METRICS, collectives.global_sum(jnp.mean(sums, axis=0))))
+        metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
         metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
         return LearnerState(unravel(vector), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
 

@@ -19,7 +19,7 @@ the Ape-X form of DQN (Horgan et al. 2018), on sequences.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -156,20 +156,64 @@ def sequence_priority(errors: jax.Array, mask: jax.Array, config: R2D2Config) ->
     return eta * jnp.max(errors, axis=0) + (1.0 - eta) * mean
 
 
-def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network | None = None) -> Agent:
+def loss(
+    q: jax.Array,
+    target_q: jax.Array,
+    actions: jax.Array,
+    step: returns.Transitions,
+    weight: jax.Array,
+    hyper: Mapping[str, jax.Array],
+    config: R2D2Config,
+    batch_size: jax.Array,
+    count: jax.Array,
+) -> tuple[jax.Array, Metrics, jax.Array]:
+    """The part of the loss, and of metrics, that some sequences have: sums over sequences make the whole.
+
+    Args:
+      q: [T+1, B, A]; action values of the learner's parameters, behind the burn-in.
+      target_q: [T+1, B, A]; of the target network's.
+      actions: int32 [T, B]; those taken.
+      step: [T, B].
+      weight: float32 [B]; importance weights.
+      hyper: tunable numbers.
+      config: the static settings.
+      batch_size: sequences of all shards.
+      count: valid transitions of all sequences of all shards, at least 1.
+
+    Returns:
+      The scalar, the metrics, and the temporal differences [T, B], of which priorities are made; 0 where masked.
+    """
+    bootstrap = _of(target_q, jnp.argmax(q, axis=-1).astype(jnp.int32))
+    taken = _of(q[:-1], actions)
+    errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, hyper, config)) - taken)
+    total = jnp.sum(weight * 0.5 * jnp.sum(jnp.square(errors), axis=0)) / batch_size
+    mean = lambda x: jnp.sum(step.mask * x) / count  # noqa: E731
+    return total, {"loss/total": total, "value/mean": mean(taken), "value/td_error": mean(jnp.abs(errors))}, errors
+
+
+def make(
+    spec: EnvSpec,
+    config: R2D2Config | None = None,
+    network: nets.Network | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
+) -> Agent:
     """The R2D2 agent for an environment with discrete actions.
 
     Args:
       spec: the environment's spec.
       config: settings; defaults if None.
       network: your own network, whose outputs are action values (see `podracer.nets.Network`); the config's if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space or torso that does not fit.
+      ValueError: for an action space, torso or network that does not fit.
     """
     config = config or R2D2Config()
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "r2d2", action_values=True)
     network = network or nets.make_q(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
@@ -219,24 +263,23 @@ def make(spec: EnvSpec, config: R2D2Config | None = None, network: nets.Network 
         B = batch.weight.shape[0]
         mask = returns.transitions(batch.trajectory).mask[config.burn_in :]
         batch_size, count = collectives.global_sum((jnp.float32(B), jnp.sum(mask)))
+        count = jnp.maximum(count, 1.0)
 
-        def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+        def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             trajectory = batch.trajectory
             inputs, core = nets.inputs(network, trajectory), trajectory.actor_state.core
-            q, q_target = unroll(params, inputs, core), unroll(learner.aux, inputs, core)
+            q, target_q = unroll(params, inputs, core), unroll(learner.aux, inputs, core)
             step = jax.tree.map(lambda x: x[config.burn_in :], returns.transitions(trajectory))
-            bootstrap = _of(q_target, jnp.argmax(q, axis=-1).astype(jnp.int32))
-            taken = _of(q[:-1], trajectory.actions[config.burn_in :])
-            errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, learner.hyper, config)) - taken)
-            total = jnp.sum(batch.weight * 0.5 * jnp.sum(jnp.square(errors), axis=0)) / batch_size
-            mean = lambda x: jnp.sum(step.mask * x) / jnp.maximum(count, 1.0)  # noqa: E731
-            metrics = {"loss/total": total, "value/mean": mean(taken), "value/td_error": mean(jnp.abs(errors))}
+            actions = trajectory.actions[config.burn_in :]
+            total, metrics, errors = loss(
+                q, target_q, actions, step, batch.weight, learner.hyper, config, batch_size, count
+            )
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
         T = config.burn_in + config.trace_length
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, T, B)
         split = Batch(trajectories.split_lanes(batch.trajectory, groups), trajectories.split(batch.weight, groups, 0))
-        grads, metrics, priorities = gradients.accumulate(loss, learner.params, split)
+        grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
         grads, metrics = collectives.global_sum((grads, metrics))
         params, opt_state, grad_norm = optimizer.step(
             transformation,

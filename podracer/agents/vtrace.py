@@ -14,7 +14,7 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -147,6 +147,9 @@ def loss(
       hyper: tunable numbers.
       config: the static settings.
       count: valid transitions of all lanes of all shards, at least 1.
+
+    Returns:
+      The scalar and the metrics.
     """
     step = returns.transitions(trajectory)
     step = step._replace(discount=hyper["discount"] * step.discount)
@@ -188,21 +191,30 @@ def loss(
     return total, metrics
 
 
-def make(spec: EnvSpec, config: VTraceConfig | None = None, network: nets.Network | None = None) -> Agent:
+def make(
+    spec: EnvSpec,
+    config: VTraceConfig | None = None,
+    network: nets.Network | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+) -> Agent:
     """The V-trace agent for an environment.
 
     Args:
       spec: the environment's spec.
       config: settings; defaults if None.
       network: your own network (see `podracer.nets.Network`); the config's if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:
-      ValueError: for an action space or torso that does not fit the environment.
+      ValueError: for an action space, torso or network that does not fit the environment.
     """
     config = config or VTraceConfig()
     distribution = distributions.for_space(spec.action_space)
+    seen = nets.stacked_spec(spec, config.frame_stack)
+    if network is not None:
+        nets.check(network, seen, "vtrace")
     network = network or nets.make(
-        nets.stacked_spec(spec, config.frame_stack),
+        seen,
         torso=config.torso,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,

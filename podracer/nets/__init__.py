@@ -14,14 +14,27 @@ from podracer.nets.memory import (
     with_frames,
     without_frames,
 )
-from podracer.nets.networks import ComputeDtype, Inputs, Network, Torso, encode, feed_forward, make, make_q
+from podracer.nets.networks import (
+    ComputeDtype,
+    Inputs,
+    Network,
+    NetworkError,
+    Torso,
+    encode,
+    feed_forward,
+    make,
+    make_q,
+)
+from podracer.nets.protocol import check
 
 __all__ = [
     "ActorState",
     "ComputeDtype",
     "Inputs",
     "Network",
+    "NetworkError",
     "Torso",
+    "check",
     "encode",
     "feed_forward",
     "inputs",

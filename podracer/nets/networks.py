@@ -1,6 +1,7 @@
 """Networks of agents: torsos, an LSTM core with resets, and heads, behind plain `init` and `apply`.
 
-A `Network` is two functions, so one written in Linen, Equinox, Haiku or by hand plugs in alike:
+A `Network` is pure functions, so one written in Linen, NNX, Equinox, Haiku (examples/networks) or by hand plugs in
+alike:
 
     network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 
@@ -48,6 +49,10 @@ class Inputs(NamedTuple):
     previous_action: ArrayTree
 
 
+class NetworkError(ValueError):
+    """A user's own network is not what an agent needs."""
+
+
 class Network(NamedTuple):
     """An actor-critic network, or one of action values.
 
@@ -79,13 +84,14 @@ def feed_forward(
     def unroll(params: ArrayTree, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         T, B = inputs.reward.shape
         flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), inputs.observation)
-        outputs, values = apply(params, flat)
-        if outputs.ndim != 2 or values.shape != (T * B,):
-            raise ValueError(
-                f"the network returned outputs {outputs.shape} and values {values.shape} for {T * B} observations; "
-                f"it must return [{T * B}, P] and [{T * B}]."
-            )
-        return outputs.reshape(T, B, -1), values.reshape(T, B), state
+        match apply(params, flat):
+            case (jax.Array(ndim=2) as outputs, jax.Array() as values) if values.shape == (T * B,):
+                return outputs.reshape(T, B, -1), values.reshape(T, B), state
+            case other:
+                raise NetworkError(
+                    f"the network returned {jax.tree.map(lambda x: getattr(x, 'shape', x), other)} for {T * B} "
+                    f"observations; it must return outputs [{T * B}, P] and values [{T * B}]."
+                )
 
     return Network(init, unroll, lambda num_lanes: ())
 
@@ -155,10 +161,20 @@ def make_q(
     Raises:
       ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
     """
+    A = num_actions(spec)
+    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype), scale=None)
+    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=A), lstm_size)
+
+
+def num_actions(spec: EnvSpec) -> int:
+    """A: how many action values there are.
+
+    Raises:
+      ValueError: for actions that are not discrete.
+    """
     if not isinstance(spec.action_space, spaces.Discrete):
         raise ValueError(f"{spec.name} takes actions in {spec.action_space}; action values need Discrete ones.")
-    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype), scale=None)
-    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=spec.action_space.num_values), lstm_size)
+    return spec.action_space.num_values
 
 
 def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:

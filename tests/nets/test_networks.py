@@ -418,7 +418,7 @@ def test_own_network_of_a_dict() -> None:
 
 def test_own_network_of_the_wrong_shape() -> None:
     network = user_network(values_too_wide=True)
-    message = r"outputs \(6, 4\) and values \(6, 1\) for 6 observations; it must return \[6, P\] and \[6\]"
+    message = r"returned \(\(6, 4\), \(6, 1\)\) for 6 observations; it must return outputs \[6, P\] and values \[6\]"
     with pytest.raises(ValueError, match=message):
         network.apply(jax.jit(network.init)(KEY), random_inputs(np.zeros((2, 3), bool)), ())
 

@@ -612,7 +612,7 @@ def test_what_only_tracing_finds_is_found_before_anything_is_written(tmp_path):
 
 def test_a_network_of_the_wrong_shape(tmp_path):
     network = nets.feed_forward(lambda key: {}, lambda params, observation: (observation, observation))
-    with pytest.raises(ValueError, match=r"it must return \[8, P\] and \[8\]"):
+    with pytest.raises(ValueError, match=r"it must return outputs \[6, P\] and values \[6\]"):
         podracer.train("vtrace", Cliff(), network=network, run_dir=tmp_path / "run", **RUN)
     assert not (tmp_path / "run").exists()
 

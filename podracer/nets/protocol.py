@@ -1,0 +1,184 @@
+"""What an agent needs of a network, checked by tracing it once, when the agent is made."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer import distributions, spaces
+from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
+from podracer.types import ArrayTree, EnvSpec
+
+T, B = 2, 3
+"""Rows and lanes of the trace: different numbers, so that one is not taken for the other."""
+
+LIBRARIES = {
+    "flax.linen": "nets.feed_forward(lambda key: module.init(key, observations), module.apply)",
+    "flax.nnx": "nets.feed_forward(init, apply), where init returns nnx.state(module, nnx.Param) and apply merges",
+    "equinox": "nets.feed_forward(init, apply), where init returns what eqx.partition finds and apply combines",
+    "haiku": "nets.feed_forward(lambda key: net.init(key, observations), hk.without_apply_rng(net).apply)",
+}
+"""Where a class comes from, and how its networks become functions of parameters."""
+
+PURE = "networks are pure functions of their parameters: use LayerNorm or GroupNorm instead of BatchNorm"
+ADVICE = {
+    "immutable|batch_stats|BatchNorm": PURE,
+    "TracerBoolConversion": "use jnp.where or lax.cond instead of Python's if",
+    "called with an RNG": "use hk.without_apply_rng(net).apply",
+}
+"""What to do about an error that says so."""
+
+OTHERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    str(pathlib.Path(__file__).parents[1]),
+)
+"""Where files are that are not the user's own."""
+
+
+def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False) -> None:
+    """Checks a user's own network; nothing is compiled or run.
+
+    Args:
+      network: what was given as one.
+      spec: what it sees, frames stacked (`stacked_spec`).
+      agent: the name of who needs it.
+      action_values: whether its outputs are values of actions; else they are those of a policy.
+
+    Raises:
+      NetworkError: for what is no `Network`, a function of it that cannot be traced, parameters that cannot be learnt,
+        or results of wrong shapes.
+      ValueError: for an action space that the agent does not have.
+    """
+    if not isinstance(network, Network):
+        raise NetworkError(_no_network(network))
+    params = _trace("init", lambda key: _learnable(network.init(key)), jax.eval_shape(lambda: jax.random.key(0)))
+    start = _trace("start", lambda: network.start(B))
+    for path, leaf in jax.tree.leaves_with_path(start):
+        if leaf.shape[:1] != (B,):
+            where = f"state{jax.tree_util.keystr(path)}"
+            raise NetworkError(f"the network's start({B}) returns {_show(leaf)} as {where}; it must be [{B}, ...].")
+
+    def rows() -> Inputs:
+        tile = lambda space: jax.tree.map(lambda x: jnp.broadcast_to(x, (T, B, *x.shape)), spaces.zeros(space))  # noqa: E731
+        actions = tile(spec.action_space) if jax.tree.leaves(start) else ()
+        return Inputs(tile(spec.observation_space), jnp.zeros((T, B)), jnp.ones((T, B), bool), actions)
+
+    results = _trace("apply", network.apply, params, jax.eval_shape(rows), start)
+    if not isinstance(results, tuple) or len(results) != 3:
+        raise NetworkError(
+            f"the network's apply returns {_show(results)}; it must return three things: outputs [T, B, P], values "
+            "[T, B] and the state."
+        )
+    outputs, values, state = results
+    if not _is_array(outputs) or outputs.shape[:-1] != (T, B) or not _is_array(values) or values.shape != (T, B):
+        raise NetworkError(
+            f"the network returns outputs {_show(outputs)} and values {_show(values)} for rows [{T}, {B}]; they must "
+            f"be floats [{T}, {B}, P] and [{T}, {B}]."
+        )
+    P, meaning = _outputs(spec, action_values)
+    if outputs.shape[-1] != P:
+        raise NetworkError(
+            f"{agent} on {_brief(spec.action_space)} needs P = {P} outputs: {meaning}; the network returns "
+            f"{outputs.shape[-1]}."
+        )
+    if _types(state) != _types(start):
+        raise NetworkError(
+            f"the network's state is {_show(start)} at the start and {_show(state)} after apply; both must be of one "
+            "structure, with arrays of the same shapes and dtypes."
+        )
+
+
+def _outputs(spec: EnvSpec, action_values: bool) -> tuple[int, str]:
+    """How many outputs there must be, and what they are."""
+    space = spec.action_space
+    if action_values:
+        P = num_actions(spec)
+        return P, "the value of each action"
+    P = distributions.for_space(space).num_outputs
+    if isinstance(space, spaces.Box):
+        return P, f"{P // 2} means and {P // 2} log standard deviations"
+    if isinstance(space, spaces.MultiDiscrete):
+        return P, f"the logits of {' + '.join(map(str, space.num_values))} choices"
+    return P, "the logit of each action"
+
+
+def _brief(space: spaces.Space) -> str:
+    sizes = {spaces.Discrete: "num_values", spaces.MultiDiscrete: "num_values", spaces.Box: "shape"}
+    size = getattr(space, sizes[type(space)])
+    return f"{type(space).__name__}({', '.join(map(str, size)) if isinstance(size, tuple) else size})"
+
+
+def _no_network(network: Any) -> str:
+    """What to say of something that is no `Network`: most are modules of a network library."""
+    cls = network if isinstance(network, type) else type(network)
+    modules = [base.__module__ for base in cls.__mro__]
+    library = next((name for name in LIBRARIES if any(f"{m}.".startswith(f"{name}.") for m in modules)), "")
+    wrap = f"wrap it: {LIBRARIES[library]}; see examples/networks" if library else "use nets.feed_forward(init, apply)"
+    return f"network={cls.__name__} is no podracer.nets.Network; {wrap}."
+
+
+def _learnable(params: ArrayTree) -> ArrayTree:
+    """Parameters, if they are.
+
+    Raises:
+      NetworkError: naming the first leaf that cannot be learnt.
+    """
+    is_statistic = lambda node: type(node).__name__ == "BatchStat"  # noqa: E731 - of NNX
+    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_statistic):
+        where = f"the network's params{jax.tree_util.keystr(path)}"
+        if is_statistic(leaf) or "batch_stats" in where:
+            raise NetworkError(f"{where} is a running statistic, which learning does not update; {PURE}.")
+        if not isinstance(leaf, float) and not hasattr(leaf, "dtype"):
+            raise NetworkError(
+                f"{where} is {str(leaf)[:60]}, not an array; let init return arrays only, and keep the rest outside, "
+                "as eqx.partition(module, eqx.is_inexact_array) does."
+            )
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise NetworkError(
+                f"{where} is {_show(leaf)}, which has no gradient; let init return floats only, and keep the rest "
+                "outside, as nnx.split(module, nnx.Param, ...) does."
+            )
+    return params
+
+
+def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """The shapes of what a function of the network returns.
+
+    Raises:
+      NetworkError: where it fails, with the innermost line that is the user's own.
+    """
+    try:
+        return jax.eval_shape(function, *args)
+    except NetworkError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        said = f"{type(error).__name__}: {reason}"
+        advice = next((f"; {advice}" for pattern, advice in ADVICE.items() if re.search(pattern, said)), "")
+        raise NetworkError(f"the network's {name} cannot be traced: {said}{_own_line(error)}{advice}.") from error
+
+
+def _own_line(error: Exception) -> str:
+    """Where an error arose in the user's own files, if it did."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OTHERS, "<frozen"))]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+def _show(tree: Any) -> str:
+    """A tree with dtypes and shapes in the place of arrays."""
+    return str(jax.tree.map(lambda x: f"{x.dtype} [{', '.join(map(str, x.shape))}]", tree))

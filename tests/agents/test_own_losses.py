@@ -1,0 +1,61 @@
+"""A loss of one's own in the place of an agent's (examples/own_loss.py trains with one)."""
+
+import harness
+import jax
+import jax.numpy as jnp
+import pytest
+
+from podracer import agents, spaces
+from podracer.run.experiment import AGENTS
+from podracer.types import Batch, EnvSpec
+
+B = 4
+SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
+SMALL = {
+    "ppo": {"num_epochs": 1, "num_minibatches": 2},
+    "vtrace": {},
+    "r2d2": {"burn_in": 2, "trace_length": 4, "lstm_size": 0},
+}
+
+
+def traced(name, **own):
+    """An agent's `learn`, and the names of its metrics."""
+    cls, make = AGENTS[name]
+    agent = make(SPEC, cls(hidden_sizes=(4,), **SMALL[name]), **own)
+
+    def learn(rows):
+        learner = agent.init(jax.random.key(0), harness.hyper(agent))
+        start = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+        params = agent.actor_params(learner, jnp.float32(0))
+        batch, _ = harness.record(agent, params, start, rows, jax.random.key(1))
+        if name == "r2d2":
+            batch = Batch(batch._replace(actor_state=start.net), jnp.ones(B))
+        return agent.learn(learner, batch, jnp.float32(0), jax.random.key(2))[1]
+
+    rows = jax.tree.map(lambda x: x[None, None], harness.timesteps(0, 6, B))
+    jaxpr, metrics = jax.make_jaxpr(harness.over_axes(learn), return_shape=True)(rows)
+    return str(jaxpr), set(metrics)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_loss_takes_the_place_of_the_agents(name):
+    default = getattr(agents, name).loss
+    calls = []
+
+    def mine(*args):
+        calls.append(args)
+        return default(*args)
+
+    plain, metrics = traced(name)
+    assert traced(name, loss=mine) == (plain, metrics)
+    assert calls
+
+    def other(*args):
+        total, terms, *more = default(*args)
+        return 2.0 * total, {"loss/mine": jnp.square(total), "value/mean": terms["value/mean"]}, *more
+
+    changed, found = traced(name, loss=other)
+    assert changed != plain
+    assert found - metrics == {"loss/mine"}
+    assert "loss/total" in metrics - found
+    assert {"value/mean", "grad/norm"} <= found
