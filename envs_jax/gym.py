@@ -95,7 +95,8 @@ def _convert(space: spaces.Space) -> gymnasium.Space:
         case spaces.MultiDiscrete():
             return gymnasium.spaces.MultiDiscrete(list(space.num_values), dtype=np.int32)
         case spaces.Box():
-            return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+            low, high = (np.asarray(x, space.dtype) if isinstance(x, tuple) else x for x in (space.low, space.high))
+            return gymnasium.spaces.Box(low, high, space.shape, space.dtype.type)
         case spaces.Dict():
             return gymnasium.spaces.Dict({name: _convert(item) for name, item in space.items})
 

@@ -238,12 +238,13 @@ def _bounds(space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box) -> tuple
     if not isinstance(space, spaces.Box):
         num_values = np.asarray(space.num_values, space.dtype)
         return np.zeros_like(num_values), num_values - 1
-    low, high = space.low, space.high
+    low, high = np.asarray(space.low, object), np.asarray(space.high, object)
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
-        low, high = math.ceil(max(low, limits.min)), math.floor(min(high, limits.max))
-    shape = (1,) * len(space.shape)
-    return np.full(shape, low, space.dtype), np.full(shape, high, space.dtype)
+        low = np.vectorize(lambda x: math.ceil(max(x, limits.min)), otypes=[object])(low)
+        high = np.vectorize(lambda x: math.floor(min(x, limits.max)), otypes=[object])(high)
+    ones = (1,) * len(space.shape)
+    return tuple(bound.reshape(bound.shape or ones).astype(space.dtype) for bound in (low, high))  # type: ignore[return-value]
 
 
 def _refuse(bad: np.ndarray, problem: str, values: np.ndarray, num_steps: np.ndarray, expected: str) -> None:

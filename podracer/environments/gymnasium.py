@@ -108,7 +108,7 @@ class GymnasiumEnvironments:
         """One environment, unbatched."""
         source, limit = self._source, self._options.max_episode_steps
         if isinstance(source, str):
-            arguments = self._settings | ({"max_episode_steps": limit} if limit else {}) | more
+            arguments: dict[str, Any] = self._settings | ({"max_episode_steps": limit} if limit else {}) | more
             try:
                 return gymnasium.make(source, **arguments)
             except (gymnasium.error.Error, ImportError, TypeError) as error:

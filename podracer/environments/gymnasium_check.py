@@ -87,7 +87,7 @@ def _check_observation(value: Any, space: gymnasium.Space, where: str, what: str
             _check_observation(value[key], item, where, f"{what}[{key!r}]")
         return
     array = np.asarray(value)
-    if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+    if array.shape != space.shape or not np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind"):
         raise TypeError(
             f"{where} returned {what} {_describe(value)}; expected {space.dtype} {list(space.shape or ())} as in the "
             f"observation_space, {space}."
