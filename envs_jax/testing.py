@@ -11,6 +11,9 @@ wrong and where.
 from __future__ import annotations
 
 import math
+import os
+import pathlib
+import traceback
 from typing import Any
 
 import jax
@@ -23,6 +26,22 @@ from podracer.types import Environment, EnvSpec, Transition
 
 _PREFIX = "envs_jax conformance"
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
+# Innermost frames here are not where a mistake is.
+_NOT_THE_USERS = (*(str(pathlib.Path(str(m.__file__)).parent) + os.sep for m in (jax, np, spaces)), __file__)
+# What JAX says of code that needs a value while it has a shape alone, the special before the general.
+_REMEDIES = (
+    (jax.errors.TracerBoolConversionError, "use jnp.where or jax.lax.cond instead of if, while, and, or"),
+    (jax.errors.TracerArrayConversionError, "use jax.numpy instead of numpy"),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "index an array (jnp.asarray) instead of a list, and loop with jax.lax.fori_loop instead of range",
+    ),
+    (jax.errors.NonConcreteBooleanIndexError, "use jnp.where instead of indexing with a mask"),
+    (
+        jax.errors.ConcretizationTypeError,
+        "use .astype(...) instead of int() or float(), and shapes that depend on no array",
+    ),
+)
 # Two programs of one function may fuse, and so round, differently.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 # Every program here runs once: compiling it is what takes the time, and half of that is optimisation.
@@ -126,8 +145,21 @@ def _trace(function: Any, where: str, *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TypeError(f"{_PREFIX}: {where} cannot be traced: {type(error).__name__}: {reason}") from error
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        remedy = next((f": {text}" for kinds, text in _REMEDIES if isinstance(error, kinds)), "")
+        raise TypeError(
+            f"{_PREFIX}: {where} cannot be traced: {type(error).__name__}: {reason}{_line(error)}{remedy}."
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    """Where in the user's own files an error came from, as text to append."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_THE_USERS) and frame.line
+    ]
+    return f", in {frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
 
 
 def _check_state(state: Any, where: str) -> None:
