@@ -22,7 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from podracer import spaces
-from podracer.types import Environment, EnvSpec, Transition
+from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _PREFIX = "envs_jax conformance"
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
@@ -77,7 +77,7 @@ def validate_protocol(env: Environment) -> None:
     new_state, transition = result
     _check_state(new_state, f"{name}.step")
     _check_same_structure(name, state, new_state)
-    _check_transition(name, transition)
+    _check_transition(name, transition, env.spec.metrics)
 
     if callable(getattr(env, "render", None)):
         image = _trace(env.render, f"{name}.render", state)  # pyright: ignore[reportAttributeAccessIssue] - optional
@@ -138,6 +138,7 @@ def _check_spec(env: Any, name: str) -> None:
     limit = spec.max_episode_steps
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{_PREFIX}: {name}.spec.max_episode_steps is {limit!r} (expected None or an int >= 1).")
+    check_metric_names(spec.metrics, f"{_PREFIX}: {name}.spec.metrics")
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:
@@ -203,13 +204,17 @@ def _check_same_structure(name: str, state: Any, new_state: Any) -> None:
             )
 
 
-def _check_transition(name: str, transition: Any) -> None:
+def _check_transition(name: str, transition: Any, metrics: tuple[str, ...]) -> None:
     if not isinstance(transition, Transition):
         raise TypeError(
             f"{_PREFIX}: {name}.step returned {_describe(transition)} second (expected a podracer.types.Transition)."
         )
-    for field, dtype in _TRANSITION_DTYPES.items():
-        value = getattr(transition, field)
+    if not isinstance(transition.metrics, dict) or set(transition.metrics) != set(metrics):
+        found = sorted(transition.metrics) if isinstance(transition.metrics, dict) else _describe(transition.metrics)
+        raise TypeError(f"{_PREFIX}: {name}.step returned metrics {found} (expected {sorted(metrics)} as in the spec).")
+    values = [(field, getattr(transition, field), dtype) for field, dtype in _TRANSITION_DTYPES.items()]
+    values += [(f"metrics[{key!r}]", value, np.dtype(np.float32)) for key, value in transition.metrics.items()]
+    for field, value, dtype in values:
         if not _is_array(value) or value.dtype != dtype or value.shape != ():
             raise TypeError(
                 f"{_PREFIX}: {name}.step returned {field} {_describe(value)} (expected {_describe_array(dtype, ())})."
@@ -238,9 +243,11 @@ def _check_play(env: Environment, episodes: int, steps: int, key: jax.Array) -> 
     play_all = jax.jit(jax.vmap(play), compiler_options=_COMPILE_QUICKLY)
     starts, record = play_all(jax.random.split(key, episodes))
     transition, length, before, after = jax.device_get(record)  # each [B, T]
-    reward, discount, last = transition
+    reward, discount, last, metrics = transition
     _refuse(~np.isfinite(reward), f"{name}.step returned reward", reward, length, "a finite number")
     _refuse((discount != 0) & (discount != 1), f"{name}.step returned discount", discount, length, "0 or 1")
+    for metric, values in metrics.items():
+        _refuse(~np.isfinite(values), f"{name}.step returned metrics[{metric!r}]", values, length, "a finite number")
     terminated = discount == 0
     _refuse(terminated & ~last, f"{name}.step returned discount 0 and last", last, length, "True: the episode is over")
     if limit is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from podracer import config as configs
 from podracer.environments import gymnasium_check
 from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
-from podracer.types import EnvSpec, HostStep
+from podracer.types import EnvSpec, HostStep, check_metric_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,18 @@ class GymnasiumOptions:
       vectorization: "sync" steps lanes in turn in one thread; "async" gives every lane a process.
       max_episode_steps: the time limit; the environment's own if None.
       settings: further arguments of the environment as `name=value`.
+      metrics: keys of `info` that hold numbers or truth values: each is summed over an episode, 0 where it is missing,
+        and logged as `episode/<key>`.
     """
 
     vectorization: Literal["sync", "async"] = "sync"
     max_episode_steps: int | None = configs.field(None, low=1)
     settings: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self):
         configs.check(self)
+        check_metric_names(self.metrics, "GymnasiumOptions.metrics")
 
 
 Source = str | gymnasium.Env | Callable[..., gymnasium.Env]
@@ -67,6 +71,7 @@ class GymnasiumEnvironments:
                 observation_space(single.observation_space, name),
                 action_space(single.action_space, name),
                 _time_limit(single),
+                options.metrics,
             )
             gymnasium_check.check_play(single)
         finally:
@@ -137,17 +142,26 @@ class GymnasiumEnvironment:
         self._last = np.zeros(num_lanes, bool)
         self._check = action_checker(spec.action_space)
         self._actions: np.ndarray | None = None
+        self._metrics = np.zeros((len(spec.metrics), num_lanes))
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         if self._actions is None:
-            observation, _ = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
+            observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
         else:
-            observation, reward, terminated, truncated, _ = self._vector.step(self._actions)
+            observation, reward, terminated, truncated, info = self._vector.step(self._actions)
             first = self._last
         self._last = terminated | truncated
-        return self._lanes, HostStep.of(self._convert(observation), reward, terminated, first, self._last)
+        metrics = self._measure(info, first) if self.spec.metrics else None
+        observation = self._convert(observation)
+        return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, metrics=metrics)
+
+    def _measure(self, info: dict[str, Any], first: np.ndarray) -> np.ndarray:
+        """The metrics [M, B] of this episode so far."""
+        now = np.stack([_numbers(info, name, len(first)) for name in self.spec.metrics])
+        self._metrics = np.where(first, 0.0, self._metrics + now)
+        return self._metrics
 
     def _convert(self, observation: Any) -> Any:
         # The vector environment writes its next observations into the same arrays.
@@ -166,3 +180,18 @@ class GymnasiumEnvironment:
 
     def close(self) -> None:
         self._vector.close()
+
+
+def _numbers(info: dict[str, Any], name: str, num_lanes: int) -> np.ndarray:
+    """What the lanes [B] say of a metric.
+
+    Raises:
+      ValueError: where it is no number.
+    """
+    if name not in info:
+        return np.zeros(num_lanes)
+    try:
+        # Lanes that say nothing have None among objects, and 0 among numbers.
+        return np.asarray([0.0 if value is None else float(value) for value in info[name]])
+    except (TypeError, ValueError):
+        raise ValueError(f"info[{name!r}] holds {info[name]!r}, which are no numbers; metrics need them.") from None

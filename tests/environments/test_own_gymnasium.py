@@ -33,7 +33,7 @@ class Reach(gymnasium.Env):
 
     def step(self, action):
         self.t += 1
-        return self.observe(), float(self.t), self.t == self.length, False, {}
+        return self.observe(), float(self.t), self.t == self.length, False, {"halfway": self.t == 2}
 
     def render(self):
         return np.full((4, 6, 3), self.t, np.uint8)
@@ -70,7 +70,7 @@ def test_every_form_gives_the_same_rows(form):
 
 
 def test_options_of_ones_own():
-    source = environments.adopt(Reach, {"max_episode_steps": 3, "settings": ["length=50"], "vectorization": "async"})
+    source = environments.adopt(Reach, {"max_episode_steps": 3, "settings": ["length=50"]})
     assert source.spec.max_episode_steps == 3
     ends = [(row.timestep.last[0], row.timestep.discount[0]) for row in play(source, 4, 1)]
     assert ends[-1] == (True, 1.0)
@@ -123,11 +123,13 @@ CONFIG = {"rollout_length": 10, "hidden_sizes": (8,)}
 
 def test_train_and_load(tmp_path):
     """The run remembers its options, but not the object."""
-    options = {"max_episode_steps": 4}
+    options = {"max_episode_steps": 4, "metrics": ("halfway",)}
     settings = {"total_steps": 60, "num_envs": 2, "eval_episodes": 2, "config": CONFIG, "progress": False}
     result = podracer.train("vtrace", Reach, env_options=options, run_dir=tmp_path / "run", **settings)
     assert result.environment.spec.max_episode_steps == 4
     assert result.description["env"] == "Reach"
+    row = next(row for row in result.history if row.get("episode/count"))
+    assert (row["episode/return"], row["episode/halfway"]) == (10.0, 1.0)
     with pytest.raises(ValueError, match="was trained with your own environment; in Python, give it as environment="):
         podracer.load(tmp_path / "run")
     again = podracer.load(tmp_path / "run", environment=Reach())
