@@ -26,7 +26,7 @@ from podracer.types import Agent, Environment, HostEnvironments
 
 def train(
     agent: str | Agent,
-    environment: str | Environment | HostEnvironments,
+    environment: str | Environment | HostEnvironments | Any,
     *,
     run_dir: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -46,12 +46,13 @@ def train(
 
     Args:
       agent: a name, or an `Agent`.
-      environment: a name, or an object that follows `podracer.types.Environment` or `HostEnvironments`.
+      environment: a name; an object that follows `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`,
+        of which every lane is a copy; or a class or function without arguments that makes one of these.
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
       resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
         `total_steps` than it had train it further.
       config: the agent's settings, as its config dataclass or a mapping of fields.
-      env_options: options of an environment given by name.
+      env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
@@ -100,7 +101,7 @@ def resume(
     run_dir: str | pathlib.Path,
     *,
     agent: Agent | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
     total_steps: int | None = None,
     log: metrics.LogCallback | None = None,
@@ -112,7 +113,7 @@ def resume(
       run_dir: what `train` wrote.
       total_steps: to train it further than it was to be; no more than that if None.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, likewise.
+      environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
       log: as in `train`.
       progress: as in `train`.
@@ -136,7 +137,7 @@ def load(
     run_dir: str | pathlib.Path,
     *,
     agent: Agent | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
     step: int | Literal["best"] | None = None,
 ) -> Result:
@@ -145,7 +146,7 @@ def load(
     Args:
       run_dir: what `train` wrote.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, likewise.
+      environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
       step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
         None.
@@ -193,12 +194,14 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> 
     for part in stored["own"]:
         if given[part] is None:
             raise ValueError(f"{directory} was trained with your own {part}; in Python, give it as {part}=.")
+    by_name = given["environment"] is None
+    options = stored["env_options"] if "environment" in stored["own"] else None
     return {
         "agent": given["agent"] or stored["agent"],
-        "environment": given["environment"] or stored["env"],
+        "environment": stored["env"] if by_name else given["environment"],
         "network": given["network"],
         "config": None if given["agent"] else stored["agent_config"],
-        "env_options": None if given["environment"] else stored_options(stored["env"], stored["env_options"]),
+        "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
 

@@ -5,6 +5,7 @@ Bad input gives one line on stderr and exit code 2; a run that fails gives one l
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -40,6 +41,9 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and exits with its code."""
+    # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
