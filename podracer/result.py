@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import spaces
-from podracer.run import evaluation, metrics, plots
+from podracer.run import evaluation, metrics, plots, report
 from podracer.run.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
@@ -92,15 +92,42 @@ class Result:
 
         return jax.jit(act)
 
-    def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
-        """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
-        path = path or (self.run_dir or pathlib.Path(".")) / "curve.png"
-        label = f"{self.agent.name} on {self.description['env']}"
-        return plots.learning_curve({label: self.history}, path, title=label)
+    def plot(self, path: str | pathlib.Path | None = None) -> plots.Picture:
+        """Draws the learning curve; as `curve.png` in the run directory, or in a temporary one, by default.
 
-    def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:
-        """Writes a GIF of one greedy episode."""
-        return plots.animation(evaluation.frames(self.agent, self.environment, self.actor_params(member), seed), path)
+        Returns:
+          The path, which a notebook shows as the picture.
+
+        Raises:
+          ValueError: where there is nothing to draw yet.
+        """
+        path = path or plots.default_path(self.run_dir, "curve.png")
+        return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
+
+    def curves(self) -> dict[str, list[metrics.Row]]:
+        """The rows of each line of the learning curve, by label."""
+        return {f"{self.agent.name} on {self.description['env']}": self.history}
+
+    def animate(self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int = 0) -> plots.Picture:
+        """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
+
+        Returns:
+          The path, which a notebook shows as the animation.
+
+        Raises:
+          ValueError: where the environment cannot be rendered.
+        """
+        images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
+        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
+
+    def __repr__(self) -> str:
+        return f"<Result: {report.line(self)}>"
+
+    def __str__(self) -> str:
+        return report.sentence(self)
+
+    def _repr_html_(self) -> str:
+        return report.as_html(self)
 
 
 def _fit(space: spaces.Space, expected: jax.Array, value: Any) -> np.ndarray:

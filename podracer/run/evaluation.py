@@ -26,7 +26,7 @@ DEFAULT_MAX_STEPS = 10_000
 """Rows after which an episode is cut where the environment does not bound its episodes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns of independent episodes.
 
@@ -59,7 +59,7 @@ class Evaluation:
         half = 1.96 * self.std / math.sqrt(self.episodes)
         return self.mean - half, self.mean + half
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         low, high = self.interval
         text = (
             f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"

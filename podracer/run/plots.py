@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import pathlib
+import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +15,30 @@ History = Sequence[Mapping[str, Any]]
 """Rows of metrics; a population's rows carry `member`."""
 
 
+class Picture(type(pathlib.Path())):
+    """The path of a picture; as the last line of a notebook's cell, the picture."""
+
+    def _repr_png_(self) -> bytes | None:
+        return self.read_bytes() if self.suffix == ".png" and self.is_file() else None
+
+    def _repr_html_(self) -> str | None:
+        kind = {".gif": "image/gif", ".svg": "image/svg+xml"}.get(self.suffix)
+        return image_tag(self.read_bytes(), kind) if kind and self.is_file() else None
+
+
+def image_tag(data: bytes, kind: str) -> str:
+    """HTML that holds a picture of a media type such as `image/gif`."""
+    return f'<img src="data:{kind};base64,{base64.b64encode(data).decode()}">'
+
+
+def default_path(run_dir: pathlib.Path | None, name: str) -> pathlib.Path:
+    """Where a picture goes if nobody says so: into the run directory, or into a new temporary one."""
+    return (run_dir or pathlib.Path(tempfile.mkdtemp(prefix="podracer-"))) / name
+
+
 def learning_curve(
     histories: Mapping[str, History], path: str | pathlib.Path, *, title: str = "", metric: str | None = None
-) -> pathlib.Path:
+) -> Picture:
     """Draws return against environment steps, one line a run; several members become a mean with a band.
 
     Args:
@@ -27,10 +50,19 @@ def learning_curve(
     Raises:
       ValueError: where no run has rows of the metric.
     """
+    drawn = figure(histories, title=title, metric=metric)
+    path = Picture(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path)
+    return path
+
+
+def figure(histories: Mapping[str, History], *, title: str = "", metric: str | None = None) -> Any:
+    """The Matplotlib figure of `learning_curve`, which is in no file yet."""
     from matplotlib.figure import Figure  # Figure without pyplot: no global state, no display
 
-    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
-    axes = figure.subplots()
+    picture = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes = picture.subplots()
     drawn = False
     for label, history in histories.items():
         lines = ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--"))
@@ -50,10 +82,7 @@ def learning_curve(
     axes.set_title("\n".join(textwrap.wrap(title, 90)), fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
+    return picture
 
 
 def _curves(history: History, metric: str) -> list[np.ndarray]:
@@ -77,13 +106,13 @@ def _draw(axes: Any, curves: list[np.ndarray], label: str, style: str) -> None:
     axes.fill_between(steps, values.min(0), values.max(0), alpha=0.2, color=line.get_color())
 
 
-def animation(images: np.ndarray, path: str | pathlib.Path, frames_per_second: float = 15.0) -> pathlib.Path:
+def animation(images: np.ndarray, path: str | pathlib.Path, frames_per_second: float = 15.0) -> Picture:
     """Writes uint8 [n, H, W, 3] as a looping GIF; the last frame is held for a second."""
     from PIL import Image
 
     pictures = [Image.fromarray(image) for image in images]
     durations = [1000 / frames_per_second] * (len(pictures) - 1) + [1000.0]
-    path = pathlib.Path(path)
+    path = Picture(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
     return path
