@@ -51,7 +51,7 @@ def train(
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`.
       log: called as `log(env_steps, row)` for every row of metrics.
-      progress: whether to show a progress bar, or lines where there is no terminal.
+      progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -74,7 +74,10 @@ def train(
         rundir.prepare(directory, experiment.description, resume)
     _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
-        return Session(experiment, directory, resume, log, progress, stop).run()
+        result = Session(experiment, directory, resume, log, progress, stop).run()
+    if progress and result.summary["complete"]:
+        print(result)
+    return result
 
 
 def resume(

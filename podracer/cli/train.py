@@ -74,7 +74,9 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
         if gif:
             result.animate(gif)
         if not quiet:
-            _report(result, gif)
+            print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
+            if gif:
+                print(f"animation: {gif}")
     return 0
 
 
@@ -111,16 +113,3 @@ def _train_arguments(agent_config: Any, env_options: Any) -> type:
         ],
         kw_only=True,
     )
-
-
-def _report(result: podracer.Result, gif: pathlib.Path | None) -> None:
-    summary = result.summary
-    print(
-        f"{summary['agent']} on {summary['env']}: return {summary['eval_return_mean']:.3f} ± "
-        f"{summary['eval_return_std']:.3f} over {summary['eval_episodes']} episodes after {summary['env_steps']:,} "
-        f"steps ({summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s, "
-        f"compiled in {summary['compile_seconds']:.1f} s)"
-    )
-    print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
-    if gif:
-        print(f"animation: {gif}")

@@ -203,11 +203,12 @@ def test_nothing_is_written_without_a_run_dir(finished, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_seed_talks_on_stderr_only(finished, tmp_path, capsys):
+def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_path, capsys):
     result = train(tmp_path / "run", seed=1, progress=True)
     out, err = capsys.readouterr()
     assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (result, finished[0])))
-    assert out == ""
+    assert out == f"{result}\n"
+    assert out.startswith("vtrace on catch: return ")
     assert err.splitlines()[0] == "8 environments in 1 shard(s) on 1 cpu device(s)"
     assert "2,016 steps   evaluation return" in err
 
