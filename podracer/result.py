@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import spaces
-from podracer.run import evaluation, metrics, plots, report
+from podracer.run import evaluation, members, metrics, plots, report
 from podracer.run.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
@@ -105,8 +105,8 @@ class Result:
         return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
 
     def curves(self) -> dict[str, list[metrics.Row]]:
-        """The rows of each line of the learning curve, by label."""
-        return {f"{self.agent.name} on {self.description['env']}": self.history}
+        """The rows of each line of the learning curve, by label: one line for each setting of a population."""
+        return members.curves(members.of(self.description, self.history))
 
     def animate(self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int = 0) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.

@@ -155,9 +155,13 @@ def test_eval_of_nonsense(trained, capsys):
 
 
 def test_plot_of_nonsense(trained, tmp_path, capsys):
-    assert "no rows of loss/totl in catch-run" in complaint(capsys, f"plot {trained} --metric loss/totl")
+    assert "no rows of loss/totl in vtrace on catch; did you mean 'loss/total'" in complaint(
+        capsys, f"plot {trained} --metric loss/totl"
+    )
     assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
     (tmp_path / "metrics.jsonl").write_text("")
+    assert "there is no config.json" in complaint(capsys, f"plot {tmp_path}")
+    shutil.copy(trained / "config.json", tmp_path)
     assert "nothing to plot" in complaint(capsys, f"plot {tmp_path}")
 
 
@@ -267,6 +271,20 @@ def test_runs_of_one_name_are_all_drawn(trained, tmp_path, monkeypatch):
     assert run("plot a/run b/run") == 0
     assert set(drawn) == {"a/run", "b/run"}
     assert all(len(rows) > 10 for rows in drawn.values())
+
+
+def test_runs_that_differ_in_their_seeds_share_a_line(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "a")
+    shutil.copytree(trained, tmp_path / "b")
+    description = rundir.read(tmp_path / "b")
+    description["run"]["seed"] = 1
+    rundir.write_json(tmp_path / "b" / "config.json", description)
+    drawn = []
+    monkeypatch.setattr(
+        results.plots, "learning_curve", lambda histories, *rest, title, **names: drawn.append((title, set(histories)))
+    )
+    assert run("plot a b") == run("plot a b --no-group") == 0
+    assert drawn == [("vtrace on catch", {"vtrace on catch"}), ("vtrace on catch", {"a", "b"})]
 
 
 def test_resume_without_a_run_dir(tmp_path, capsys, trained):
