@@ -120,6 +120,24 @@ class Result:
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
         return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
 
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame: a row for each update and member, with their settings and all metrics.
+
+            result.frame().pivot(index="updates", columns="member", values="episode/return")
+
+        Returns:
+          Columns `updates`, `member`, `seed`, `env_steps`, one for each tunable number, and one for each metric (NaN
+          where a row has none). Members share their updates; their steps differ.
+
+        Raises:
+          ImportError: where pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("frame() needs pandas: pip install pandas.") from None
+        return pandas.DataFrame(members.table(members.of(self.description, self.history), list(self.agent.hyper)))
+
     def __repr__(self) -> str:
         return f"<Result: {report.line(self)}>"
 

@@ -74,6 +74,24 @@ def curves(members: Sequence[Member], *, group: bool = True) -> dict[str, list[m
     }
 
 
+def table(members: Sequence[Member], tunables: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows for a data frame: one for each update and member, with its seed and its tunable numbers.
+
+    Of rows that share an update (training and evaluation, or all of those in which a replay fills before the first
+    update), the newest value of each metric counts, and the steps of training.
+    """
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for i, member in enumerate(members):
+        numbers = {name: float(member.settings[f"agent_config.{name}"]) for name in tunables}
+        for row in member.rows:
+            at = row["updates"], i
+            before = found.get(at, {})
+            steps = before.get("env_steps") if "eval/return_mean" in row else None
+            head = {"updates": row["updates"], "member": i, "seed": member.seed, "env_steps": steps or row["env_steps"]}
+            found[at] = head | numbers | before | row | head
+    return [found[at] for at in sorted(found)]
+
+
 def _setting(member: Member) -> tuple[str, ...]:
     return member.agent, member.env, json.dumps(member.settings, sort_keys=True)
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -65,6 +66,30 @@ def test_a_populations_sentence_is_about_all_its_members():
     )
     assert expected in str(result)
     assert "best: member 1" in str(result_of((), SUMMARY | {"members": [member(i, i, 1, True) for i in (0, 1)]}))
+
+
+def test_a_history_as_a_data_frame():
+    pytest.importorskip("pandas")
+    frame = result_of(rows(4), population=4, seed=5, hyper={"learning_rate": RATES}).frame()
+    assert list(frame.columns[:4]) == ["updates", "member", "seed", "env_steps"]
+    assert len(frame) == 12, "evaluations are in the rows of their updates"
+    returns = frame.pivot(index="updates", columns="member", values="episode/return")
+    np.testing.assert_array_equal(returns, [[1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
+    assert frame["eval/return_mean"].notna().sum() == 8
+    assert list(frame.groupby("learning_rate")["seed"].unique().map(list)) == [[7, 8], [5, 6]]
+    assert set(frame["env_steps"]) == {10 * update + i for update in (1, 2, 3) for i in range(4)}, "those of training"
+    single = result_of(
+        [{"env_steps": 8, "updates": 0, "replay/size": 1}, *rows(), {"env_steps": 9, "updates": 0}]
+    ).frame()
+    assert list(single["updates"]) == [0, 1, 2, 3]
+    assert list(single.iloc[0][["env_steps", "replay/size", "member", "seed"]]) == [9, 1, 0, 0]
+    assert result_of().frame().empty
+
+
+def test_a_data_frame_without_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        result_of(rows()).frame()
 
 
 def text_of(html):
