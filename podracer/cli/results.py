@@ -13,6 +13,7 @@ import tyro
 import podracer
 from podracer.cli.arguments import InputError, parse
 from podracer.run import members, metrics, plots, rundir
+from podracer.run.evaluation import check_rendering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,8 @@ class EvalArguments:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
     result = podracer.load(arguments.run_dir)
+    if arguments.gif:
+        check_rendering(result.environment)
     evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}

@@ -15,7 +15,8 @@ from podracer import config as configs
 from podracer import environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.run import rundir
-from podracer.run.experiment import AGENTS
+from podracer.run.evaluation import check_rendering
+from podracer.run.experiment import AGENTS, stored_options
 
 
 def train(argv: list[str]) -> int:
@@ -33,6 +34,9 @@ def train(argv: list[str]) -> int:
     options = environments.options(environment)
     config, env = _defaults(agent, environment, options, rest)
     arguments: Any = parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}")
+    env_options = {f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)}
+    if arguments.gif:
+        check_rendering(environments.make(environment, **env_options))
     directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
     result = podracer.train(
         agent,
@@ -40,7 +44,7 @@ def train(argv: list[str]) -> int:
         run_dir=directory,
         resume=arguments.resume,
         config=arguments.agent,
-        env_options={f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)},
+        env_options=env_options,
         progress=not arguments.quiet,
         **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)},
     )
@@ -64,6 +68,10 @@ class ResumeArguments:
 
 def resume(argv: list[str]) -> int:
     arguments = parse(ResumeArguments, argv, "podracer resume")
+    if arguments.gif:
+        stored = rundir.read(arguments.run_dir)
+        if "environment" not in stored["own"]:  # else that is what is wrong
+            check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
     result = podracer.resume(arguments.run_dir, progress=not arguments.quiet)
     return _conclude(result, arguments.gif, arguments.quiet)
 

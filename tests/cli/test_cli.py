@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tomllib
+import types
 
 import harness
 import jax
@@ -14,7 +16,7 @@ from PIL import Image
 
 import envs_jax
 import podracer
-from podracer import cli
+from podracer import cli, environments
 from podracer.agents import R2D2Config, VTraceConfig
 from podracer.cli import results
 from podracer.run import metrics, rundir
@@ -190,6 +192,28 @@ def test_help(command, shown, capsys):
     out, err = capsys.readouterr()
     assert shown in out
     assert err == ""
+
+
+@pytest.mark.parametrize("command", ["train ppo gymnasium:Pendulum-v1", "resume run", "eval run"])
+def test_an_animation_that_cannot_be_made_is_refused_before_the_work(command, copied, capsys, monkeypatch):
+    """Pendulum is drawn by pygame."""
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    description = rundir.read(copied) | {"env": "gymnasium:Pendulum-v1", "env_options": {"max_episode_steps": None}}
+    rundir.write_json(copied / "config.json", description)
+    loaded = types.SimpleNamespace(environment=environments.make("gymnasium:Pendulum-v1"), evaluate=pytest.fail)
+    monkeypatch.setattr(podracer, "load", lambda directory: loaded)
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.setattr(podracer, "resume", pytest.fail)
+    message = complaint(capsys, f"{command} --gif pendulum.gif")
+    assert message.startswith("gymnasium:Pendulum-v1 cannot be rendered: pygame is not installed, run `pip install")
+    assert not pathlib.Path("pendulum.gif").exists()
+    assert not pathlib.Path("runs").exists()
+
+
+def test_an_animation_of_what_has_no_pictures_is_refused_before_the_work(capsys, monkeypatch):
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.delattr(envs_jax.catch.Catch, "render")
+    assert complaint(capsys, f"{TRAIN} --gif catch.gif").startswith("catch has no render(state)")
 
 
 def test_every_setting_has_a_flag(capsys):
