@@ -53,6 +53,8 @@ class Log:
             self._file = path.open("a")
         newest = max((row["env_steps"] for row in self.rows), default=-1)
         self._board = _Board(directory / "tensorboard", None if resume_at is None else newest + 1)
+        if (directory / "config.json").exists():
+            self._board.describe(json.loads((directory / "config.json").read_text()))
 
     def write(self, row: Row) -> None:
         """Takes a row; values that are not finite numbers are left out of it."""
@@ -100,6 +102,17 @@ class _Board:
         if purge_step is not None:
             self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Writes a configuration: a table under Text, and what TensorBoard compares runs by under HParams."""
+        from tensorboardX import summary
+
+        settings = _flat(description)
+        table = [f"|{name}|{value}|" for name, value in settings.items()]
+        self._write(summary=summary.text("configuration", "\n".join(("|setting|value|", "|---|---|", *table))))
+        experiment, start, _ = summary.hparams(settings, {"eval/return_mean": 0.0})
+        self._write(summary=experiment)
+        self._write(summary=start)
+
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes scalars by name."""
         scalars = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
@@ -115,6 +128,17 @@ class _Board:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers, strings and booleans by names such as `run.seed`; what holds several values as a string."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
 
 
 def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:

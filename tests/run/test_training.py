@@ -170,19 +170,31 @@ def test_checkpoints_come_when_they_should(finished):
 
 def test_tensorboard(finished):
     from tensorboardX.proto import event_pb2
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     (file,) = (finished[0].run_dir / "tensorboard").iterdir()
-    data, values = file.read_bytes(), {}
+    data, values, others = file.read_bytes(), {}, {}
     while data:  # length, checksum of it, event, checksum of it
         size = int.from_bytes(data[:8], "little")
         event = event_pb2.Event.FromString(data[12 : 12 + size])
         for value in event.summary.value:
-            values[value.tag, event.step] = value.simple_value
+            if value.WhichOneof("value") == "simple_value":
+                values[value.tag, event.step] = value.simple_value
+            else:
+                others[value.tag] = value
         data = data[16 + size :]
     expected = {
         (name, row["env_steps"]): value for row in finished[0].history for name, value in row.items() if "/" in name
     }
     assert values == pytest.approx(expected, rel=1e-6)
+    (table,) = others["configuration/text_summary"].tensor.string_val
+    assert {"|agent|vtrace|", "|run.seed|0|", "|agent_config.hidden_sizes|[8]|"} <= set(table.decode().splitlines())
+    data = others["_hparams_/session_start_info"].metadata.plugin_data
+    assert data.plugin_name == "hparams"
+    settings = HParamsPluginData.FromString(data.content).session_start_info.hparams
+    assert settings["agent_config.discount"].number_value == 0.99
+    assert settings["env"].string_value == "catch"
+    assert settings["run.checkpoint_replay"].bool_value is True
 
 
 def test_curve(finished, tmp_path):
