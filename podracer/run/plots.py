@@ -16,7 +16,7 @@ from podracer import config as configs
 History = Sequence[Mapping[str, Any]]
 """Rows of metrics; rows of several seeds carry `member`."""
 
-FEW = 3
+FEW = 2
 """Lines of which a legend fits into the picture."""
 
 MAX_LINES = 12
@@ -35,8 +35,9 @@ class Picture(type(pathlib.Path())):
 
 
 def image_tag(data: bytes, kind: str) -> str:
-    """HTML that holds a picture of a media type such as `image/gif`."""
-    return f'<img src="data:{kind};base64,{base64.b64encode(data).decode()}">'
+    """HTML that holds a picture of a media type such as `image/gif`; small ones are enlarged."""
+    style = "min-height:240px; image-rendering:pixelated"
+    return f'<img src="data:{kind};base64,{base64.b64encode(data).decode()}" style="{style}">'
 
 
 def default_path(run_dir: pathlib.Path | None, name: str) -> pathlib.Path:

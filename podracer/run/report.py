@@ -40,7 +40,7 @@ def as_html(result: Result) -> str:
     if "train_seconds" in summary:
         facts["time"] = f"{summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s"
     if "device" in summary:
-        facts["devices"] = f"{summary['devices']} x {summary['device']}"
+        facts["devices"] = f"{summary['devices']} x {summary['device'].rpartition(': ')[2]}"
     if result.run_dir:
         facts["run directory"] = str(result.run_dir)
     parts = [_table(list(facts.items()))]
@@ -48,7 +48,7 @@ def as_html(result: Result) -> str:
         parts.append(_members(summary["members"], _varied(result)))
     try:
         picture = io.BytesIO()
-        plots.figure(result.curves()).savefig(picture, format="png")
+        plots.figure(result.curves()).savefig(picture, format="png", dpi=80)  # beside the text of a page
         parts.append(plots.image_tag(picture.getvalue(), "image/png"))
     except ValueError:  # no rows yet
         pass

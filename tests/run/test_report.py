@@ -97,7 +97,7 @@ def text_of(html):
 
 
 def picture_in(html):
-    ((kind, data),) = re.findall(r'<img src="data:(image/\w+);base64,([^"]+)">', html)
+    ((kind, data),) = re.findall(r'<img src="data:(image/\w+);base64,([^"]+)"', html)
     return kind, Image.open(io.BytesIO(base64.b64decode(data)))
 
 
@@ -106,6 +106,7 @@ def test_a_result_in_a_notebook(tmp_path):
     table = text_of(html)
     assert "|result||return 0.500 ± 0.250 over 16 episodes|" in table
     assert "|steps||12,345|" in table
+    assert "|devices||1 x cpu|" in table
     assert f"|run directory||{tmp_path}/&lt;run&gt;|" in table
     assert picture_in(html)[0] == "image/png"
     assert not list(tmp_path.iterdir()), "looking at a result writes nothing"
