@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import policy as policies
-from podracer.run import evaluation, metrics, plots
+from podracer.run import evaluation, members, metrics, plots, report
 from podracer.run import export as exports
 from podracer.run.experiment import Experiment
 from podracer.types import ActorParams, ArrayTree, LearnerState
@@ -136,12 +136,64 @@ class Result:
             self._policies[key] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
         return self._policies[key]
 
-    def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
-        """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
-        path = path or (self.run_dir or pathlib.Path(".")) / "curve.png"
-        label = f"{self.agent.name} on {self.description['env']}"
-        return plots.learning_curve({label: self.history}, path, title=label)
+    def plot(self, path: str | pathlib.Path | None = None) -> plots.Picture:
+        """Draws the learning curve; as `curve.png` in the run directory, or in a temporary one, by default.
 
-    def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int | None = None) -> pathlib.Path:
-        """Writes a GIF of one greedy episode of a member; the best one if None."""
-        return plots.animation(evaluation.frames(self.agent, self.environment, self.actor_params(member), seed), path)
+        Returns:
+          The path, which a notebook shows as the picture.
+
+        Raises:
+          ValueError: where there is nothing to draw yet.
+        """
+        path = path or plots.default_path(self.run_dir, "curve.png")
+        return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
+
+    def curves(self) -> dict[str, list[metrics.Row]]:
+        """The rows of each line of the learning curve, by label: one line for each setting of a population."""
+        return members.curves(members.of(self.description, self.history))
+
+    def animate(
+        self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int | None = None
+    ) -> plots.Picture:
+        """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
+
+        Args:
+          path: of the file.
+          seed: of the episode.
+          member: whose policy; the best one's if None.
+
+        Returns:
+          The path, which a notebook shows as the animation.
+
+        Raises:
+          ValueError: where the environment cannot be rendered.
+        """
+        images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
+        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
+
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame: a row for each update and member, with their settings and all metrics.
+
+            result.frame().pivot(index="updates", columns="member", values="episode/return")
+
+        Returns:
+          Columns `updates`, `member`, `seed`, `env_steps`, one for each tunable number, and one for each metric (NaN
+          where a row has none). Members share their updates; their steps differ.
+
+        Raises:
+          ImportError: where pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("frame() needs pandas: pip install pandas.") from None
+        return pandas.DataFrame(members.table(members.of(self.description, self.history), list(self.agent.hyper)))
+
+    def __repr__(self) -> str:
+        return f"<Result: {report.line(self)}>"
+
+    def __str__(self) -> str:
+        return report.sentence(self)
+
+    def _repr_html_(self) -> str:
+        return report.as_html(self)

@@ -177,7 +177,7 @@ def _json_bound(bound: Any) -> Any:
     """Numbers, infinite ones as strings: JSON has none."""
     if isinstance(bound, tuple):
         return [_json_bound(item) for item in bound]
-    return bound if math.isfinite(bound) else str(bound)
+    return bound if np.isfinite(bound) else str(bound)
 
 
 def from_json(value: Mapping[str, Any]) -> Space:

@@ -61,7 +61,7 @@ def train(
         member) this one begins with; the optimiser begins anew.
       log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
         it returns True, and where it raises, before the exception goes on.
-      progress: whether to show a progress bar, or lines where there is no terminal.
+      progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -94,7 +94,10 @@ def train(
     notes = rundir.prepare(directory, experiment.description, resume) if directory is not None else []
     _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
-        return Session(experiment, directory, resume, log, progress, stop, source, notes).run()
+        result = Session(experiment, directory, resume, log, progress, stop, source, notes).run()
+    if progress and result.summary["complete"]:
+        print(result)
+    return result
 
 
 def resume(

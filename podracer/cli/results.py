@@ -12,7 +12,8 @@ import tyro
 
 import podracer
 from podracer.cli.arguments import InputError, parse
-from podracer.run import metrics, plots
+from podracer.run import members, metrics, plots, rundir
+from podracer.run.evaluation import check_rendering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class EvalArguments:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
     result = podracer.load(arguments.run_dir, step=arguments.step)
+    if arguments.gif:
+        check_rendering(result.environment)
     evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
@@ -92,11 +95,13 @@ class PlotArguments:
       run_dirs: what `podracer train` wrote.
       output: the picture; its suffix chooses the format.
       metric: what to draw; return if None.
+      group: one line, with a band, for runs that differ only in their seeds; else one for each directory.
     """
 
     run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
     output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])] = pathlib.Path("curve.png")
     metric: str | None = None
+    group: bool = True
 
 
 def plot(argv: list[str]) -> int:
@@ -104,11 +109,14 @@ def plot(argv: list[str]) -> int:
     if not arguments.run_dirs:
         raise InputError("plot needs one or more run directories.")
     names = [directory.resolve().name for directory in arguments.run_dirs]
-    histories = {}
+    drawn = []
     for directory, name in zip(arguments.run_dirs, names):
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
-        histories[label] = metrics.read(directory / "metrics.jsonl")
-    print(plots.learning_curve(histories, arguments.output, metric=arguments.metric))
+        drawn += members.of(rundir.read(directory), metrics.read(directory / "metrics.jsonl"), label)
+    titles = {f"{member.agent} on {member.env}" for member in drawn}
+    title = titles.pop() if len(titles) == 1 else ""
+    curves = members.curves(drawn, group=arguments.group)
+    print(plots.learning_curve(curves, arguments.output, title=title, metric=arguments.metric))
     return 0

@@ -16,7 +16,8 @@ from podracer import config as configs
 from podracer import environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.run import presets, rundir
-from podracer.run.experiment import AGENTS
+from podracer.run.evaluation import check_rendering
+from podracer.run.experiment import AGENTS, stored_options
 
 
 def train(argv: list[str]) -> int:
@@ -35,6 +36,9 @@ def train(argv: list[str]) -> int:
     config, env, run = _defaults(agent, environment, options, rest)
     arguments: Any = parse(_train_arguments(config, env, run), rest, f"podracer train {agent} {environment}")
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
+    env_options = {f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)}
+    if arguments.gif:
+        check_rendering(environments.make(environment, **env_options))
     finals = []
     for seed in arguments.seeds or (arguments.run.seed,):
         directory = arguments.run_dir
@@ -46,7 +50,7 @@ def train(argv: list[str]) -> int:
             run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
             resume=arguments.resume,
             config=arguments.agent,
-            env_options={f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)},
+            env_options=env_options,
             hyper={name: values if len(values) > 1 else values[0] for name, values in hyper.items()},
             init_from=arguments.init_from,
             progress=not arguments.quiet,
@@ -80,6 +84,10 @@ class ResumeArguments:
 
 def resume(argv: list[str]) -> int:
     arguments = parse(ResumeArguments, argv, "podracer resume")
+    if arguments.gif:
+        stored = rundir.read(arguments.run_dir)
+        if "environment" not in stored["own"]:  # else that is what is wrong
+            check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
     result = podracer.resume(arguments.run_dir, total_steps=arguments.total_steps, progress=not arguments.quiet)
     return _conclude(result, arguments.gif, arguments.quiet)
 
@@ -90,7 +98,9 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
         if gif:
             result.animate(gif)
         if not quiet:
-            _report(result, gif)
+            print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
+            if gif:
+                print(f"animation: {gif}")
     return 0
 
 
@@ -136,16 +146,3 @@ def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfi
         ],
         kw_only=True,
     )
-
-
-def _report(result: podracer.Result, gif: pathlib.Path | None) -> None:
-    summary = result.summary
-    print(
-        f"{summary['agent']} on {summary['env']}: return {summary['eval_return_mean']:.3f} ± "
-        f"{summary['eval_return_std']:.3f} over {summary['eval_episodes']} episodes after {summary['env_steps']:,} "
-        f"steps ({summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s, "
-        f"compiled in {summary['compile_seconds']:.1f} s)"
-    )
-    print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
-    if gif:
-        print(f"animation: {gif}")

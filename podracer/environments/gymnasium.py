@@ -176,7 +176,10 @@ class GymnasiumEnvironment:
 
     def frame(self) -> np.ndarray:
         """Lane 0 as a picture, uint8 [H, W, 3], where the environments were made for it."""
-        return self._vector.render()[0]
+        try:
+            return self._vector.render()[0]
+        except gymnasium.error.Error as error:  # mostly a package that is missing, with how to install it
+            raise ValueError(f"{self.spec.name} cannot be rendered: {str(error).rstrip('.')}.") from None
 
     def close(self) -> None:
         self._vector.close()

@@ -83,7 +83,7 @@ class Session:
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
-        self._display = metrics.Display(experiment.run.total_steps, title, progress)
+        self._display = metrics.Display(experiment.run.total_steps, title, progress, self._position(self._state)[1])
         self._evaluator = evaluation.Evaluator(
             experiment.agent,
             experiment.environment,

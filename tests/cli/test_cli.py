@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tomllib
+import types
 
 import harness
 import jax
@@ -14,7 +16,7 @@ from PIL import Image
 
 import envs_jax
 import podracer
-from podracer import cli
+from podracer import cli, environments
 from podracer.agents import R2D2Config, VTraceConfig
 from podracer.cli import results
 from podracer.run import metrics, rundir
@@ -155,9 +157,13 @@ def test_eval_of_nonsense(trained, capsys):
 
 
 def test_plot_of_nonsense(trained, tmp_path, capsys):
-    assert "no rows of loss/totl in catch-run" in complaint(capsys, f"plot {trained} --metric loss/totl")
+    assert "no rows of loss/totl in vtrace on catch; did you mean 'loss/total'" in complaint(
+        capsys, f"plot {trained} --metric loss/totl"
+    )
     assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
     (tmp_path / "metrics.jsonl").write_text("")
+    assert "there is no config.json" in complaint(capsys, f"plot {tmp_path}")
+    shutil.copy(trained / "config.json", tmp_path)
     assert "nothing to plot" in complaint(capsys, f"plot {tmp_path}")
 
 
@@ -186,6 +192,28 @@ def test_help(command, shown, capsys):
     out, err = capsys.readouterr()
     assert shown in out
     assert err == ""
+
+
+@pytest.mark.parametrize("command", ["train ppo gymnasium:Pendulum-v1", "resume run", "eval run"])
+def test_an_animation_that_cannot_be_made_is_refused_before_the_work(command, copied, capsys, monkeypatch):
+    """Pendulum is drawn by pygame."""
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    description = rundir.read(copied) | {"env": "gymnasium:Pendulum-v1", "env_options": {"max_episode_steps": None}}
+    rundir.write_json(copied / "config.json", description)
+    loaded = types.SimpleNamespace(environment=environments.make("gymnasium:Pendulum-v1"), evaluate=pytest.fail)
+    monkeypatch.setattr(podracer, "load", lambda directory: loaded)
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.setattr(podracer, "resume", pytest.fail)
+    message = complaint(capsys, f"{command} --gif pendulum.gif")
+    assert message.startswith("gymnasium:Pendulum-v1 cannot be rendered: pygame is not installed, run `pip install")
+    assert not pathlib.Path("pendulum.gif").exists()
+    assert not pathlib.Path("runs").exists()
+
+
+def test_an_animation_of_what_has_no_pictures_is_refused_before_the_work(capsys, monkeypatch):
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.delattr(envs_jax.catch.Catch, "render")
+    assert complaint(capsys, f"{TRAIN} --gif catch.gif").startswith("catch has no render(state)")
 
 
 def test_every_setting_has_a_flag(capsys):
@@ -267,6 +295,20 @@ def test_runs_of_one_name_are_all_drawn(trained, tmp_path, monkeypatch):
     assert run("plot a/run b/run") == 0
     assert set(drawn) == {"a/run", "b/run"}
     assert all(len(rows) > 10 for rows in drawn.values())
+
+
+def test_runs_that_differ_in_their_seeds_share_a_line(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "a")
+    shutil.copytree(trained, tmp_path / "b")
+    description = rundir.read(tmp_path / "b")
+    description["run"]["seed"] = 1
+    rundir.write_json(tmp_path / "b" / "config.json", description)
+    drawn = []
+    monkeypatch.setattr(
+        results.plots, "learning_curve", lambda histories, *rest, title, **names: drawn.append((title, set(histories)))
+    )
+    assert run("plot a b") == run("plot a b --no-group") == 0
+    assert drawn == [("vtrace on catch", {"vtrace on catch"}), ("vtrace on catch", {"a", "b"})]
 
 
 def test_resume_without_a_run_dir(tmp_path, capsys, trained):

@@ -170,19 +170,31 @@ def test_checkpoints_come_when_they_should(finished):
 
 def test_tensorboard(finished):
     from tensorboardX.proto import event_pb2
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     (file,) = (finished[0].run_dir / "tensorboard").iterdir()
-    data, values = file.read_bytes(), {}
+    data, values, others = file.read_bytes(), {}, {}
     while data:  # length, checksum of it, event, checksum of it
         size = int.from_bytes(data[:8], "little")
         event = event_pb2.Event.FromString(data[12 : 12 + size])
         for value in event.summary.value:
-            values[value.tag, event.step] = value.simple_value
+            if value.WhichOneof("value") == "simple_value":
+                values[value.tag, event.step] = value.simple_value
+            else:
+                others[value.tag] = value
         data = data[16 + size :]
     expected = {
         (name, row["env_steps"]): value for row in finished[0].history for name, value in row.items() if "/" in name
     }
     assert values == pytest.approx(expected, rel=1e-6)
+    (table,) = others["configuration/text_summary"].tensor.string_val
+    assert {"|agent|vtrace|", "|run.seed|0|", "|agent_config.hidden_sizes|[8]|"} <= set(table.decode().splitlines())
+    data = others["_hparams_/session_start_info"].metadata.plugin_data
+    assert data.plugin_name == "hparams"
+    settings = HParamsPluginData.FromString(data.content).session_start_info.hparams
+    assert settings["agent_config.discount"].number_value == 0.99
+    assert settings["env"].string_value == "catch"
+    assert settings["run.checkpoint_replay"].bool_value is True
 
 
 def test_curve(finished, tmp_path):
@@ -199,14 +211,16 @@ def test_nothing_is_written_without_a_run_dir(finished, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert result.run_dir is None
     assert result.summary["complete"]
-    assert result.plot() == pathlib.Path("curve.png")
+    result.plot()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_another_seed_talks_on_stderr_only(finished, tmp_path, capsys):
+def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_path, capsys):
     result = train(tmp_path / "run", seed=1, progress=True)
     out, err = capsys.readouterr()
     assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (result, finished[0])))
-    assert out == ""
+    assert out == f"{result}\n"
+    assert out.startswith("vtrace on catch: return ")
     assert err.splitlines()[0] == "8 environments in 1 shard(s) on 1 cpu device(s)"
     assert "2,016 steps   evaluation return" in err
 
@@ -305,6 +319,8 @@ def test_policy_takes_what_people_have(finished):
 
 def test_animation(finished, tmp_path):
     path = finished[0].animate(tmp_path / "new" / "catch.gif", seed=2)
+    assert finished[0].animate(seed=2) == finished[0].run_dir / "policy.gif"
+    assert (finished[0].run_dir / "policy.gif").read_bytes() == path.read_bytes()
     with Image.open(path) as gif:
         assert gif.n_frames == 10, "one for every state of an episode of nine steps"
         assert gif.info["loop"] == 0
