@@ -670,8 +670,11 @@ def test_resume_needs_a_directory():
         train(None, resume=True)
 
 
-def test_resume_of_a_finished_run_changes_nothing(finished, copied):
+def test_resume_of_a_finished_run_changes_nothing(finished, copied, monkeypatch):
+    begun, display = [], metrics.Display
+    monkeypatch.setattr(metrics, "Display", lambda *parts: begun.append(parts[-1]) or display(*parts))
     result = train(copied, resume=True)
+    assert begun == [2016], "its bar is at the end"
     assert_same(result.learner, finished[0].learner)
     assert rows_of(copied) == finished[0].history
     summary = json.loads((copied / "summary.json").read_text())
