@@ -59,7 +59,9 @@ def run(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     command = argv[0] if argv else "--help"
-    if command in ("-h", "--help"):
+    if command == "help" and argv[1:]:
+        return _dispatch([*argv[1:], "--help"])
+    if command in ("-h", "--help", "help"):
         print(USAGE)
         return 0
     if command == "--version":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import re
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -26,13 +27,16 @@ def train(argv: list[str]) -> int:
                 f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}; envpool:TASK, gymnasium:ID"
             )
             return 0
-        raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
-    agent, environment, *rest = argv
+        if argv[0].startswith("-") or argv[0] in AGENTS:
+            raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
+    agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
     if agent not in AGENTS:
-        raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+        swapped = f"did you mean: podracer train {environment} {agent}?" if environment in AGENTS else ""
+        raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
     config, env = _defaults(agent, environment, options, rest)
-    arguments: Any = parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}")
+    flags = [*_flags("--", podracer.RunConfig), *_flags("--agent.", config)]
+    arguments: Any = parse(_train_arguments(config, env), rest, f"podracer train {agent} {environment}", flags)
     directory = arguments.run_dir or rundir.default(agent, environment, arguments.run.seed, resume=arguments.resume)
     result = podracer.train(
         agent,
@@ -76,6 +80,10 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
         if not quiet:
             _report(result, gif)
     return 0
+
+
+def _flags(prefix: str, cls: Any) -> list[str]:
+    return [prefix + re.sub("_(?!$)", "-", field.name) for field in dataclasses.fields(cls)]
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from podracer import config as configs
+
 History = Sequence[Mapping[str, Any]]
 """Rows of metrics; a population's rows carry `member`."""
 
@@ -42,9 +44,10 @@ def learning_curve(
             suffix = " (evaluation)" if name == "eval/return_mean" else ""
             _draw(axes, curves, label + suffix, style)
     if not drawn:
-        raise ValueError(
-            f"nothing to plot: no rows of {metric or 'episode/return'} in {', '.join(histories) or 'no run'}."
-        )
+        wanted = metric or "episode/return"
+        there = {name for history in histories.values() for row in history for name in row if "/" in name}
+        hint = f"; {configs.suggest(wanted, there)}" if there else "."
+        raise ValueError(f"nothing to plot: no rows of {wanted} in {', '.join(histories) or 'no run'}{hint}")
     axes.set_xlabel("environment steps")
     axes.set_ylabel(metric or "return")
     axes.set_title("\n".join(textwrap.wrap(title, 90)), fontsize="medium")

@@ -71,15 +71,28 @@ def complaint(capsys, command):
         ("train vtrace", "train needs an agent and an environment"),
         ("train --resume vtrace catch", "train needs an agent and an environment"),
         ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, r2d2, vtrace."),
+        ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
+        ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),
+        ("train catch ppo --seed 1", "unknown agent 'catch'; did you mean: podracer train ppo catch?"),
         ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("train vtrace zzz", "unknown environment 'zzz'; Known: cartpole, catch,"),
         ("train vtrace catch --tota-steps 5", "--tota-steps, 5; did you mean --total-steps?"),
         ("train vtrace catch --agent.learning-rte 1", "--agent.learning-rte, 1; did you mean --agent.learning-rate?"),
+        ("train vtrace catch --agent.lr 1", "--agent.lr, 1; did you mean --agent.learning-rate?"),
+        ("train vtrace catch --gamma=1", "--gamma=1; did you mean --agent.discount?"),
+        ("train vtrace catch --agent.gae-lambda 1", "--agent.gae-lambda, 1; did you mean --agent.lambda_?"),
+        ("train ppo catch --agent.n-envs 1", "--agent.n-envs, 1; did you mean --num-envs?"),
         ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
         ("train vtrace catch more", "Unrecognized options: more"),
+        ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --population N trains N seeds"),
+        ("train vtrace catch --quiet --agent.lstm-size=4 5", "--agent.lstm-size takes one value, but got 4 5"),
+        ("train vtrace catch --resume runs --quiet", "--resume takes no value, but got runs"),
         ("train vtrace catch --seed", "Missing value for argument '--seed'"),
         ("train vtrace catch --total-steps many", "--total-steps: 'many' is not an integer"),
+        ("train vtrace catch --total-steps 1.5", "--total-steps: '1.5' is not an integer"),
+        ("train vtrace catch --num-envs 1e-3", "--num-envs: '1e-3' is not an integer"),
+        ("train vtrace catch --agent.hidden-sizes 8,x", "--agent.hidden-sizes: 'x' is not an integer"),
         ("train vtrace catch --agent.learning-rate fast", "--agent.learning-rate: 'fast' is not a number"),
         ("train vtrace catch --agent.torso transformer", "invalid choice 'transformer' for argument '--agent.torso'"),
         ("train vtrace catch --agent.learning-rate nan", "VTraceConfig.learning_rate=nan: must be a number"),
@@ -155,7 +168,9 @@ def test_eval_of_nonsense(trained, capsys):
 
 
 def test_plot_of_nonsense(trained, tmp_path, capsys):
-    assert "no rows of loss/totl in catch-run" in complaint(capsys, f"plot {trained} --metric loss/totl")
+    message = complaint(capsys, f"plot {trained} --metric loss/totl")
+    assert "no rows of loss/totl in catch-run; did you mean 'loss/total'" in message
+    assert "known: episode/count, " in message
     assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
     (tmp_path / "metrics.jsonl").write_text("")
     assert "nothing to plot" in complaint(capsys, f"plot {tmp_path}")
@@ -166,6 +181,9 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
     [
         ("", "podracer train AGENT ENV"),
         ("--help", "podracer train AGENT ENV"),
+        ("help", "podracer train AGENT ENV"),
+        ("help train", "environments: cartpole, catch"),
+        ("help eval", "--episodes"),
         ("-h", "podracer bench anakin|sebulba|replay"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
@@ -196,6 +214,24 @@ def test_every_setting_has_a_flag(capsys):
             assert f"--agent.{field.strip('_').replace('_', '-')}" in text
         for field in podracer.RunConfig.__dataclass_fields__:
             assert f"--{field.replace('_', '-')}" in text
+
+
+def test_integers_may_be_written_as_people_do(monkeypatch):
+    asked = []
+
+    def train(agent, environment, **settings):
+        asked.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(podracer, "train", train)
+    for command in (
+        "--total-steps 1e5 --num-envs 1_000 --agent.hidden-sizes 32,16 --env.rows 1.2e1",
+        "--total-steps 100000 --num-envs 1000 --agent.hidden-sizes 32 16 --env.rows 12",
+    ):
+        assert run(f"train vtrace catch --run-dir nowhere {command}") == 2
+    assert asked[0] == asked[1]
+    assert (asked[0]["total_steps"], asked[0]["config"].hidden_sizes) == (100_000, (32, 16))
+    assert type(asked[0]["num_envs"]) is int
 
 
 def test_a_preset_is_what_flags_change(monkeypatch, capsys):
