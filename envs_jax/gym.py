@@ -57,7 +57,7 @@ class GymnasiumEnv(gymnasium.Env):
         return _to_numpy(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """(observation, reward, terminated, truncated, info) of one transition.
+        """(observation, reward, terminated, truncated, info) of one transition; `info` holds the metrics.
 
         Raises:
           gymnasium.error.ResetNeeded: before the first `reset`, and after an episode's end.
@@ -71,9 +71,10 @@ class GymnasiumEnv(gymnasium.Env):
         action = np.asarray(action, self._actions.dtype)
         self._state, observation, transition = self._step(self._state, action, self._draw())
         transition = jax.device_get(transition)
+        info = {name: float(value) for name, value in transition.metrics.items()}
         terminated = bool(transition.discount == 0)
         self._over = bool(transition.last)
-        return _to_numpy(observation), float(transition.reward), terminated, self._over and not terminated, {}
+        return _to_numpy(observation), float(transition.reward), terminated, self._over and not terminated, info
 
     def render(self) -> np.ndarray | None:
         """The current state, uint8 [H, W, 3], or None if the environment cannot render."""
@@ -95,7 +96,8 @@ def _convert(space: spaces.Space) -> gymnasium.Space:
         case spaces.MultiDiscrete():
             return gymnasium.spaces.MultiDiscrete(list(space.num_values), dtype=np.int32)
         case spaces.Box():
-            return gymnasium.spaces.Box(space.low, space.high, space.shape, space.dtype.type)
+            low, high = (np.asarray(x, space.dtype) if isinstance(x, tuple) else x for x in (space.low, space.high))
+            return gymnasium.spaces.Box(low, high, space.shape, space.dtype.type)
         case spaces.Dict():
             return gymnasium.spaces.Dict({name: _convert(item) for name, item in space.items})
 

@@ -11,6 +11,9 @@ wrong and where.
 from __future__ import annotations
 
 import math
+import os
+import pathlib
+import traceback
 from typing import Any
 
 import jax
@@ -19,10 +22,26 @@ import numpy as np
 from jax.core import Tracer
 
 from podracer import spaces
-from podracer.types import Environment, EnvSpec, Transition
+from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _PREFIX = "envs_jax conformance"
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
+# Innermost frames here are not where a mistake is.
+_NOT_THE_USERS = (*(str(pathlib.Path(str(m.__file__)).parent) + os.sep for m in (jax, np, spaces)), __file__)
+# What JAX says of code that needs a value while it has a shape alone, the special before the general.
+_REMEDIES = (
+    (jax.errors.TracerBoolConversionError, "use jnp.where or jax.lax.cond instead of if, while, and, or"),
+    (jax.errors.TracerArrayConversionError, "use jax.numpy instead of numpy"),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "index an array (jnp.asarray) instead of a list, and loop with jax.lax.fori_loop instead of range",
+    ),
+    (jax.errors.NonConcreteBooleanIndexError, "use jnp.where instead of indexing with a mask"),
+    (
+        jax.errors.ConcretizationTypeError,
+        "use .astype(...) instead of int() or float(), and shapes that depend on no array",
+    ),
+)
 # Two programs of one function may fuse, and so round, differently.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 # Every program here runs once: compiling it is what takes the time, and half of that is optimisation.
@@ -58,7 +77,7 @@ def validate_protocol(env: Environment) -> None:
     new_state, transition = result
     _check_state(new_state, f"{name}.step")
     _check_same_structure(name, state, new_state)
-    _check_transition(name, transition)
+    _check_transition(name, transition, env.spec.metrics)
 
     if callable(getattr(env, "render", None)):
         image = _trace(env.render, f"{name}.render", state)  # pyright: ignore[reportAttributeAccessIssue] - optional
@@ -119,6 +138,7 @@ def _check_spec(env: Any, name: str) -> None:
     limit = spec.max_episode_steps
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{_PREFIX}: {name}.spec.max_episode_steps is {limit!r} (expected None or an int >= 1).")
+    check_metric_names(spec.metrics, f"{_PREFIX}: {name}.spec.metrics")
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:
@@ -126,8 +146,21 @@ def _trace(function: Any, where: str, *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise TypeError(f"{_PREFIX}: {where} cannot be traced: {type(error).__name__}: {reason}") from error
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        remedy = next((f": {text}" for kinds, text in _REMEDIES if isinstance(error, kinds)), "")
+        raise TypeError(
+            f"{_PREFIX}: {where} cannot be traced: {type(error).__name__}: {reason}{_line(error)}{remedy}."
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    """Where in the user's own files an error came from, as text to append."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_NOT_THE_USERS) and frame.line
+    ]
+    return f", in {frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
 
 
 def _check_state(state: Any, where: str) -> None:
@@ -171,13 +204,17 @@ def _check_same_structure(name: str, state: Any, new_state: Any) -> None:
             )
 
 
-def _check_transition(name: str, transition: Any) -> None:
+def _check_transition(name: str, transition: Any, metrics: tuple[str, ...]) -> None:
     if not isinstance(transition, Transition):
         raise TypeError(
             f"{_PREFIX}: {name}.step returned {_describe(transition)} second (expected a podracer.types.Transition)."
         )
-    for field, dtype in _TRANSITION_DTYPES.items():
-        value = getattr(transition, field)
+    if not isinstance(transition.metrics, dict) or set(transition.metrics) != set(metrics):
+        found = sorted(transition.metrics) if isinstance(transition.metrics, dict) else _describe(transition.metrics)
+        raise TypeError(f"{_PREFIX}: {name}.step returned metrics {found} (expected {sorted(metrics)} as in the spec).")
+    values = [(field, getattr(transition, field), dtype) for field, dtype in _TRANSITION_DTYPES.items()]
+    values += [(f"metrics[{key!r}]", value, np.dtype(np.float32)) for key, value in transition.metrics.items()]
+    for field, value, dtype in values:
         if not _is_array(value) or value.dtype != dtype or value.shape != ():
             raise TypeError(
                 f"{_PREFIX}: {name}.step returned {field} {_describe(value)} (expected {_describe_array(dtype, ())})."
@@ -206,9 +243,11 @@ def _check_play(env: Environment, episodes: int, steps: int, key: jax.Array) -> 
     play_all = jax.jit(jax.vmap(play), compiler_options=_COMPILE_QUICKLY)
     starts, record = play_all(jax.random.split(key, episodes))
     transition, length, before, after = jax.device_get(record)  # each [B, T]
-    reward, discount, last = transition
+    reward, discount, last, metrics = transition
     _refuse(~np.isfinite(reward), f"{name}.step returned reward", reward, length, "a finite number")
     _refuse((discount != 0) & (discount != 1), f"{name}.step returned discount", discount, length, "0 or 1")
+    for metric, values in metrics.items():
+        _refuse(~np.isfinite(values), f"{name}.step returned metrics[{metric!r}]", values, length, "a finite number")
     terminated = discount == 0
     _refuse(terminated & ~last, f"{name}.step returned discount 0 and last", last, length, "True: the episode is over")
     if limit is not None:
@@ -238,12 +277,13 @@ def _bounds(space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box) -> tuple
     if not isinstance(space, spaces.Box):
         num_values = np.asarray(space.num_values, space.dtype)
         return np.zeros_like(num_values), num_values - 1
-    low, high = space.low, space.high
+    low, high = np.asarray(space.low, object), np.asarray(space.high, object)
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
-        low, high = math.ceil(max(low, limits.min)), math.floor(min(high, limits.max))
-    shape = (1,) * len(space.shape)
-    return np.full(shape, low, space.dtype), np.full(shape, high, space.dtype)
+        low = np.vectorize(lambda x: math.ceil(max(x, limits.min)), otypes=[object])(low)
+        high = np.vectorize(lambda x: math.floor(min(x, limits.max)), otypes=[object])(high)
+    ones = (1,) * len(space.shape)
+    return tuple(bound.reshape(bound.shape or ones).astype(space.dtype) for bound in (low, high))  # type: ignore[return-value]
 
 
 def _refuse(bad: np.ndarray, problem: str, values: np.ndarray, num_steps: np.ndarray, expected: str) -> None:

@@ -5,17 +5,25 @@ result = podracer.train("ppo", "cartpole", total_steps=500_000, seed=0)
 print(result.evaluate(episodes=100))
 """
 
-from podracer import agents, distributions, nets, returns, spaces, types
-from podracer.driver import OutOfMemoryError, TrainingDivergedError
-from podracer.result import Result
-from podracer.run.checkpoint import CheckpointError
-from podracer.run.evaluation import Evaluation
-from podracer.run.experiment import RunConfig
-from podracer.sebulba.actor import ActorError
-from podracer.training import load, resume, train
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from podracer.version import __version__
 
+if TYPE_CHECKING:
+    from podracer import agents, distributions, nets, returns, spaces, types
+    from podracer.driver import OutOfMemoryError, TrainingDivergedError
+    from podracer.policy import Actor
+    from podracer.result import Result
+    from podracer.run.checkpoint import CheckpointError
+    from podracer.run.evaluation import Evaluation
+    from podracer.run.experiment import RunConfig
+    from podracer.run.export import load_policy
+    from podracer.sebulba.actor import ActorError
+    from podracer.training import load, resume, train
+
 __all__ = [
+    "Actor",
     "ActorError",
     "CheckpointError",
     "Evaluation",
@@ -27,6 +35,7 @@ __all__ = [
     "agents",
     "distributions",
     "load",
+    "load_policy",
     "nets",
     "resume",
     "returns",
@@ -34,3 +43,31 @@ __all__ = [
     "train",
     "types",
 ]
+
+_HOMES = {
+    "Actor": "policy",
+    "ActorError": "sebulba.actor",
+    "CheckpointError": "run.checkpoint",
+    "Evaluation": "run.evaluation",
+    "OutOfMemoryError": "driver",
+    "Result": "result",
+    "RunConfig": "run.experiment",
+    "TrainingDivergedError": "driver",
+    "load": "training",
+    "load_policy": "run.export",
+    "resume": "training",
+    "train": "training",
+}
+"""Where names live. They are imported when they are used: an exported policy needs no agents, which take a second."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"podracer.{_HOMES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"podracer.{name}")
+    raise AttributeError(f"module 'podracer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -108,6 +108,12 @@ def tunables(config: Any) -> dict[str, float]:
     return {f.name: float(getattr(config, f.name)) for f in dataclasses.fields(config) if f.metadata.get("tunable")}
 
 
+def members(population: int, overrides: Mapping[str, Any] | None) -> int:
+    """How many members a run has: `population`, or if that is 1, one for each of several values of an override."""
+    sizes = [np.size(values) for values in (overrides or {}).values()]
+    return max([1, *sizes]) if population == 1 else population
+
+
 def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """The tunable numbers of every member: float32 [population] by name.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +168,7 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
     if not space.bounded:
         raise ValueError(f"action space {space} has no finite bounds; a clipped Gaussian needs them.")
     size = int(np.prod(space.shape))
-    centre, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+    centre, half = _centre_and_half(space)
 
     def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -184,7 +184,8 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         return jnp.sum(-0.5 * jnp.square(z) - log_std - 0.5 * np.log(2 * np.pi), axis=-1)
 
     def to_action(value: jax.Array) -> jax.Array:
-        action = centre + half * jnp.clip(value, -1.0, 1.0)
+        at, scale = (_last_of(value.ndim, x) for x in (centre, half))
+        action = at + scale * jnp.clip(value, -1.0, 1.0)
         return action.reshape(*value.shape[:-1], *space.shape).astype(space.dtype)
 
     return Distribution(
@@ -196,3 +197,17 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         entropy=lambda outputs: jnp.sum(split(outputs)[1] + 0.5 * np.log(2 * np.pi * np.e), axis=-1),
         to_action=to_action,
     )
+
+
+def _last_of(ndim: int, x: Any) -> Any:
+    """A number as it is, an array [size] as [1, ..., size]."""
+    return x.reshape((1,) * (ndim - 1) + x.shape) if isinstance(x, np.ndarray) else x
+
+
+def _centre_and_half(space: spaces.Box) -> tuple[Any, Any]:
+    """The middle of a Box and half its width: numbers, or float32 [size] where its numbers differ in their bounds."""
+    low, high = np.asarray(space.low), np.asarray(space.high)
+    centre, half = (high + low) / 2, (high - low) / 2
+    if not centre.shape:
+        return centre.item(), half.item()
+    return centre.ravel().astype(np.float32), half.ravel().astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
 from podracer.topology import memory_limit
-from podracer.types import LearnerState
+from podracer.types import EpisodeStats, LearnerState
 
 
 class RunState(NamedTuple):
@@ -37,6 +37,11 @@ def without_replay(state: RunState) -> RunState:
     return state._replace(experience=state.experience._replace(ring=()))
 
 
+def only_learner(state: RunState) -> RunState:
+    """The state without what acted and what is replayed, which may be large and belong to the run's own devices."""
+    return state._replace(actors=(), experience=())
+
+
 class TrainingDivergedError(RuntimeError):
     """The loss, a gradient or another metric stopped being a finite number."""
 
@@ -48,6 +53,15 @@ class TrainingDivergedError(RuntimeError):
             f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates); "
             "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
         )
+
+
+def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
+    """The metrics `episode/...` [P] of sums [P] over the episodes that ended; NaN where none did."""
+    count = np.asarray(episodes.count)
+    totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
+    return means | {"episode/count": count}
 
 
 class OutOfMemoryError(RuntimeError):

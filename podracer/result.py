@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import spaces
-from podracer.run import evaluation, metrics, plots
+from podracer import policy as policies
+from podracer.run import evaluation, members, metrics, plots, report
+from podracer.run import export as exports
 from podracer.run.experiment import Experiment
-from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
+from podracer.types import ActorParams, ArrayTree, LearnerState
 
 
 class Result:
@@ -41,23 +40,33 @@ class Result:
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
         self._evaluators: dict[int, evaluation.Evaluator] = {}
+        self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
+        self._actors: dict[int, policies.Actor] = {}
 
     @property
     def population(self) -> int:
         return self.description["run"]["population"]
 
-    def actor_params(self, member: int = 0) -> ActorParams:
-        """What acting needs, of one member."""
-        self._check_member(member)
+    @property
+    def best_member(self) -> int:
+        """The member whose newest evaluation is the best one; 0 where there is none. The default everywhere."""
+        return metrics.best_member(self.history)
+
+    def actor_params(self, member: int | None = None) -> ActorParams:
+        """What acting needs, of one member; the best one if None."""
+        member = self._member(member)
         learner = jax.tree.map(lambda x: x[member], self.learner)
         return self.agent.actor_params(learner, jnp.float32(1.0))
 
-    def _check_member(self, member: int) -> None:
+    def _member(self, member: int | None) -> int:
+        if member is None:
+            return self.best_member
         if not 0 <= member < self.population:
             raise ValueError(f"member={member}: this run has members 0 to {self.population - 1}.")
+        return member
 
-    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int = 0) -> evaluation.Evaluation:
-        """Plays whole episodes with the greedy policy."""
+    def evaluate(self, episodes: int = 128, *, seed: int = 0, member: int | None = None) -> evaluation.Evaluation:
+        """Plays whole episodes with the greedy policy of a member; the best one if None."""
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
         if episodes not in self._evaluators:
@@ -65,47 +74,126 @@ class Result:
         params = jax.tree.map(lambda x: x[None], self.actor_params(member))
         return self._evaluators[episodes](params, np.asarray([seed], np.int32))[0]
 
-    def policy(self, observation: ArrayTree, *, member: int = 0) -> Any:
-        """The greedy action for one observation.
+    def actor(
+        self, batch: int | None = None, *, greedy: bool = True, member: int | None = None, seed: int = 0
+    ) -> policies.Actor:
+        """An actor that follows the trained policy, with a memory of its own.
+
+        Args:
+          batch: lanes that act together; None for one environment, whose observations have no dim for lanes.
+          greedy: the most likely actions, as in evaluation, or samples, as in training.
+          member: whose policy; the best one's if None.
+          seed: of the samples.
+        """
+        return policies.Actor(self._policy(greedy, member, seed), batch)
+
+    def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
+        """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.
 
         Raises:
-          ValueError: for a recurrent agent, which needs the whole episode (see `agent.act`), or an observation that
-            the environment could not show.
+          ValueError: for a policy that depends on more than one observation (see `actor`), or an observation that the
+            environment could not show.
         """
-        if self.agent.recurrent:
-            raise ValueError("this agent remembers earlier rows; drive it with agent.start and agent.act instead.")
-        self._check_member(member)
-        space = self.environment.spec.observation_space
-        row = jax.tree.map(functools.partial(_fit, space), spaces.zeros(space), observation)
-        return jax.tree.map(np.asarray, self._greedy_action(self.learner, member, row))
+        member = self._member(member)
+        if member not in self._actors:
+            self._actors[member] = self.actor(member=member)
+        actor = self._actors[member]
+        if actor.policy.remembers:
+            raise ValueError(
+                "this policy depends on more than the observation at hand (earlier ones, actions or rewards): "
+                "use actor = result.actor(), and actor(observation, reward) for every step of an episode."
+            )
+        actor.reset()
+        return actor(observation)
 
-    @functools.cached_property
-    def _greedy_action(self) -> Callable[..., ArrayTree]:
-        agent = self.agent
+    def export(self, directory: str | pathlib.Path, *, member: int | None = None, episodes: int = 128) -> pathlib.Path:
+        """Writes the greedy policy as files that need none of the agent's code (see `podracer.run.export`).
 
-        def act(learner: LearnerState, member: jax.Array, row: ArrayTree) -> ArrayTree:
-            params = agent.actor_params(jax.tree.map(lambda x: x[member], learner), jnp.float32(1.0))
-            yes, no = jnp.ones(1, bool), jnp.zeros(1, bool)
-            step = TimeStep(jax.tree.map(lambda x: x[None], row), jnp.zeros(1), jnp.ones(1), yes, no)
-            action, _, _ = agent.act(params, agent.start(jnp.zeros(1, jnp.int32), 1), step, jax.random.key(0), True)
-            return jax.tree.map(lambda x: x[0], action)
+        Args:
+          directory: where to.
+          member: whose policy; the best one's if None.
+          episodes: played for the score in the model card; 0 for none.
 
-        return jax.jit(act)
+        Raises:
+          ValueError: where the directory cannot be written.
+        """
+        score = self.evaluate(episodes, member=member) if episodes else None
+        run = f"member {self._member(member)} of " if self.population > 1 else ""
+        env_steps = max((row["env_steps"] for row in self.history), default=0)
+        card = {
+            "agent": self.agent.name,
+            "environment": self.description["env"],
+            "source": f"Trained for {env_steps:,} environment steps ({run}seed {self.description['run']['seed']}).",
+            "evaluation": f"Mean {score} of the greedy policy." if score else None,
+            "mean": score and score.mean,
+        }
+        return exports.save(self._policy(True, member), directory, card)
 
-    def plot(self, path: str | pathlib.Path | None = None) -> pathlib.Path:
-        """Draws the learning curve; into the run directory, or `curve.png` here, by default."""
-        path = path or (self.run_dir or pathlib.Path(".")) / "curve.png"
-        label = f"{self.agent.name} on {self.description['env']}"
-        return plots.learning_curve({label: self.history}, path, title=label)
+    def _policy(self, greedy: bool, member: int | None, seed: int = 0) -> policies.Policy:
+        key = (greedy, self._member(member), seed)
+        if key not in self._policies:
+            spec, params = self.environment.spec, self.actor_params(member)
+            self._policies[key] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
+        return self._policies[key]
 
-    def animate(self, path: str | pathlib.Path, *, seed: int = 0, member: int = 0) -> pathlib.Path:
-        """Writes a GIF of one greedy episode."""
-        return plots.animation(evaluation.frames(self.agent, self.environment, self.actor_params(member), seed), path)
+    def plot(self, path: str | pathlib.Path | None = None) -> plots.Picture:
+        """Draws the learning curve; as `curve.png` in the run directory, or in a temporary one, by default.
 
+        Returns:
+          The path, which a notebook shows as the picture.
 
-def _fit(space: spaces.Space, expected: jax.Array, value: Any) -> np.ndarray:
-    """A part of an observation as an array of the dtype and shape that the environment shows."""
-    array = np.asarray(value)
-    if array.shape != expected.shape or not np.can_cast(array.dtype, expected.dtype, "same_kind"):
-        raise ValueError(f"the observation holds {array.dtype} {array.shape}; the environment shows {space}.")
-    return array.astype(expected.dtype)
+        Raises:
+          ValueError: where there is nothing to draw yet.
+        """
+        path = path or plots.default_path(self.run_dir, "curve.png")
+        return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
+
+    def curves(self) -> dict[str, list[metrics.Row]]:
+        """The rows of each line of the learning curve, by label: one line for each setting of a population."""
+        return members.curves(members.of(self.description, self.history))
+
+    def animate(
+        self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int | None = None
+    ) -> plots.Picture:
+        """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
+
+        Args:
+          path: of the file.
+          seed: of the episode.
+          member: whose policy; the best one's if None.
+
+        Returns:
+          The path, which a notebook shows as the animation.
+
+        Raises:
+          ValueError: where the environment cannot be rendered.
+        """
+        images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
+        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
+
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame: a row for each update and member, with their settings and all metrics.
+
+            result.frame().pivot(index="updates", columns="member", values="episode/return")
+
+        Returns:
+          Columns `updates`, `member`, `seed`, `env_steps`, one for each tunable number, and one for each metric (NaN
+          where a row has none). Members share their updates; their steps differ.
+
+        Raises:
+          ImportError: where pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("frame() needs pandas: pip install pandas.") from None
+        return pandas.DataFrame(members.table(members.of(self.description, self.history), list(self.agent.hyper)))
+
+    def __repr__(self) -> str:
+        return f"<Result: {report.line(self)}>"
+
+    def __str__(self) -> str:
+        return report.sentence(self)
+
+    def _repr_html_(self) -> str:
+        return report.as_html(self)

@@ -8,7 +8,6 @@ dataclasses, so they hash, compare and print well, and need no array library unt
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,37 +69,67 @@ class MultiDiscrete:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """An array of `shape` and `dtype` with every element in [low, high]; the bounds are the same for all elements."""
+    """An array of `shape` and `dtype` with every element in [low, high].
 
-    low: float
-    high: float
-    shape: tuple[int, ...]
+    Bounds are numbers, or arrays or lists where elements differ: `Box([-1.0, -0.5], [1.0, 2.0])`. A bound is kept as a
+    number where it is the same for all elements, and else as nested tuples of `shape`, so that spaces hash.
+
+    Raises:
+      ValueError: for bounds that do not fit the shape, or a low one above a high one.
+    """
+
+    low: Any
+    high: Any
+    shape: tuple[int, ...] = None  # type: ignore[assignment] - that of the bounds, unless given
     dtype: Any = np.float32
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        where = f"Box(low={self.low}, high={self.high})"
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        shape = np.broadcast_shapes(low.shape, high.shape) if self.shape is None else tuple(int(n) for n in self.shape)
+        if any(bound.shape and bound.shape != shape for bound in (low, high)):
+            raise ValueError(f"{where}: its bounds have shapes {low.shape} and {high.shape}; use numbers, or {shape}.")
+        if not np.all(low <= high):
+            raise ValueError(f"{where}: low must not exceed high.")
+        object.__setattr__(self, "low", _bound(self.low, low))
+        object.__setattr__(self, "high", _bound(self.high, high))
+        object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        if not self.low <= self.high:
-            raise ValueError(f"Box(low={self.low}, high={self.high}): low must not exceed high.")
 
     @property
     def bounded(self) -> bool:
-        """Whether both bounds are finite."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
+        """Whether all bounds are finite."""
+        return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform sample in [low, high] (standard normal where a bound is infinite), of `shape` and `dtype`."""
+        low, high = (jnp.asarray(x) if isinstance(x, tuple) else x for x in (self.low, self.high))
         if not self.bounded:
-            return jnp.clip(jax.random.normal(key, self.shape), self.low, self.high).astype(self.dtype)
+            return jnp.clip(jax.random.normal(key, self.shape), low, high).astype(self.dtype)
         if self.dtype.kind in "iu":
-            return jax.random.randint(key, self.shape, int(self.low), int(self.high) + 1).astype(self.dtype)
-        return jax.random.uniform(key, self.shape, self.dtype, self.low, self.high)
+            low, high = (x.astype(jnp.int32) if isinstance(x, jax.Array) else int(x) for x in (low, high))
+            return jax.random.randint(key, self.shape, low, high + 1).astype(self.dtype)
+        return jax.random.uniform(key, self.shape, self.dtype, low, high)
 
     def contains(self, value: Any) -> bool:
         """Whether a concrete `value` has this shape and dtype and lies within the bounds."""
         array = np.asarray(value)
         ok = array.shape == self.shape and array.dtype == self.dtype
         return bool(ok and np.all(array >= self.low) and np.all(array <= self.high))
+
+
+def _bound(given: Any, array: np.ndarray) -> Any:
+    """A bound as a number, or as nested tuples where elements differ."""
+    if not array.shape:
+        return array.item() if isinstance(given, np.ndarray | np.generic) else given
+    first = array.flat[0] if array.size else 0
+    if np.all(array == first):
+        return first.item() if isinstance(first, np.generic) else first
+    return _tuples(array.tolist())
+
+
+def _tuples(nested: Any) -> Any:
+    return tuple(map(_tuples, nested)) if isinstance(nested, list) else nested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,3 +160,34 @@ def zeros(space: Space) -> Any:
     if isinstance(space, Dict):
         return {name: zeros(item) for name, item in space.items}
     return jnp.zeros(space.shape, space.dtype)
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """A space as JSON can hold it."""
+    if isinstance(space, Dict):
+        return {"kind": "Dict", "spaces": {name: to_json(item) for name, item in space.items}}
+    if isinstance(space, Box):
+        low, high = (_json_bound(bound) for bound in (space.low, space.high))
+        return {"kind": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    num_values = space.num_values if isinstance(space, Discrete) else list(space.num_values)
+    return {"kind": type(space).__name__, "num_values": num_values}
+
+
+def _json_bound(bound: Any) -> Any:
+    """Numbers, infinite ones as strings: JSON has none."""
+    if isinstance(bound, tuple):
+        return [_json_bound(item) for item in bound]
+    return bound if np.isfinite(bound) else str(bound)
+
+
+def from_json(value: Mapping[str, Any]) -> Space:
+    """The inverse of `to_json`."""
+    if value["kind"] == "Dict":
+        return Dict({name: from_json(item) for name, item in value["spaces"].items()})
+    if value["kind"] == "Box":
+
+        def bound(x: Any) -> Any:
+            return tuple(map(bound, x)) if isinstance(x, list) else float(x)
+
+        return Box(bound(value["low"]), bound(value["high"]), tuple(value["shape"]), np.dtype(value["dtype"]))
+    return {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete}[value["kind"]](value["num_values"])

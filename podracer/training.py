@@ -8,24 +8,25 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from podracer import config as configs
-from podracer.driver import counter_values, memory_explained
+from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.result import Result
-from podracer.run import checkpoint, metrics, rundir
+from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.session import Session, StopSignal
+from podracer.run.transfer import transferred
 from podracer.types import Agent, Environment, HostEnvironments
 
 
 def train(
     agent: str | Agent,
-    environment: str | Environment | HostEnvironments,
+    environment: str | Environment | HostEnvironments | Any,
     *,
     run_dir: str | pathlib.Path | None = None,
     resume: bool = False,
@@ -33,6 +34,8 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
+    preset: Literal["atari", "classic"] | None = None,
+    init_from: Result | str | pathlib.Path | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     **run_settings: Any,
@@ -43,15 +46,22 @@ def train(
 
     Args:
       agent: a name, or an `Agent`.
-      environment: a name, or an object that follows `podracer.types.Environment` or `HostEnvironments`.
+      environment: a name; an object that follows `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`,
+        of which every lane is a copy; or a class or function without arguments that makes one of these.
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
-      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none).
+      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
+        `total_steps` than it had train it further.
       config: the agent's settings, as its config dataclass or a mapping of fields.
-      env_options: options of an environment given by name.
+      env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
       network: your own network, for an agent given by name.
-      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`.
-      log: called as `log(env_steps, row)` for every row of metrics.
-      progress: whether to show a progress bar, or lines where there is no terminal.
+      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
+        trains two.
+      preset: settings to begin with (see `podracer.run.presets`); all others that are given here go before them.
+      init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
+        member) this one begins with; the optimiser begins anew.
+      log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
+        it returns True, and where it raises, before the exception goes on.
+      progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -61,7 +71,14 @@ def train(
       OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
+    if preset:
+        if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+            raise ValueError(f"preset={preset!r} needs an agent and an environment by name, and config as a mapping.")
+        chosen = presets.find(preset, agent, environment)
+        config, env_options = {**chosen.agent, **(config or {})}, {**chosen.env, **(env_options or {})}
+        run_settings = {**chosen.run, **run_settings}
     run = configs.from_json(RunConfig, run_settings)
+    run = dataclasses.replace(run, population=configs.members(run.population, hyper))
     directory = pathlib.Path(run_dir) if run_dir is not None else None
     if resume:
         if directory is None:
@@ -70,19 +87,26 @@ def train(
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
     experiment.driver.check()
-    if directory is not None:
-        rundir.prepare(directory, experiment.description, resume)
+    source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+    if source:
+        transferred(source, experiment.driver.like().learner)
+        experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+    notes = rundir.prepare(directory, experiment.description, resume) if directory is not None else []
     _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
-        return Session(experiment, directory, resume, log, progress, stop).run()
+        result = Session(experiment, directory, resume, log, progress, stop, source, notes).run()
+    if progress and result.summary["complete"]:
+        print(result)
+    return result
 
 
 def resume(
     run_dir: str | pathlib.Path,
     *,
     agent: Agent | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
+    total_steps: int | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
 ) -> Result:
@@ -90,8 +114,9 @@ def resume(
 
     Args:
       run_dir: what `train` wrote.
+      total_steps: to train it further than it was to be; no more than that if None.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, likewise.
+      environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
       log: as in `train`.
       progress: as in `train`.
@@ -105,28 +130,34 @@ def resume(
     directory = pathlib.Path(run_dir)
     stored = rundir.read(directory)
     parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
-    return train(**parts, run_dir=directory, resume=True, log=log, progress=progress, **stored["run"])
+    run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
+    begun = checkpoint.there_are(directory)
+    source = None if begun else stored.get("init_from")
+    return train(**parts, run_dir=directory, resume=True, init_from=source, log=log, progress=progress, **run)
 
 
 def load(
     run_dir: str | pathlib.Path,
     *,
     agent: Agent | None = None,
-    environment: Environment | HostEnvironments | None = None,
+    environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
+    step: int | Literal["best"] | None = None,
 ) -> Result:
-    """The result of a run directory, from its newest whole checkpoint.
+    """The result of a run directory, from its newest whole checkpoint or an earlier one.
 
     Args:
       run_dir: what `train` wrote.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, likewise.
+      environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
+      step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
+        None.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
       TypeError: for an environment that breaks the protocol.
-      CheckpointError: where no checkpoint can be read.
+      CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
     _use_compilation_cache()
     directory = pathlib.Path(run_dir)
@@ -137,13 +168,13 @@ def load(
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
-    if not (directory / "checkpoints").is_dir():
-        raise checkpoint.CheckpointError(f"no checkpoint in {directory} yet.")
-    checkpoints = checkpoint.Checkpoints(directory, read_only=True)
+    folder = checkpoint.BEST if step == "best" else "checkpoints"
+    if not (directory / folder).is_dir():
+        raise checkpoint.CheckpointError(f"no checkpoint in {directory / folder} yet.")
+    checkpoints = checkpoint.Checkpoints(directory, name=folder, read_only=True)
     try:
-        # What acted and what is replayed stay on disk: they may be large, and belong to the run's own devices.
-        parts = experiment.driver.like()._replace(actors=(), experience=())
-        _, state, problems = checkpoints.restore(parts)
+        wanted = None if step == "best" else step
+        _, state, problems = checkpoints.restore(only_learner(experiment.driver.like()), wanted)
     finally:
         checkpoints.close()
     for problem in problems:
@@ -166,12 +197,14 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> 
     for part in stored["own"]:
         if given[part] is None:
             raise ValueError(f"{directory} was trained with your own {part}; in Python, give it as {part}=.")
+    by_name = given["environment"] is None
+    options = stored["env_options"] if "environment" in stored["own"] else None
     return {
         "agent": given["agent"] or stored["agent"],
-        "environment": given["environment"] or stored["env"],
+        "environment": stored["env"] if by_name else given["environment"],
         "network": given["network"],
         "config": None if given["agent"] else stored["agent_config"],
-        "env_options": None if given["environment"] else stored_options(stored["env"], stored["env_options"]),
+        "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
 

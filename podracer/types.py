@@ -26,6 +26,8 @@ ArrayTree = Any
 Metrics = dict[str, jax.Array]
 """Flat names such as `loss/value` to float32 scalars."""
 
+NO_METRICS: Metrics = {}
+
 
 class TimeStep(NamedTuple):
     """What a lane shows at one step: leading dims [B] when stepped, [T+1, B] in a trajectory.
@@ -73,12 +75,28 @@ class EnvSpec(NamedTuple):
       observation_space: a space, or `spaces.Dict` of named spaces.
       action_space: `Discrete`, `MultiDiscrete` or `Box`.
       max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
+      metrics: names of the environment's own numbers, each logged as `episode/<name>`: the sum over an episode, and of
+        that the mean over the episodes that ended.
     """
 
     name: str
     observation_space: spaces.Space
     action_space: spaces.Space
     max_episode_steps: int | None = None
+    metrics: tuple[str, ...] = ()
+
+
+def check_metric_names(names: Any, where: str) -> None:
+    """Checks names of metrics (see `EnvSpec`).
+
+    Raises:
+      ValueError: where they are not distinct strings, or `episode/<name>` is taken.
+    """
+    sound = isinstance(names, tuple) and all(isinstance(name, str) and name for name in names)
+    if not sound or len(set(names)) < len(names) or {"return", "length", "count"} & set(names):
+        raise ValueError(
+            f"{where} is {names!r} (expected a tuple of distinct names, without return, length and count)."
+        )
 
 
 class Transition(NamedTuple):
@@ -88,11 +106,13 @@ class Transition(NamedTuple):
       reward: float32 [].
       discount: float32 []; 0 if the episode terminated in the new state, else 1.
       last: bool []; the new state closes the episode (terminated, or truncated if discount is 1).
+      metrics: float32 []; of every name in `EnvSpec.metrics`.
     """
 
     reward: jax.Array
     discount: jax.Array
     last: jax.Array
+    metrics: Metrics = NO_METRICS
 
 
 @runtime_checkable
@@ -126,10 +146,12 @@ class HostStep(NamedTuple):
       observation: tree of arrays.
       scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over where they differ
         from reward and last. One array, for on small environments the time of a step goes into passing arguments.
+      metrics: float32 [M, B]; `EnvSpec.metrics`, summed over the episode so far; () where there are none.
     """
 
     observation: ArrayTree
     scalars: Any
+    metrics: Any = ()
 
     @staticmethod
     def of(
@@ -140,6 +162,7 @@ class HostStep(NamedTuple):
         last: np.ndarray,
         score: np.ndarray | None = None,
         over: np.ndarray | None = None,
+        metrics: np.ndarray | None = None,
     ) -> HostStep:
         """Rows that follow the trajectory contract.
 
@@ -152,6 +175,7 @@ class HostStep(NamedTuple):
           score: number [B]; the raw reward, where the agent's is another one.
           over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
             is a `last` row, but ends no game). Goes with `score`.
+          metrics: number [M, B]; those of `EnvSpec.metrics`, summed over the (real) episode so far.
         """
         scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
         # The cheapest calls that do this: each is a few microseconds of every step.
@@ -161,7 +185,7 @@ class HostStep(NamedTuple):
         scalars[2], scalars[3] = first, last
         if score is not None:
             scalars[4], scalars[5] = score, over
-        return HostStep(observation, scalars)
+        return HostStep(observation, scalars, () if metrics is None else np.asarray(metrics, np.float32))
 
     @property
     def timestep(self) -> TimeStep:
@@ -322,7 +346,6 @@ class Agent(NamedTuple):
         `learning.collectives.DATA_AXES`. Where all of a batch is replayed,
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
-      recurrent: whether an action depends on earlier rows of the episode.
       replay: how experience is replayed, or None for learning from every rollout once.
     """
 
@@ -334,13 +357,16 @@ class Agent(NamedTuple):
     act: Callable[..., tuple[ArrayTree, ArrayTree, ArrayTree]]
     learn: Callable[..., Any]
     hyper: dict[str, float]
-    recurrent: bool = False
     replay: Replay | None = None
 
 
 class EpisodeStats(NamedTuple):
-    """Sums over the episodes that ended: divide by `count`. float32 scalars; returns of raw, undiscounted rewards."""
+    """Sums over the episodes that ended: divide by `count`. float32 scalars; returns of raw, undiscounted rewards.
+
+    `metrics` are those of `EnvSpec.metrics`, by name.
+    """
 
     return_sum: jax.Array
     length_sum: jax.Array
     count: jax.Array
+    metrics: Metrics = NO_METRICS

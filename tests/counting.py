@@ -243,7 +243,7 @@ def collect(
         if row.last:
             return fresh()
         state, transition = step(state, action, jax.random.key(0))
-        reward, discount, last = (np.asarray(x) for x in transition)
+        reward, discount, last = (np.asarray(x) for x in transition[:3])
         return state, TimeStep(np.asarray(observe(state)), reward, discount, np.False_, last)
 
     lanes = [fresh() for _ in range(num_envs)]

@@ -198,7 +198,7 @@ class AfterTheEnd:
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
         over = state.step >= state.tag // 2 % 32
-        new, (reward, discount, last) = self.inner.step(state, action, key)
+        new, (reward, discount, last, _) = self.inner.step(state, action, key)
         new = jax.tree.map(lambda x: jnp.where(over, -7, x), new)
         return new, Transition(
             jnp.where(over, jnp.nan, reward), jnp.where(over, jnp.float32(0.25), discount), last ^ over

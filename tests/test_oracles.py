@@ -392,8 +392,8 @@ def test_probe_values(probe: probes.Probe) -> None:
             action = spec.action_space.sample(key) if best is None else best[observations[-1].tobytes()]
             assert spec.action_space.contains(action)
             state, transition = step(state, jnp.asarray(action), key)
-            assert [x.dtype for x in transition] == [jnp.float32, jnp.float32, jnp.bool_]
-            assert [x.shape for x in transition] == [(), (), ()]
+            assert [x.dtype for x in transition[:3]] == [jnp.float32, jnp.float32, jnp.bool_]
+            assert [x.shape for x in transition[:3]] == [(), (), ()]
             observations.append(np.asarray(observe(state)))
             rewards.append(float(transition.reward))
             assert len(rewards) <= (spec.max_episode_steps or 0)
@@ -494,7 +494,7 @@ def test_episode_stats(trajectories: list[Trajectory]) -> None:
             if last:
                 count, length_sum, return_sum = count + 1, length_sum + length, return_sum + total
                 total, length = 0.0, 0
-    stats = [counting.episode_stats(trajectory) for trajectory in trajectories]
+    stats = [counting.episode_stats(trajectory)[:3] for trajectory in trajectories]
     np.testing.assert_allclose(np.sum(stats, axis=0), [return_sum, length_sum, count])
 
 

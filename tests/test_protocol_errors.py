@@ -67,6 +67,21 @@ class NumPyInside(Mine):
         return np.asarray(state["time"]) * np.ones(2)
 
 
+class AList(Mine):
+    def observe(self, state):
+        return [jnp.zeros(2), jnp.ones(2)][state["time"]]
+
+
+class PythonNumber(Mine):
+    def observe(self, state):
+        return jnp.full(2, float(state["time"]))
+
+
+class AMask(Mine):
+    def observe(self, state):
+        return jnp.zeros(2)[jnp.zeros(2) > state["time"].astype(jnp.float32)]
+
+
 class BadRender(Mine):
     def render(self, state):
         return jnp.zeros((8, 8, 3))
@@ -79,9 +94,23 @@ BROKEN = {
     "a limit of zero": (Mine(spec=SPEC._replace(max_episode_steps=0)), "max_episode_steps is 0"),
     "a missing method": (WithoutStep(), r"WithoutStep\.step is missing"),
     "wrong arguments": (WrongArguments(), r"WrongArguments\.step cannot be traced: TypeError"),
-    "Python control flow": (PythonIf(), r"PythonIf\.step cannot be traced: TracerBoolConversionError"),
-    "NumPy inside": (NumPyInside(), r"NumPyInside\.observe cannot be traced: TracerArrayConversionError"),
-    "an error of its own": (Mine(first=lambda key: {}["no"]), r"Mine\.reset cannot be traced: KeyError"),
+    "Python control flow": (
+        PythonIf(),
+        r"PythonIf\.step cannot be traced: TracerBoolConversionError: .*, in .*test_protocol_errors\.py, line \d+, "
+        r"`if action > 0:`: use jnp\.where or jax\.lax\.cond instead of if",
+    ),
+    "NumPy inside": (
+        NumPyInside(),
+        r"NumPyInside\.observe cannot be traced: TracerArrayConversionError: .*, in .*test_protocol_errors\.py, line "
+        r"\d+, `return np\.asarray\(state\[\"time\"\]\) \* np\.ones\(2\)`: use jax\.numpy instead of numpy\.$",
+    ),
+    "a list": (AList(), r"TracerIntegerConversionError: .*`return \[jnp.*: index an array \(jnp\.asarray\) instead of"),
+    "a number of Python": (PythonNumber(), r"`return jnp\.full.*: use \.astype\(\.\.\.\) instead of int\(\) or float"),
+    "a mask": (AMask(), r"NonConcreteBooleanIndexError: .*: use jnp\.where instead of indexing with a mask"),
+    "an error of its own": (
+        Mine(first=lambda key: {}["no"]),
+        r"Mine\.reset cannot be traced: KeyError: 'no', in .*test_protocol_errors\.py, line \d+, `.*`\.$",
+    ),
     "three results": (ReturnsThree(), r"ReturnsThree\.step returned a tuple of 3 \(expected a pair"),
     "no Transition": (Mine(transition=lambda s: (1, 2, 3)), r"Mine\.step returned a tuple of 3 second"),
     "a key in the state": (

@@ -305,7 +305,9 @@ def test_shards_of_one_device_are_written_by_slices():
     for ring, trajectory, got in zip(rings, (first, second), written):
         jax.tree.map(np.testing.assert_array_equal, got, add(ring, trajectory, *at))
     jaxpr = jax.make_jaxpr(mapped)(*stacked, *at)
-    scattered = [e.invars[0].aval.shape for e in harness.equations(jaxpr.jaxpr) if e.primitive.name.startswith("scatter")]
+    scattered = [
+        e.invars[0].aval.shape for e in harness.equations(jaxpr.jaxpr) if e.primitive.name.startswith("scatter")
+    ]
     assert set(scattered) == {stacked[0].priority.shape}
 
 

@@ -377,7 +377,6 @@ def make(
         act=act,
         learn=learn,
         hyper=configs.tunables(config),
-        recurrent=network.recurrent,
     )
 
 

@@ -326,7 +326,6 @@ def make(
         act=act,
         learn=learn,
         hyper=hyper,
-        recurrent=network.recurrent,
         replay=replay,
     )
 

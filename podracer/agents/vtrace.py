@@ -291,6 +291,5 @@ def make(
         act=act,
         learn=learn,
         hyper=configs.tunables(config),
-        recurrent=network.recurrent,
         replay=replay if config.replay_fraction else None,
     )

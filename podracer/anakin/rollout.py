@@ -83,7 +83,7 @@ def rollout(
         return (lanes, memory, rows, episodes), (action, extras)
 
     # Sums per lane in the loop, and over lanes once behind it: a reduction is a kernel of its own.
-    nothing = EpisodeStats(*(jnp.zeros(B) for _ in EpisodeStats._fields))
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.vmap(autoreset.finished), actors.lanes))
     lanes = flat_lanes(actors.lanes)
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,

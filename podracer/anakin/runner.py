@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from podracer.anakin.program import Limits, Program, Report
-from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, program_bytes
+from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
 from podracer.learning.learner import means
 
 SECONDS_PER_CALL = 0.5
@@ -125,11 +125,7 @@ class _Reader:
         metrics = means(report.metrics, updates)
         if not np.any(report.finite):
             raise TrainingDivergedError.of(metrics, self.env_steps, self._updates)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            count = np.asarray(report.episodes.count)
-            metrics["episode/return"] = np.asarray(report.episodes.return_sum) / count
-            metrics["episode/length"] = np.asarray(report.episodes.length_sum) / count
-        metrics["episode/count"] = np.asarray(report.episodes.count)
+        metrics |= episode_means(report.episodes)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
         return self.env_steps, max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

@@ -16,7 +16,7 @@ from podracer import config as configs
 
 Arguments = TypeVar("Arguments")
 REGISTRY = tyro.constructors.ConstructorRegistry()
-INSTEAD = {"--seed": "; --population N trains N seeds from it on"}
+INSTEAD = {"--seed": "; --seeds trains a run for each"}
 """What those may want who give an option more values than it takes."""
 
 
@@ -50,8 +50,8 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
 
 
 @REGISTRY.primitive_rule
-def _integers(info: Any) -> Any:
-    """Integers may be written as 1e5, and several with commas between them."""
+def _numbers(info: Any) -> Any:
+    """Integers may be written as 1e5, and several numbers with commas between them."""
     if info.type is int:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
@@ -60,11 +60,12 @@ def _integers(info: Any) -> Any:
             is_instance=lambda x: isinstance(x, int),
             str_from_instance=lambda x: [str(x)],
         )
-    if info.type_origin is tuple and typing.get_args(info.type) == (int, ...):
+    if info.type_origin is tuple and typing.get_args(info.type) in ((int, ...), (float, ...)):
+        number, name = (_integer, "INT") if typing.get_args(info.type)[0] is int else (float, "FLOAT")
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs="*",
-            metavar="[INT [INT ...]]",
-            instance_from_str=lambda texts: tuple(_integer(x) for text in texts for x in text.split(",")),
+            metavar=f"[{name} [{name} ...]]",
+            instance_from_str=lambda texts: tuple(number(x) for text in texts for x in text.split(",")),
             is_instance=lambda x: isinstance(x, tuple),
             str_from_instance=lambda x: [str(number) for number in x],
         )

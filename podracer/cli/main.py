@@ -1,10 +1,11 @@
-"""The command line: `podracer train | resume | eval | plot | envs | agents | bench`.
+"""The command line: `podracer train | resume | eval | export | plot | envs | agents | bench`.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -20,8 +21,9 @@ from podracer.driver import memory_explained
 USAGE = """podracer: reinforcement learning on the accelerator
 
   podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
-  podracer resume RUN_DIR [options]       continue a run that was stopped
+  podracer resume RUN_DIR [options]       continue a run that was stopped, or train it further
   podracer eval RUN_DIR [options]         evaluate a trained policy
+  podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs | agents                  what there is
   podracer bench anakin|sebulba|replay    measure speed
@@ -39,6 +41,9 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and exits with its code."""
+    # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -86,6 +91,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.train,
     "resume": train.resume,
     "eval": results.evaluate,
+    "export": results.export,
     "plot": results.plot,
     "envs": listing.envs,
     "agents": listing.agents,

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 import podracer
 from podracer.cli.arguments import InputError, parse
-from podracer.run import metrics, plots
+from podracer.run import members, metrics, plots, rundir
+from podracer.run.evaluation import check_rendering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,8 @@ class EvalArguments:
       run_dir: what `podracer train` wrote.
       episodes: how many whole episodes to play.
       seed: of the episodes.
-      member: of a population.
+      member: of a population; the best one if None.
+      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
     """
@@ -31,24 +33,57 @@ class EvalArguments:
     run_dir: tyro.conf.Positional[pathlib.Path]
     episodes: int = 100
     seed: int = 0
-    member: int = 0
+    member: int | None = None
+    step: int | Literal["best"] | None = None
     gif: pathlib.Path | None = None
     json: bool = False
 
 
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
-    result = podracer.load(arguments.run_dir)
+    result = podracer.load(arguments.run_dir, step=arguments.step)
+    if arguments.gif:
+        check_rendering(result.environment)
     evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
         print(json.dumps(figures | {"episodes": evaluation.episodes, "unfinished": evaluation.unfinished}))
     else:
-        print(f"{result.agent.name} on {result.description['env']}: {evaluation}")
+        member = result.best_member if arguments.member is None else arguments.member
+        whose = f", member {member} of {result.population}" if result.population > 1 else ""
+        print(f"{result.agent.name} on {result.description['env']}{whose}: {evaluation}")
     if arguments.gif:
         print(
             f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr
         )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportArguments:
+    """Write a trained policy as files that run without the agent's code.
+
+    Attributes:
+      run_dir: what `podracer train` wrote.
+      output: directory of the files.
+      member: of a population; the best one if None.
+      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
+      episodes: played for the score in the model card; 0 for none.
+    """
+
+    run_dir: tyro.conf.Positional[pathlib.Path]
+    output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])]
+    member: int | None = None
+    step: int | Literal["best"] | None = None
+    episodes: int = 128
+
+
+def export(argv: list[str]) -> int:
+    arguments = parse(ExportArguments, argv, "podracer export")
+    result = podracer.load(arguments.run_dir, step=arguments.step)
+    directory = result.export(arguments.output, member=arguments.member, episodes=arguments.episodes)
+    size = sum(path.stat().st_size for path in directory.iterdir())
+    print(f"{directory} ({size / 1024:,.0f} KiB): podracer.load_policy('{directory}') acts as {arguments.run_dir}")
     return 0
 
 
@@ -60,11 +95,13 @@ class PlotArguments:
       run_dirs: what `podracer train` wrote.
       output: the picture; its suffix chooses the format.
       metric: what to draw; return if None.
+      group: one line, with a band, for runs that differ only in their seeds; else one for each directory.
     """
 
     run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
     output: Annotated[pathlib.Path, tyro.conf.arg(aliases=["-o"])] = pathlib.Path("curve.png")
     metric: str | None = None
+    group: bool = True
 
 
 def plot(argv: list[str]) -> int:
@@ -72,11 +109,14 @@ def plot(argv: list[str]) -> int:
     if not arguments.run_dirs:
         raise InputError("plot needs one or more run directories.")
     names = [directory.resolve().name for directory in arguments.run_dirs]
-    histories = {}
+    drawn = []
     for directory, name in zip(arguments.run_dirs, names):
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
-        histories[label] = metrics.read(directory / "metrics.jsonl")
-    print(plots.learning_curve(histories, arguments.output, metric=arguments.metric))
+        drawn += members.of(rundir.read(directory), metrics.read(directory / "metrics.jsonl"), label)
+    titles = {f"{member.agent} on {member.env}" for member in drawn}
+    title = titles.pop() if len(titles) == 1 else ""
+    curves = members.curves(drawn, group=arguments.group)
+    print(plots.learning_curve(curves, arguments.output, title=title, metric=arguments.metric))
     return 0

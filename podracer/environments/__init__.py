@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import envs_jax
 from podracer import config as configs
-from podracer.types import Environment, HostEnvironments
+from podracer.types import Environment, EnvSpec, HostEnvironments
 
 _HOSTS = {"envpool": "EnvPool", "gymnasium": "Gymnasium"}
 """Prefix, which is also the module's name in `podracer.environments`, to what its classes begin with."""
@@ -42,6 +44,55 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
         return envs_jax.make(name, **settings)
     chosen = configs.from_json(options(name), settings)
     return getattr(_module(prefix), f"{_HOSTS[prefix]}Environments")(task, chosen)
+
+
+ACCEPTED = (
+    "a name (see podracer.environments.make), a podracer.types.Environment or HostEnvironments, a gymnasium.Env, or a "
+    "class or function without arguments that makes one of these"
+)
+"""What can be given as an environment."""
+
+
+def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment | HostEnvironments:
+    """The environment, or what makes host environments, that an object is or makes.
+
+        adopt(MyGymnasiumEnv)  # a class, or `lambda: MyGymnasiumEnv(size=5)`
+        adopt(MyGymnasiumEnv(), {"vectorization": "async"})  # every lane is a copy
+
+    Args:
+      thing: an `Environment` or `HostEnvironments`; a `gymnasium.Env`; or a class or function without arguments that
+        makes one of these.
+      settings: fields of `GymnasiumOptions`, for an environment of Gymnasium.
+
+    Raises:
+      TypeError: for anything else, or an environment of Gymnasium that does not keep its interface.
+      ValueError: for settings that it does not have, or a space that is not supported.
+    """
+    made: Any = thing
+    # A protocol's methods are also those of the class itself.
+    if isinstance(thing, type) or (callable(thing) and not isinstance(thing, Environment | HostEnvironments)):
+        made = thing()
+    if gymnasium := sys.modules.get("gymnasium"):  # without it, nothing is of its kind
+        if isinstance(made, gymnasium.Env):
+            module = _module("gymnasium")
+            return module.GymnasiumEnvironments(thing, configs.from_json(module.GymnasiumOptions, settings or {}))
+        if isinstance(made, gymnasium.vector.VectorEnv):
+            raise TypeError(
+                f"{type(made).__name__} is a batch of environments already; give the class of one, or a function that "
+                "makes one."
+            )
+    if settings:
+        raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
+    # What is meant as an environment of this library is told what it lacks by `envs_jax.testing`.
+    ours = hasattr(made, "observe") or isinstance(getattr(made, "spec", None), EnvSpec)
+    if not ours and not isinstance(made, HostEnvironments):
+        raise TypeError(f"{_describe(thing)} is no environment; give {ACCEPTED}.")
+    return made
+
+
+def _describe(thing: Any) -> str:
+    name = getattr(thing, "__qualname__", None)
+    return f"{name}()" if name else f"a {type(thing).__name__}"
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podracer.types import ArrayTree, Environment, EpisodeStats, TimeStep
+from podracer.types import ArrayTree, Environment, EpisodeStats, Metrics, TimeStep
 
 
 class Lane(NamedTuple):
@@ -18,12 +18,14 @@ class Lane(NamedTuple):
       timestep: what the agent sees of it now.
       episode_return: float32; undiscounted raw rewards of this episode so far.
       episode_length: float32; its transitions so far.
+      metrics: float32; the environment's own numbers by name, summed over this episode so far.
     """
 
     env: Any
     timestep: TimeStep
     episode_return: jax.Array
     episode_length: jax.Array
+    metrics: Metrics
 
 
 def reset(environment: Environment, key: jax.Array) -> Lane:
@@ -31,7 +33,7 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
     state = environment.reset(key)
     zero = jnp.float32(0.0)
     row = TimeStep(environment.observe(state), zero, jnp.float32(1.0), jnp.asarray(True), jnp.asarray(False))
-    return Lane(state, row, zero, zero)
+    return Lane(state, row, zero, zero, dict.fromkeys(environment.spec.metrics, zero))
 
 
 def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:
@@ -61,10 +63,12 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
         timestep=row,
         episode_return=jnp.where(over, 0.0, lane.episode_return + reward),
         episode_length=jnp.where(over, 0.0, lane.episode_length + 1.0),
+        metrics={name: jnp.where(over, 0.0, total + transition.metrics[name]) for name, total in lane.metrics.items()},
     )
 
 
 def finished(lane: Lane) -> EpisodeStats:
     """The episode that this row closes, if it does."""
     over = lane.timestep.last.astype(jnp.float32)
-    return EpisodeStats(lane.episode_return * over, lane.episode_length * over, over)
+    metrics = {name: total * over for name, total in lane.metrics.items()}
+    return EpisodeStats(lane.episode_return * over, lane.episode_length * over, over, metrics)

@@ -59,8 +59,10 @@ class SteppedEnvironment:
         self._lanes = np.arange(lanes[1].timestep.reward.shape[0], dtype=np.int32)
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
-        observation, reward, discount, first, last = jax.tree.map(np.asarray, self._state[1].timestep)
-        return self._lanes, HostStep.of(observation, reward, discount == 0, first, last)
+        lanes = self._state[1]
+        observation, reward, discount, first, last = jax.tree.map(np.asarray, lanes.timestep)
+        metrics = np.stack([lanes.metrics[name] for name in self.spec.metrics]) if self.spec.metrics else None
+        return self._lanes, HostStep.of(observation, reward, discount == 0, first, last, metrics=metrics)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         with jax.default_device(self._device):

@@ -220,9 +220,10 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     flat = value.reshape(*value.shape[:leading], int(np.prod(space.shape)))
     if space.dtype != np.uint8:
         return flat.astype(jnp.float32)
-    if 1 < space.high < FEW:
-        return jax.nn.one_hot(flat, int(space.high) + 1).reshape(*flat.shape[:-1], -1)
-    return flat.astype(jnp.float32) / (1.0 if space.high <= 1 else 255.0)
+    largest = np.max(space.high)
+    if 1 < largest < FEW:
+        return jax.nn.one_hot(flat, int(largest) + 1).reshape(*flat.shape[:-1], -1)
+    return flat.astype(jnp.float32) / (1.0 if largest <= 1 else 255.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,14 @@ import contextlib
 import errno
 import gc
 import logging
+import math
 import os
 import pathlib
 import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.types import ArrayTree
+
+BEST = "best"
+"""The folder of the checkpoint whose evaluation was the best."""
 
 
 class CheckpointError(RuntimeError):
@@ -35,15 +39,18 @@ class Checkpoints:
     """The checkpoints of one run directory.
 
     Args:
-      directory: the run directory; checkpoints live in its `checkpoints/`.
+      directory: the run directory.
       keep: how many of the newest to keep.
+      name: of the folder in it.
       read_only: changes nothing in the directory, in which another process may be writing.
     """
 
-    def __init__(self, directory: str | pathlib.Path, keep: int = 3, *, read_only: bool = False):
+    def __init__(
+        self, directory: str | pathlib.Path, keep: int = 3, *, name: str = "checkpoints", read_only: bool = False
+    ):
         import orbax.checkpoint as ocp
 
-        self.directory = pathlib.Path(directory).absolute() / "checkpoints"
+        self.directory = pathlib.Path(directory).absolute() / name
         self._ocp, self._read_only = ocp, read_only
         try:
             if not read_only:
@@ -82,12 +89,17 @@ class Checkpoints:
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
 
-    def restore(self, like: ArrayTree) -> tuple[int, ArrayTree, list[str]]:
+    def delete(self, step: int) -> None:
+        """Removes a checkpoint."""
+        _attempt(lambda: self._manager.delete(step))
+
+    def restore(self, like: ArrayTree, step: int | None = None) -> tuple[int, ArrayTree, list[str]]:
         """The newest checkpoint that is whole; newer ones move out of the way of those that will be written.
 
         Args:
           like: a state of the same structure, or parts of it, concrete or abstract, with shapes, dtypes and shardings.
             Other parts are not read.
+          step: that checkpoint and no other.
 
         Returns:
           The step, the state, and one line for every newer checkpoint that is damaged.
@@ -96,15 +108,19 @@ class Checkpoints:
           CheckpointError: where none can be read.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
-            state, problem = _attempt(lambda step=step: self._read(step, like))
+        steps = self.steps()
+        if step is not None and step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"no checkpoint {step} in {self.directory}; there are {there}.")
+        for each in reversed(steps if step is None else [step]):
+            state, problem = _attempt(lambda each=each: self._read(each, like))
             if isinstance(state, CheckpointError):
                 raise state
             if problem:
-                damaged[step] = f"checkpoint {step} is damaged ({problem})"
+                damaged[each] = f"checkpoint {each} is damaged ({problem})"
                 continue
             moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if not self._read_only}
-            return step, state, [f"{why}{moved.get(bad, '')}; used {step}." for bad, why in damaged.items()]
+            return each, state, [f"{why}{moved.get(bad, '')}; used {each}." for bad, why in damaged.items()]
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
@@ -146,6 +162,38 @@ class Checkpoints:
     def close(self) -> None:
         """Releases what Orbax holds."""
         self._manager.close()
+
+
+class Best:
+    """The checkpoint in `best/`: what learning had made when an evaluation was the best so far.
+
+    Args:
+      directory: the run directory.
+      scores: of the evaluations so far.
+      env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
+    """
+
+    def __init__(self, directory: pathlib.Path, scores: Sequence[float], env_steps: int):
+        self._checkpoints = Checkpoints(directory, keep=1, name=BEST)
+        for step in self._checkpoints.steps():
+            if step > env_steps:
+                self._checkpoints.delete(step)
+        self._score = max(scores, default=-math.inf) if self._checkpoints.steps() else -math.inf
+
+    def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:
+        """Keeps a state, if it is better than the one that is kept."""
+        if score > self._score:
+            self._checkpoints.save(env_steps, state)
+            self._score = score
+
+    def close(self) -> None:
+        self._checkpoints.close()
+
+
+def there_are(directory: pathlib.Path) -> bool:
+    """Whether a run directory holds any checkpoint, whole or not."""
+    folder = directory / "checkpoints"
+    return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
 
 
 def _is_key(x: Any) -> bool:

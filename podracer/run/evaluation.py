@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ DEFAULT_MAX_STEPS = 10_000
 """Rows after which an episode is cut where the environment does not bound its episodes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns of independent episodes.
 
@@ -56,15 +56,41 @@ class Evaluation:
     @property
     def interval(self) -> tuple[float, float]:
         """A 95% interval for the mean (normal approximation over episodes)."""
-        half = 1.96 * self.std / math.sqrt(self.episodes)
-        return self.mean - half, self.mean + half
+        return _interval(self.mean, self.std, self.episodes)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         low, high = self.interval
         text = (
             f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
         )
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+
+
+def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
+    half = 1.96 * std / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """A run's evaluation for its summary.
+
+    Of several members mean, deviation and interval are those of the members' means, not of the luckiest one's episodes:
+    what a sweep or several seeds show is how they vary.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        mean, std, interval, spread = first.mean, first.std, first.interval, {}
+    else:
+        means = np.array([evaluation.mean for evaluation in evaluations])
+        mean, std = float(means.mean()), float(means.std(ddof=1))
+        interval = _interval(mean, std, len(means))
+        spread = {"eval_return_range": [float(means.min()), float(means.max())]}
+    return {
+        "eval_return_mean": mean,
+        "eval_return_std": std,
+        "eval_return_interval": list(interval),
+        "eval_episodes": first.episodes,
+    } | spread
 
 
 class Evaluator:
@@ -173,6 +199,38 @@ def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Ev
     return Evaluation(np.asarray(returns), np.asarray(lengths), int(np.sum(~finished)))
 
 
+def check_rendering(environment: Environment | HostEnvironments) -> None:
+    """Renders one frame, before there is work that an animation could end.
+
+    Raises:
+      ValueError: where the environment cannot be rendered, or not on this machine.
+    """
+    if not isinstance(environment, HostEnvironments):
+        _renderer(environment)  # its `render` was traced with the rest of it
+        return
+    running = _rendered(environment, 0)
+    try:
+        running.recv()
+        running.frame()
+    finally:
+        running.close()
+
+
+def _renderer(environment: Environment) -> Callable[[Any], jax.Array]:
+    render = getattr(environment, "render", None)
+    if render is None:
+        raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
+    return render
+
+
+def _rendered(environments: HostEnvironments, seed: int) -> Any:
+    make = getattr(environments, "render", None)
+    environment = make(first_seed(seed, "evaluation")) if make else None
+    if environment is None:
+        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
+    return environment
+
+
 def frames(
     agent: Agent,
     environment: Environment | HostEnvironments,
@@ -183,14 +241,11 @@ def frames(
     """One greedy episode as rendered frames, uint8 [n, H, W, 3].
 
     Raises:
-      ValueError: where the environment has no `render`.
+      ValueError: as `check_rendering` does.
     """
     if isinstance(environment, HostEnvironments):
         return _host_frames(agent, environment, params, seed, max_frames)
-    key = run_keys(seed)[2]
-    render = getattr(environment, "render", None)
-    if render is None:
-        raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
+    key, render = run_keys(seed)[2], _renderer(environment)
 
     @jax.jit
     def step(lanes: autoreset.Lane, memory: ArrayTree, key: jax.Array) -> Any:
@@ -215,10 +270,7 @@ def frames(
 def _host_frames(
     agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
 ) -> np.ndarray:
-    make = getattr(environments, "render", None)
-    environment: Any = make(first_seed(seed, "evaluation")) if make else None
-    if environment is None:
-        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
+    environment = _rendered(environments, seed)
     act, key = _greedy(agent), run_keys(seed)[2]
     memory = agent.start(jnp.zeros(1, jnp.int32), 1)
     try:

@@ -137,7 +137,7 @@ class Experiment:
 
 def resolve(
     agent: str | Agent,
-    environment: str | Environment | HostEnvironments,
+    environment: Any,
     run: RunConfig,
     *,
     config: Any = None,
@@ -152,8 +152,9 @@ def resolve(
     if isinstance(environment, str):
         env_name, environment = environment, environments.make(environment, **(env_options or {}))
         options = configs.to_json(environments.options(env_name)(**(env_options or {})))
-    elif env_options:
-        raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
+    else:
+        environment = environments.adopt(environment, env_options)
+        options = configs.to_json(dict(env_options or {}))
     on_host = isinstance(environment, HostEnvironments)
     if on_host and run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
@@ -218,7 +219,10 @@ def _sebulba(
 ) -> tuple[Driver, int, int]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
         if getattr(run, name) != plain:
-            raise ValueError(f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments.")
+            seeds = "; several seeds are several runs (--seeds 0 1 2)" if name == "population" else ""
+            raise ValueError(
+                f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."
+            )
     if not isinstance(environment, HostEnvironments):
         environment = SteppedEnvironments(environment)
     layout = topology.make_host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import math
 import pathlib
@@ -18,8 +19,8 @@ from podracer.run import rundir
 Row = dict[str, Any]
 """One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
 
-LogCallback = Callable[[int, Mapping[str, Any]], None]
-"""`(env_steps, row)`, called for every row."""
+LogCallback = Callable[[int, Mapping[str, Any]], Any]
+"""`(env_steps, row)`, called for every row; True ends the run in good order, as Ctrl-C does."""
 
 
 class Log:
@@ -52,6 +53,8 @@ class Log:
             self._file = path.open("a")
         newest = max((row["env_steps"] for row in self.rows), default=-1)
         self._board = _Board(directory / "tensorboard", None if resume_at is None else newest + 1)
+        if (directory / "config.json").exists():
+            self._board.describe(json.loads((directory / "config.json").read_text()))
 
     def write(self, row: Row) -> None:
         """Takes a row; values that are not finite numbers are left out of it."""
@@ -99,6 +102,17 @@ class _Board:
         if purge_step is not None:
             self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Writes a configuration: a table under Text, and what TensorBoard compares runs by under HParams."""
+        from tensorboardX import summary
+
+        settings = _flat(description)
+        table = [f"|{name}|{value}|" for name, value in settings.items()]
+        self._write(summary=summary.text("configuration", "\n".join(("|setting|value|", "|---|---|", *table))))
+        experiment, start, _ = summary.hparams(settings, {"eval/return_mean": 0.0})
+        self._write(summary=experiment)
+        self._write(summary=start)
+
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes scalars by name."""
         scalars = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
@@ -116,12 +130,33 @@ class _Board:
         self._file.close()
 
 
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers, strings and booleans by names such as `run.seed`; what holds several values as a string."""
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
+
+
 def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:
     """The rows up to an update and a step: with replay, several steps may have the same update.
 
     Members of a population have steps of their own: of theirs, only the updates count.
     """
     return [row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps)]
+
+
+def best_member(rows: list[Row]) -> int:
+    """The member whose newest evaluation is the best one; 0 where nothing was evaluated, or there is one member.
+
+    Members that have diverged have no return in their newest evaluation, and so are never the best.
+    """
+    evaluated = [row for row in rows if "eval/return_mean" in row]
+    newest = [row for row in evaluated if row["updates"] == evaluated[-1]["updates"]]
+    return max(newest, key=lambda row: row["eval/return_mean"], default={}).get("member", 0)
 
 
 def _line(row: Row) -> str:
@@ -140,33 +175,31 @@ def read(path: pathlib.Path) -> list[Row]:
 
 
 class Display:
-    """Shows a run on stderr: a progress bar on a terminal or in a notebook, plain lines elsewhere, or nothing."""
+    """Shows a run: a bar on a terminal (stderr) or in a notebook, plain lines on stderr elsewhere, or nothing.
 
-    def __init__(self, total_steps: int, title: str, enabled: bool):
+    Args:
+      total_steps: where the bar ends.
+      title: before the bar.
+      enabled: False shows nothing.
+      env_steps: where the bar begins; a run that goes on does not begin at 0.
+    """
+
+    def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
         self._enabled = enabled
-        self._bar = None
-        if enabled and (console.is_terminal or console.is_jupyter):
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rate]} steps/s"),
-                TextColumn("return {task.fields[ret]}{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=console)
-            self._task = self._bar.add_task(title, total=total_steps, rate="…", ret="…", note="")
-            self._bar.start()
+        self._bar: _TerminalBar | _NotebookBar | None = None
+        if enabled and console.is_jupyter:
+            self._bar = _NotebookBar(total_steps, title, env_steps)
+        elif enabled and console.is_terminal:
+            self._bar = _TerminalBar(console, total_steps, title, env_steps)
 
     def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
         """Moves the bar; `note` follows the return."""
         if self._bar:
             ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
-            self._bar.update(self._task, completed=env_steps, rate=f"{rate:,.0f}", ret=ret, note=note)
+            self._bar.update(env_steps, f"{rate:,.0f} steps/s", f"return {ret}{note}")
 
     def detail(self, text: str) -> None:
         """A line for those who have no bar."""
@@ -176,11 +209,77 @@ class Display:
     def say(self, text: str) -> None:
         """A line for everybody."""
         if self._bar:
-            self._bar.console.print(text, highlight=False)
+            self._bar.say(text)
         elif self._enabled:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
         if self._bar:
-            self._bar.stop()
+            self._bar.close()
+
+
+class _TerminalBar:
+    """Rich's bar, below the lines that are said."""
+
+    def __init__(self, console: Any, total_steps: int, title: str, env_steps: int):
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task(title, total=total_steps, completed=env_steps, rate="…", status="")
+        self._progress.start()
+
+    def update(self, env_steps: int, rate: str, status: str) -> None:
+        self._progress.update(self._task, completed=env_steps, rate=rate, status=status)
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar:
+    """A bar that is an output of its cell, above the lines that are said.
+
+    Not Rich's: that one needs ipywidgets, stops short of the end, and is not in the notebook once it is saved.
+    """
+
+    SECONDS = 0.2
+    """Between two updates: each is a message to the browser."""
+
+    def __init__(self, total_steps: int, title: str, env_steps: int):
+        from IPython.display import display
+
+        self._total, self._title, self._steps, self._status = total_steps, title, env_steps, "…"
+        self._shown = time.monotonic()
+        self._handle: Any = display(self._content(), raw=True, display_id=True)
+
+    def update(self, env_steps: int, rate: str, status: str) -> None:
+        self._steps, self._status = env_steps, f"{rate}, {status}"
+        if time.monotonic() - self._shown > self.SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        self._handle.update(self._content(), raw=True)
+
+    def _content(self) -> dict[str, str]:
+        done = min(self._steps / self._total, 1.0)
+        text = f"{self._title} {int(100 * done)}%, {self._status}"
+        bar = f'<progress value="{done:.3f}" max="1" style="vertical-align:middle; width:20em"></progress>'
+        return {"text/plain": text, "text/html": f"{bar} <span>{html.escape(text)}</span>"}
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)  # what goes to stderr looks like an error in a notebook
+
+    def close(self) -> None:
+        self._show()

@@ -17,7 +17,8 @@ FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_check
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
-"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold."""
+"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
+`init_from` too, the run that this one began with, and `extended`, what `total_steps` was before it grew."""
 
 
 class WriteError(OSError):
@@ -72,8 +73,11 @@ def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
     )
 
 
-def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> None:
-    """Makes a run directory, or checks that the one there is of the same run.
+def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:
+    """Makes a run directory, or checks that the one there is of the same run, which may now be longer.
+
+    Returns:
+      What to say of it.
 
     Raises:
       ValueError: for a run of another configuration (saying what differs), one that is there but not to be resumed,
@@ -82,24 +86,33 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
     path = directory / "config.json"
     if path.exists():
         stored = read(directory)
-        different = configs.differences(_essence(stored), _essence(description))
+        before, now = stored["run"]["total_steps"], description["run"]["total_steps"]
+        longer = resume and now > before
+        same_length = stored | {"run": stored["run"] | {"total_steps": now if longer else before}}
+        different = configs.differences(_essence(same_length), _essence(description))
         if different:
             raise ValueError(f"{directory} holds a run of another configuration: {'; '.join(different)}.")
         if not resume:
             raise ValueError(
                 f"{directory} already holds this run; use --resume (resume=True) or another run directory."
             )
-        return
+        if not longer:
+            return []
+        with writing(path):
+            extended = [*stored.get("extended", []), before]
+            write_json(path, same_length | {"extended": extended})
+        return [f"total_steps grows from {before:,} to {now:,}: what decays over a run goes on along the longer one"]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(path, description)
     except OSError as error:
         raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+    return []
 
 
 def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
     run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
-    return {k: v for k, v in description.items() if k not in ("podracer", "run")} | {"run": run}
+    return {k: v for k, v in description.items() if k in KEYS and k not in ("podracer", "run")} | {"run": run}
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

@@ -9,17 +9,26 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, without_replay
+from podracer.driver import (
+    Progress,
+    RunState,
+    TrainingDivergedError,
+    counter_values,
+    only_learner,
+    without_replay,
+)
 from podracer.learning.learner import Experience
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
+from podracer.run.transfer import transferred
 from podracer.version import __version__
 
 
@@ -58,17 +67,23 @@ class Session:
         log: metrics.LogCallback | None,
         progress: bool,
         stop: StopSignal,
+        init_from: Result | None = None,
+        notes: Sequence[str] = (),
     ):
         self._experiment, self._directory, self._stop = experiment, directory, stop
         self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
-        self._notes: list[str] = []
-        self._state = self._begin(resume)
-        self._log = metrics.Log(directory, log, self._position(self._state) if resume else None)
+        self._notes = list(notes)
+        self._state = self._begin(resume, init_from)
+        self._watcher = _Watcher(log)
+        self._log = metrics.Log(directory, self._watcher, self._position(self._state) if resume else None)
+        self._best = (
+            checkpoint.Best(directory, self._evaluated(), self._position(self._state)[1]) if directory else None
+        )
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
-        self._display = metrics.Display(experiment.run.total_steps, title, progress)
+        self._display = metrics.Display(experiment.run.total_steps, title, progress, self._position(self._state)[1])
         self._evaluator = evaluation.Evaluator(
             experiment.agent,
             experiment.environment,
@@ -78,12 +93,13 @@ class Session:
         self._diverged = np.zeros(experiment.run.population, bool)
         self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
 
-    def _begin(self, resume: bool) -> RunState:
+    def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         experiment = self._experiment
         if resume and self._checkpoints and self._checkpoints.steps():
             try:
                 like = experiment.driver.like()
-                _, state, self._notes = self._checkpoints.restore(self._saved(like))
+                _, state, problems = self._checkpoints.restore(self._saved(like))
+                self._notes += problems
             except checkpoint.CheckpointError:
                 self._checkpoints.close()
                 raise
@@ -91,11 +107,19 @@ class Session:
                 empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience.ring)
                 state = state._replace(experience=Experience(state.experience.counts.emptied(), empty))
             return state
-        return experiment.driver.init()
+        state = experiment.driver.init()
+        if init_from:
+            state = state._replace(learner=transferred(init_from, state.learner))
+            if self._checkpoints:  # a run that goes on needs nothing of the other any more
+                self._checkpoints.save(0, self._saved(state))
+        return state
 
     def _saved(self, state: RunState) -> RunState:
         """What a checkpoint holds of a state."""
         return state if self._experiment.run.checkpoint_replay else without_replay(state)
+
+    def _evaluated(self) -> list[float]:
+        return [row["eval/return_mean"] for row in self._log.rows if "eval/return_mean" in row]
 
     def _position(self, state: RunState) -> tuple[int, int]:
         """The newest update and step."""
@@ -120,9 +144,13 @@ class Session:
                 next_milestone=self._next_milestone,
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
-                should_stop=lambda: self._stop.requested,
+                should_stop=lambda: self._stop.requested or self._watcher.stop,
             )
-            return self._finish(compile_seconds, complete)
+            result = self._finish(compile_seconds, complete)
+            if self._watcher.error:
+                self._watcher.error.add_note(f"podracer: {self._ending(result.summary)}")
+                raise self._watcher.error
+            return result
         except TrainingDivergedError as error:
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
         except (checkpoint.CheckpointError, rundir.WriteError) as error:
@@ -130,8 +158,9 @@ class Session:
         finally:
             self._display.close()
             self._log.close()
-            if self._checkpoints:
-                self._checkpoints.close()
+            for checkpoints in (self._checkpoints, self._best):
+                if checkpoints:
+                    checkpoints.close()
 
     def _last_good(self) -> str:
         steps = self._checkpoints.steps() if self._checkpoints else []
@@ -197,7 +226,12 @@ class Session:
             row: metrics.Row = {"env_steps": env_steps, "updates": self._updates(state)}
             if self._experiment.run.population > 1:
                 row["member"] = member
-            self._log.write(row | {"eval/return_mean": result.mean, "eval/return_std": result.std})
+            if not diverged[member]:
+                row |= {"eval/return_mean": result.mean, "eval/return_std": result.std}
+            self._log.write(row)
+        if self._best and not diverged.all():
+            best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
+            self._best.offer(env_steps, best, only_learner(state))
 
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment = self._state, self._experiment
@@ -215,9 +249,18 @@ class Session:
                 with rundir.writing(self._directory / "curve.png"):
                     result.plot()
         if not complete:
-            how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
-            self._display.say(f"stopped by a signal at {env_steps:,} steps; {how}")
+            self._display.say(self._ending(result.summary))
         return result
+
+    def _ending(self, summary: dict[str, Any]) -> str:
+        """How a run ended that did not simply end."""
+        by = "a signal"
+        if self._watcher.stop:
+            by = f"an error in log ({type(self._watcher.error).__name__})" if self._watcher.error else "log"
+        if summary["complete"]:
+            return f"the run was complete at {summary['env_steps']:,} steps"
+        how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
+        return f"stopped by {by} at {summary['env_steps']:,} steps; {how}"
 
     def _summary(self, compile_seconds: float, env_steps: int, complete: bool) -> dict[str, Any]:
         experiment = self._experiment
@@ -243,22 +286,32 @@ class Session:
         }
         if not self._last_evaluation:  # stopped before the first
             return summary | {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
-        sound = [item for item in enumerate(self._last_evaluation) if not self._diverged[item[0]]]
-        member, best = max(sound or enumerate(self._last_evaluation), key=lambda item: item[1].mean)
-        summary |= {
-            "eval_return_mean": best.mean,
-            "eval_return_std": best.std,
-            "eval_return_interval": list(best.interval),
-            "eval_episodes": best.episodes,
-        }
+        summary |= evaluation.scores(self._last_evaluation)
         if experiment.run.population > 1:
-            summary["best_member"] = member
+            summary["best_member"] = metrics.best_member(self._log.rows)
             summary["members"] = [
                 {"seed": int(seed), "eval_return_mean": e.mean, "diverged": bool(self._diverged[i])}
                 | {name: float(values[i]) for name, values in experiment.hyper.items()}
                 for i, (seed, e) in enumerate(zip(experiment.seeds, self._last_evaluation))
             ]
         return summary
+
+
+class _Watcher:
+    """The user's `log` callback, which may end the run: in good order where it returns True, and where it raises."""
+
+    def __init__(self, log: metrics.LogCallback | None):
+        self._log = log
+        self.stop = False
+        self.error: Exception | None = None
+
+    def __call__(self, env_steps: int, row: Mapping[str, Any]) -> None:
+        if self._log is None or self.error:
+            return
+        try:
+            self.stop = self._log(env_steps, row) is True or self.stop
+        except Exception as error:
+            self.stop, self.error = True, error
 
 
 def _not_finite(state: RunState) -> np.ndarray:

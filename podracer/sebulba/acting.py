@@ -47,7 +47,7 @@ class Buffer(NamedTuple):
 
     Attributes:
       t: int32 [].
-      rows: [T+1, B, ...] and [T+1, 4 or 6, B].
+      rows: [T+1, B, ...], [T+1, 4 or 6, B] and, if there are metrics, [T+1, M, B].
       actions: tree of [T, B, ...].
       extras: tree of [T, B, ...].
       memory: the agent's state now.
@@ -77,7 +77,7 @@ class Acting(NamedTuple):
     finish: Callable[[Buffer, Carry, jax.Array, jax.Array, HostStep], tuple[Trajectory, EpisodeStats, Buffer, Carry]]
 
 
-def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int) -> Acting:
+def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int, metrics: tuple[str, ...] = ()) -> Acting:
     """The acting functions.
 
     Args:
@@ -85,8 +85,14 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int) -
       example: rows of one lane, for their structure, shapes and dtypes.
       rollout_length: T.
       num_lanes: over all actor threads.
+      metrics: names of the rows' metrics.
+
+    Raises:
+      ValueError: where the rows have other metrics.
     """
     T = rollout_length
+    if len(example.metrics) != len(metrics):
+        raise ValueError(f"the environment's rows have {len(example.metrics)} metrics, its spec {len(metrics)}.")
 
     def start(lanes: jax.Array, key: jax.Array) -> Carry:
         zeros = jnp.zeros(lanes.shape)
@@ -99,7 +105,8 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int) -
     def begin(carry: Carry) -> Buffer:
         (B,) = carry.games.over.shape
         observation = jax.tree.map(lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype), example.observation)
-        row = HostStep(observation, jnp.zeros((example.scalars.shape[0], B)))
+        measured = jnp.zeros((len(metrics), B)) if metrics else ()
+        row = HostStep(observation, jnp.zeros((example.scalars.shape[0], B)), measured)
         action, extras = jax.eval_shape(lambda carry: _act_once(agent, row.timestep, carry), carry)
         many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((n, *x.shape), x.dtype), tree)  # noqa: E731
         memory = jax.tree.map(jnp.copy, carry.memory)
@@ -129,6 +136,9 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int) -
         )
         score, over = raw or (reward, last)
         games, episodes = _count(carry.games, score[1:], over[1:] > 0, first[1:] > 0, follows_first=not raw)
+        # They are sums already: an episode's are those of the row that ends it.
+        ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(metrics)}
+        episodes = episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
         carry = Carry(buffer.memory, jax.random.split(carry.keys[T], T + 1), games)
         return trajectory, episodes, begin(carry), carry
 
@@ -160,5 +170,5 @@ def _count(
         sums = EpisodeStats(jnp.sum(game_return * ended), jnp.sum(game_length * ended), jnp.sum(ended))
         return (Games(game_return, game_length, over), jax.tree.map(jnp.add, episodes, sums)), None
 
-    nothing = EpisodeStats(*(jnp.float32(0) for _ in EpisodeStats._fields))
+    nothing = EpisodeStats(jnp.float32(0), jnp.float32(0), jnp.float32(0))
     return lax.scan(row, (games, nothing), (score, over, first), unroll=topology.unroll(score.shape[0]))[0]

@@ -84,7 +84,8 @@ class Sebulba:
             self._example = environment.recv()[1]
         finally:
             environment.close()
-        self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs)
+        names = environments.spec.metrics
+        self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs, names)
         trajectory = self._shapes(layout.actors[0]).trajectory
         self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory)
         self._start = jax.jit(self.acting.start)
@@ -204,10 +205,10 @@ class Sebulba:
         there = SingleDeviceSharding(device)
         place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree)  # noqa: E731
         lanes = place(jax.ShapeDtypeStruct((B,), np.int32))
-        observation, scalars = self._example
+        numbers = lambda x: jax.ShapeDtypeStruct((x.shape[0], B), np.float32)  # noqa: E731
         row = HostStep(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), observation),
-            jax.ShapeDtypeStruct((scalars.shape[0], B), np.float32),
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), self._example.observation),
+            *jax.tree.map(numbers, self._example[1:]),
         )
         carry = place(jax.eval_shape(self.acting.start, lanes, jax.random.key(0)))
         buffer = place(jax.eval_shape(self.acting.begin, carry))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.driver import Progress, TrainingDivergedError
+from podracer.driver import Progress, TrainingDivergedError, episode_means
 from podracer.learning.learner import Experience, means
 from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
 from podracer.types import LearnerState, Metrics
@@ -220,11 +220,8 @@ class _Report:
             raise TrainingDivergedError.of(sums, self._learner.env_steps, self._updates)
         metrics = means(sums, len(fetched))
         metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
-        returns, lengths, count = (sum(float(getattr(e, name)) for e in episodes) for name in episodes[0]._fields)
+        metrics |= episode_means(jax.tree.map(lambda *x: np.asarray([sum(map(float, x))]), *episodes))
         scalars = {
-            "episode/return": returns / count if count else np.nan,
-            "episode/length": lengths / count if count else np.nan,
-            "episode/count": count,
             "sebulba/queue_depth": self._depth / len(self._rollouts),
             "sebulba/learn_share": self._learning / seconds,
             "sebulba/wait_share": self._waiting / seconds,

@@ -5,7 +5,9 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tomllib
+import types
 
 import harness
 import jax
@@ -14,7 +16,7 @@ from PIL import Image
 
 import envs_jax
 import podracer
-from podracer import cli
+from podracer import cli, environments
 from podracer.agents import R2D2Config, VTraceConfig
 from podracer.cli import results
 from podracer.run import metrics, rundir
@@ -85,7 +87,7 @@ def complaint(capsys, command):
         ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
         ("train vtrace catch more", "Unrecognized options: more"),
-        ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --population N trains N seeds"),
+        ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --seeds trains a run for each"),
         ("train vtrace catch --quiet --agent.lstm-size=4 5", "--agent.lstm-size takes one value, but got 4 5"),
         ("train vtrace catch --resume runs --quiet", "--resume takes no value, but got runs"),
         ("train vtrace catch --seed", "Missing value for argument '--seed'"),
@@ -102,8 +104,8 @@ def complaint(capsys, command):
         ("train vtrace catch --agent.hidden-sizes 8 0", "VTraceConfig.hidden_sizes=(8, 0): must be at least 1."),
         ("train vtrace catch --agent.discount 1.5", "VTraceConfig.discount=1.5: must be at most 1"),
         ("train vtrace catch --env.rows 1", "CatchOptions(rows=1): use an integer of at least 2"),
-        ("train vtrace catch --preset atari", "--preset atari: catch is not a game of Atari"),
-        ("train vtrace envpool:CartPole-v1 --preset atari", "--preset atari: envpool:CartPole-v1 is not a game of"),
+        ("train vtrace catch --preset atari", "preset='atari': catch is not a game of Atari"),
+        ("train vtrace envpool:CartPole-v1 --preset atari", "preset='atari': envpool:CartPole-v1 is not a game of"),
         ("train ppo envpool:Pong-v5 --preset atari", "ppo has no preset for Atari; known: r2d2, vtrace."),
         ("train vtrace catch --preset atary", "invalid choice 'atary' for argument '--preset'"),
         ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
@@ -151,7 +153,7 @@ def test_a_run_directory_that_is_taken(copied, capsys):
     for changes, differs in (
         ("--seed 3", "run.seed: 0 -> 3"),
         ("--agent.discount 0.5 --env.rows 12", "agent_config.discount: 0.99 -> 0.5; env_options.rows: 10 -> 12"),
-        ("--total-steps 3000 --resume", "run.total_steps: 2000 -> 3000"),
+        ("--total-steps 1000 --resume", "run.total_steps: 2000 -> 1000"),
     ):
         message = complaint(capsys, f"{TRAIN} --run-dir {copied} {changes}")
         assert message == f"{copied} holds a run of another configuration: {differs}.\n"
@@ -168,11 +170,13 @@ def test_eval_of_nonsense(trained, capsys):
 
 
 def test_plot_of_nonsense(trained, tmp_path, capsys):
-    message = complaint(capsys, f"plot {trained} --metric loss/totl")
-    assert "no rows of loss/totl in catch-run; did you mean 'loss/total'" in message
-    assert "known: episode/count, " in message
+    assert "no rows of loss/totl in vtrace on catch; did you mean 'loss/total'" in complaint(
+        capsys, f"plot {trained} --metric loss/totl"
+    )
     assert "xyz" in complaint(capsys, f"plot {trained} -o curve.xyz")
     (tmp_path / "metrics.jsonl").write_text("")
+    assert "there is no config.json" in complaint(capsys, f"plot {tmp_path}")
+    shutil.copy(trained / "config.json", tmp_path)
     assert "nothing to plot" in complaint(capsys, f"plot {tmp_path}")
 
 
@@ -206,6 +210,28 @@ def test_help(command, shown, capsys):
     assert err == ""
 
 
+@pytest.mark.parametrize("command", ["train ppo gymnasium:Pendulum-v1", "resume run", "eval run"])
+def test_an_animation_that_cannot_be_made_is_refused_before_the_work(command, copied, capsys, monkeypatch):
+    """Pendulum is drawn by pygame."""
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    description = rundir.read(copied) | {"env": "gymnasium:Pendulum-v1", "env_options": {"max_episode_steps": None}}
+    rundir.write_json(copied / "config.json", description)
+    loaded = types.SimpleNamespace(environment=environments.make("gymnasium:Pendulum-v1"), evaluate=pytest.fail)
+    monkeypatch.setattr(podracer, "load", lambda directory, **which: loaded)
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.setattr(podracer, "resume", pytest.fail)
+    message = complaint(capsys, f"{command} --gif pendulum.gif")
+    assert message.startswith("gymnasium:Pendulum-v1 cannot be rendered: pygame is not installed, run `pip install")
+    assert not pathlib.Path("pendulum.gif").exists()
+    assert not pathlib.Path("runs").exists()
+
+
+def test_an_animation_of_what_has_no_pictures_is_refused_before_the_work(capsys, monkeypatch):
+    monkeypatch.setattr(podracer, "train", pytest.fail)
+    monkeypatch.delattr(envs_jax.catch.Catch, "render")
+    assert complaint(capsys, f"{TRAIN} --gif catch.gif").startswith("catch has no render(state)")
+
+
 def test_every_setting_has_a_flag(capsys):
     for name, (config, _) in AGENTS.items():
         assert run(f"train {name} catch --help") == 0
@@ -225,8 +251,8 @@ def test_integers_may_be_written_as_people_do(monkeypatch):
 
     monkeypatch.setattr(podracer, "train", train)
     for command in (
-        "--total-steps 1e5 --num-envs 1_000 --agent.hidden-sizes 32,16 --env.rows 1.2e1",
-        "--total-steps 100000 --num-envs 1000 --agent.hidden-sizes 32 16 --env.rows 12",
+        "--total-steps 1e5 --num-envs 1_000 --agent.hidden-sizes 32,16 --env.rows 1.2e1 --hyper.discount 0.5,1e-3",
+        "--total-steps 100000 --num-envs 1000 --agent.hidden-sizes 32 16 --env.rows 12 --hyper.discount 0.5 0.001",
     ):
         assert run(f"train vtrace catch --run-dir nowhere {command}") == 2
     assert asked[0] == asked[1]
@@ -303,6 +329,20 @@ def test_runs_of_one_name_are_all_drawn(trained, tmp_path, monkeypatch):
     assert run("plot a/run b/run") == 0
     assert set(drawn) == {"a/run", "b/run"}
     assert all(len(rows) > 10 for rows in drawn.values())
+
+
+def test_runs_that_differ_in_their_seeds_share_a_line(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path / "a")
+    shutil.copytree(trained, tmp_path / "b")
+    description = rundir.read(tmp_path / "b")
+    description["run"]["seed"] = 1
+    rundir.write_json(tmp_path / "b" / "config.json", description)
+    drawn = []
+    monkeypatch.setattr(
+        results.plots, "learning_curve", lambda histories, *rest, title, **names: drawn.append((title, set(histories)))
+    )
+    assert run("plot a b") == run("plot a b --no-group") == 0
+    assert drawn == [("vtrace on catch", {"vtrace on catch"}), ("vtrace on catch", {"a", "b"})]
 
 
 def test_resume_without_a_run_dir(tmp_path, capsys, trained):
@@ -417,3 +457,46 @@ def test_main_exits_with_the_code(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
+
+
+# Going on, several seeds, sweeps and exports
+
+
+def test_resume_trains_further(copied, capsys):
+    assert run(f"resume {copied} --total-steps 2600") == 0
+    assert "total_steps grows from 2,000 to 2,600" in capsys.readouterr().err
+    assert json.loads((copied / "summary.json").read_text())["env_steps"] >= 2600
+
+
+def test_several_seeds_are_several_runs(tmp_path, capsys):
+    assert run(f"{TRAIN} --seeds 4 5 --run-dir {tmp_path / 'run'}") == 0
+    out = capsys.readouterr().out
+    finals = []
+    for seed in (4, 5):
+        summary = json.loads((tmp_path / f"run-{seed}" / "summary.json").read_text())
+        assert summary["seed"] == seed
+        finals.append(summary["eval_return_mean"])
+    mean, low, high = sum(finals) / 2, min(finals), max(finals)
+    assert f"2 seeds: mean {mean:.3f} ({low:.3f} to {high:.3f})" in out
+
+
+def test_a_sweep_in_the_shell(tmp_path, capsys):
+    directory = tmp_path / "run"
+    command = f"{TRAIN} --hyper.learning-rate 0 1e-2 --hyper.entropy-cost 0 --run-dir {directory} --quiet"
+    assert run(command) == 0
+    members = json.loads((directory / "summary.json").read_text())["members"]
+    assert [member["learning_rate"] for member in members] == pytest.approx([0.0, 0.01])
+    assert [member["entropy_cost"] for member in members] == [0.0, 0.0]
+    best = max(range(2), key=lambda member: members[member]["eval_return_mean"])
+    assert run(f"eval {directory} --episodes 4") == 0
+    assert f"vtrace on catch, member {best} of 2: return" in capsys.readouterr().out
+
+
+def test_a_run_starts_from_another_and_is_exported(trained, tmp_path, capsys):
+    assert run(f"{TRAIN} --init-from {trained} --run-dir {tmp_path / 'run'} --quiet") == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["init_from"] == str(trained)
+    assert run(f"export {tmp_path / 'run'} -o {tmp_path / 'policy'} --step best --episodes 0") == 0
+    assert "podracer.load_policy" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "policy").iterdir()}
+    assert names == {"policy.stablehlo", "spec.json", "check.npz", "MODEL_CARD.md"}
+    assert "--output" in complaint(capsys, f"export {tmp_path / 'run'}")

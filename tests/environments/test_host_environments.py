@@ -259,9 +259,11 @@ def test_spaces():
         of(gymnasium.spaces.Dict({"a": discrete(2), "b": gymnasium.spaces.Text(3)}), "x")
     act = gymnasium_spaces.action_space
     assert act(gymnasium.spaces.MultiDiscrete([2, 3]), "x") == spaces.MultiDiscrete((2, 3))
-    lowest = np.array([0, -1], np.float32)
-    for wrong in (box(-np.inf, np.inf, (2,)), box(lowest, np.ones(2, np.float32)), box(0, 1e308, (3,), np.float64)):
-        with pytest.raises(ValueError, match="x takes actions in Box.*same finite bounds"):
+    lowest, highest = np.array([0, -1], np.float32), np.array([1, np.inf], np.float32)
+    assert act(box(lowest, np.ones(2, np.float32)), "x") == spaces.Box((0.0, -1.0), 1.0, (2,))
+    assert act(box(-2.0, 2.0, (3,), np.float64), "x") == spaces.Box(-2.0, 2.0, (3,))
+    for wrong in (box(-np.inf, np.inf, (2,)), box(lowest, highest), box(0, 1e308, (3,), np.float64)):
+        with pytest.raises(ValueError, match="x takes actions in Box.*finite bounds"):
             act(wrong, "x")
     with pytest.raises(ValueError, match=r"x takes actions in Discrete\(3, start=1\)"):
         act(discrete(3, start=1), "x")

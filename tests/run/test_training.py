@@ -25,7 +25,7 @@ from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, rundir, session
-from podracer.types import EnvSpec, TimeStep, Transition
+from podracer.types import EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -170,19 +170,31 @@ def test_checkpoints_come_when_they_should(finished):
 
 def test_tensorboard(finished):
     from tensorboardX.proto import event_pb2
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     (file,) = (finished[0].run_dir / "tensorboard").iterdir()
-    data, values = file.read_bytes(), {}
+    data, values, others = file.read_bytes(), {}, {}
     while data:  # length, checksum of it, event, checksum of it
         size = int.from_bytes(data[:8], "little")
         event = event_pb2.Event.FromString(data[12 : 12 + size])
         for value in event.summary.value:
-            values[value.tag, event.step] = value.simple_value
+            if value.WhichOneof("value") == "simple_value":
+                values[value.tag, event.step] = value.simple_value
+            else:
+                others[value.tag] = value
         data = data[16 + size :]
     expected = {
         (name, row["env_steps"]): value for row in finished[0].history for name, value in row.items() if "/" in name
     }
     assert values == pytest.approx(expected, rel=1e-6)
+    (table,) = others["configuration/text_summary"].tensor.string_val
+    assert {"|agent|vtrace|", "|run.seed|0|", "|agent_config.hidden_sizes|[8]|"} <= set(table.decode().splitlines())
+    data = others["_hparams_/session_start_info"].metadata.plugin_data
+    assert data.plugin_name == "hparams"
+    settings = HParamsPluginData.FromString(data.content).session_start_info.hparams
+    assert settings["agent_config.discount"].number_value == 0.99
+    assert settings["env"].string_value == "catch"
+    assert settings["run.checkpoint_replay"].bool_value is True
 
 
 def test_curve(finished, tmp_path):
@@ -199,14 +211,16 @@ def test_nothing_is_written_without_a_run_dir(finished, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert result.run_dir is None
     assert result.summary["complete"]
-    assert result.plot() == pathlib.Path("curve.png")
+    result.plot()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_another_seed_talks_on_stderr_only(finished, tmp_path, capsys):
+def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_path, capsys):
     result = train(tmp_path / "run", seed=1, progress=True)
     out, err = capsys.readouterr()
     assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (result, finished[0])))
-    assert out == ""
+    assert out == f"{result}\n"
+    assert out.startswith("vtrace on catch: return ")
     assert err.splitlines()[0] == "8 environments in 1 shard(s) on 1 cpu device(s)"
     assert "2,016 steps   evaluation return" in err
 
@@ -295,7 +309,7 @@ def test_policy_takes_what_people_have(finished):
     board = np.zeros((10, 5))
     board[0, 1] = board[9, 2] = 1.0
     action = finished[0].policy(board)
-    assert action.shape == ()
+    assert type(action) is int, "FrozenLake's dict of transitions has no arrays as keys"
     assert action == finished[0].policy(board.astype(np.float32)) == finished[0].policy(board.tolist())
     with pytest.raises(ValueError, match=r"float64 \(50,\); the environment shows Box"):
         finished[0].policy(board.ravel())
@@ -305,6 +319,8 @@ def test_policy_takes_what_people_have(finished):
 
 def test_animation(finished, tmp_path):
     path = finished[0].animate(tmp_path / "new" / "catch.gif", seed=2)
+    assert finished[0].animate(seed=2) == finished[0].run_dir / "policy.gif"
+    assert (finished[0].run_dir / "policy.gif").read_bytes() == path.read_bytes()
     with Image.open(path) as gif:
         assert gif.n_frames == 10, "one for every state of an episode of nine steps"
         assert gif.info["loop"] == 0
@@ -378,7 +394,8 @@ def test_a_population_reports_every_member(population):
     assert [member["seed"] for member in summary["members"]] == [7, 8, 9]
     assert [member["learning_rate"] for member in summary["members"]] == pytest.approx(rates)
     means = [member["eval_return_mean"] for member in summary["members"]]
-    assert summary["eval_return_mean"] == max(means) == means[summary["best_member"]]
+    assert summary["eval_return_mean"] == pytest.approx(np.mean(means))
+    assert means[summary["best_member"]] == max(means)
     for member in range(3):
         rows = [row for row in rows_of(result.run_dir) if row["member"] == member]
         assert [row["updates"] for row in rows if "loss/total" in row][-1] == summary["updates"]
@@ -550,15 +567,11 @@ def test_a_namesake_is_not_taken_for_the_original(tmp_path):
 
 def test_a_recurrent_policy_needs_its_memory():
     result = untrained("vtrace", "catch", config=AGENT | {"lstm_size": 4})
-    with pytest.raises(ValueError, match=r"agent\.start and agent\.act"):
+    with pytest.raises(ValueError, match=r"use actor = result\.actor\(\)"):
         result.policy(np.zeros((10, 5), np.float32))
-    env, agent, params = result.environment, result.agent, result.actor_params()
-    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
-    state = env.reset(jax.random.key(0))
-    row = TimeStep(env.observe(state)[None], jnp.zeros(1), jnp.ones(1), jnp.ones(1, bool), jnp.zeros(1, bool))
-    action, _, memory = agent.act(params, memory, row, jax.random.key(0), True)
-    assert action.shape == (1,)
-    assert jax.tree.leaves(memory)[0].shape == (1, 4)
+    actor = result.actor()
+    assert actor(np.zeros((10, 5))) == 0, "all weights are 0"
+    assert [memory.shape for memory in actor.policy.start(1)] == [(1, 4), (1, 4), (1,)]
 
 
 # Bad input: nothing is compiled, nothing is written
@@ -884,7 +897,8 @@ def test_a_callback_that_fails_is_heard(tmp_path):
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         train(tmp_path / "run", log=log)
-    assert steps_of(tmp_path / "run") == [504]
+    assert steps_of(tmp_path / "run")[0] == 504
+    assert 600 < steps_of(tmp_path / "run")[-1] < 1000, "where it stopped"
 
 
 def play(env, episodes, **limit):

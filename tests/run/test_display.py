@@ -1,0 +1,83 @@
+"""What shows a run: a bar in a notebook and on a terminal, lines elsewhere."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from podracer.run import metrics
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """A notebook's cell: its outputs, which updates replace by their id, as its browser shows them."""
+    ipython = pytest.importorskip("IPython.display")
+    outputs = []
+
+    class Handle:
+        def __init__(self, data, **options):
+            assert options == {"raw": True, "display_id": True}
+            outputs.append([data])
+
+        def update(self, data, raw):
+            outputs[-1].append(data)
+
+    monkeypatch.setattr(ipython, "display", Handle)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    return outputs
+
+
+def progress_of(data):
+    return float(re.search(r'<progress value="([\d.]+)" max="1"', data["text/html"])[1])
+
+
+def test_a_bar_in_a_notebook_ends_at_the_end(cell, capsys):
+    display = metrics.Display(2000, "vtrace <mine>", True)
+    display.say("compiling ...")
+    for steps in (500, 1000, 2016):
+        display.update(steps, 12_345.6, 0.5, " lag 1.0")
+    display.detail("for those who have no bar")
+    display.close()
+    ((first, *updates),) = cell
+    assert len(updates) <= 2, "a message to the browser for every update slows a run down"
+    assert (progress_of(first), progress_of(updates[-1])) == (0, 1)
+    assert updates[-1]["text/plain"] == "vtrace <mine> 100%, 12,346 steps/s, return 0.50 lag 1.0"
+    assert "vtrace &lt;mine&gt; 100%" in updates[-1]["text/html"]
+    assert capsys.readouterr() == ("compiling ...\n", ""), "a notebook paints stderr red"
+
+
+def test_a_bar_in_a_notebook_moves(cell, monkeypatch):
+    monkeypatch.setattr(metrics._NotebookBar, "SECONDS", -1)
+    display = metrics.Display(2000, "vtrace catch", True, env_steps=500)
+    display.update(1990, 1.0, float("nan"))
+    assert [progress_of(data) for data in cell[0]] == [0.25, 0.995]
+    assert cell[0][-1]["text/plain"] == "vtrace catch 99%, 1 steps/s, return …"
+
+
+def test_a_finished_run_is_at_the_end(cell):
+    metrics.Display(2000, "vtrace catch", True, env_steps=2016).close()
+    assert [progress_of(data) for data in cell[0]] == [1, 1]
+
+
+def test_a_bar_on_a_terminal():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, force_jupyter=False, width=120)
+    bar = metrics._TerminalBar(console, 2000, "vtrace catch", 500)
+    bar.update(2000, "12 steps/s", "return 0.50")
+    bar.say("a line")
+    bar.close()
+    text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", file.getvalue())
+    assert " 25%" in text
+    assert " 100% 12 steps/s return 0.50" in text
+    assert "a line" in text
+
+
+def test_lines_where_there_is_neither(capsys):
+    for enabled in (True, False):
+        display = metrics.Display(2000, "vtrace catch", enabled)
+        display.update(500, 1.0, 0.5)
+        display.detail("half")
+        display.say("all")
+        display.close()
+    assert capsys.readouterr() == ("", "half\nall\n")

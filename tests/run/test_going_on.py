@@ -1,0 +1,180 @@
+"""Going on: longer runs, other runs' weights, ends that `log` decides, the best checkpoint, and members that do not flatter."""
+
+import json
+import pathlib
+import shutil
+
+import harness
+import jax
+import numpy as np
+import pytest
+
+import podracer
+from podracer.run import checkpoint, metrics
+
+AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
+RUN = {
+    "num_envs": 8,
+    "eval_every": 500,
+    "eval_episodes": 16,
+    "checkpoint_every": 500,
+    "progress": False,
+    "config": AGENT,
+}
+
+
+def train(run_dir, total_steps=1000, **changes):
+    return podracer.train("vtrace", "catch", run_dir=run_dir, total_steps=total_steps, **(RUN | changes))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return pathlib.Path(shutil.copytree(finished.run_dir, tmp_path / "run"))
+
+
+def parameters(result):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(result.learner.params))])
+
+
+def test_a_finished_run_trains_further(copied, capsys):
+    longer = podracer.resume(copied, total_steps=2000)
+    assert "total_steps grows from 1,000 to 2,000" in capsys.readouterr().err
+    assert longer.summary["complete"]
+    assert longer.summary["env_steps"] >= 2000
+    steps = [row["env_steps"] for row in longer.history if "loss/total" in row]
+    assert steps == sorted(steps)
+    assert steps[0] < 500 < 2000 <= steps[-1]
+    # What decays jumps to where it is along the new length: half of it is left.
+    rates = {row["env_steps"]: row["grad/learning_rate"] for row in longer.history if "loss/total" in row}
+    assert rates[1008] < 0.1 * rates[72]
+    assert rates[1080] == pytest.approx(0.5 * rates[72], rel=0.02)
+    stored = json.loads((copied / "config.json").read_text())
+    assert (stored["run"]["total_steps"], stored["extended"]) == (2000, [1000])
+    assert train(copied, 2000, resume=True).summary["env_steps"] == longer.summary["env_steps"]
+    with pytest.raises(ValueError, match=r"another configuration: run.total_steps: 2000 -> 1000"):
+        train(copied, 1000, resume=True)
+    with pytest.raises(ValueError, match=r"run.total_steps: 2000 -> 3000"):
+        train(copied, 3000)
+
+
+def test_a_run_begins_with_anothers_weights(finished, tmp_path):
+    for source in (finished, str(finished.run_dir)):
+        begun = []
+        directory = tmp_path / ("result" if source is finished else "directory")
+        fresh = train(directory, init_from=source, log=lambda steps, row, begun=begun: begun.append(row) or True)
+        assert not fresh.summary["complete"]
+        first = podracer.load(directory, step=0)
+        np.testing.assert_array_equal(parameters(first), parameters(finished))
+        assert int(first.learner.num_updates[0]) == 0
+        assert json.loads((directory / "config.json").read_text())["init_from"] == str(finished.run_dir)
+    # Nothing of the other run is needed to go on.
+    resumed = podracer.resume(tmp_path / "result", progress=False)
+    assert resumed.summary["complete"]
+    with pytest.raises(ValueError, match=r"init_from: .* params.policy.kernel is \[8, 3\] there and \[4, 3\] here"):
+        train(tmp_path / "other", init_from=finished, config=AGENT | {"hidden_sizes": (4,)})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_killed_start_begins_with_them_again(finished, tmp_path):
+    """Killed before its first checkpoint, a run has nothing but its description."""
+    train(tmp_path / "run", init_from=finished, log=lambda *_: True)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(tmp_path / "run" / "best", ignore_errors=True)
+    podracer.resume(tmp_path / "run", progress=False, log=lambda *_: True)
+    np.testing.assert_array_equal(parameters(podracer.load(tmp_path / "run", step=0)), parameters(finished))
+
+
+def test_log_ends_a_run_in_good_order(tmp_path, capsys):
+    result = train(tmp_path / "run", log=lambda steps, row: steps > 400, progress=True)
+    assert "stopped by log at" in capsys.readouterr().err
+    assert not result.summary["complete"]
+    assert 400 < result.summary["env_steps"] < 1000
+    assert podracer.resume(tmp_path / "run", progress=False).summary["complete"]
+
+
+def test_a_failing_log_loses_nothing(tmp_path):
+    calls = []
+
+    def log(steps, row):
+        calls.append(steps)
+        if steps > 400:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        train(tmp_path / "run", log=log)
+    assert calls[-1] > 400 >= calls[-2]
+    (note,) = raised.value.__notes__
+    assert note.startswith("podracer: stopped by an error in log (KeyError) at ")
+    assert note.endswith(f" steps; continue with podracer resume {tmp_path / 'run'}")
+    assert raised.traceback[-1].name == "log"
+    resumed = podracer.resume(tmp_path / "run", progress=False)
+    assert resumed.summary["complete"]
+    whole = train(tmp_path / "whole")
+    np.testing.assert_array_equal(parameters(resumed), parameters(whole))
+
+
+def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
+    """Evaluations of these steps are told to be 0.1, 0.9, 0.3 and 0.5."""
+    told = iter([0.1, 0.9, 0.3, 0.5])
+
+    def evaluated(self, params, seeds):
+        return [podracer.Evaluation(np.float32([next(told)]), np.float32([1.0]), 0)]
+
+    monkeypatch.setattr(podracer.run.evaluation.Evaluator, "__call__", evaluated)
+    run = train(tmp_path / "run", 2000)
+    returns = {row["env_steps"]: row["eval/return_mean"] for row in run.history if "eval/return_mean" in row}
+    assert list(returns.values()) == pytest.approx([0.1, 0.9, 0.3, 0.5])
+    (best,) = [step for step, value in returns.items() if value == pytest.approx(0.9)]
+    assert [path.name for path in (run.run_dir / "best").iterdir() if path.name.isdigit()] == [str(best)]
+    loaded = podracer.load(run.run_dir, step="best")
+    np.testing.assert_array_equal(parameters(loaded), parameters(podracer.load(run.run_dir, step=best)))
+    assert (parameters(loaded) != parameters(run)).any()
+    assert max(row["env_steps"] for row in loaded.history) == best
+    with pytest.raises(podracer.CheckpointError, match=rf"no checkpoint 17 in .*; there are .*{best}"):
+        podracer.load(run.run_dir, step=17)
+
+
+def test_the_best_of_a_part_that_is_done_again_is_not_kept(finished, tmp_path):
+    (step,) = checkpoint.Checkpoints(finished.run_dir, name=checkpoint.BEST, read_only=True).steps()
+    for at, there in ((step, [step]), (step - 1, [])):
+        directory = pathlib.Path(shutil.copytree(finished.run_dir, tmp_path / str(at)))
+        best = checkpoint.Best(directory, [0.5], at)
+        assert best._checkpoints.steps() == there
+        best.close()
+
+
+def test_one_default_member_everywhere(tmp_path):
+    run = train(tmp_path / "run", hyper={"learning_rate": [0.0, 0.01, 0.02], "entropy_cost": 0.0})
+    assert run.population == 3, "as many as there are learning rates"
+    means = [member["eval_return_mean"] for member in run.summary["members"]]
+    assert run.summary["eval_return_mean"] == pytest.approx(np.mean(means))
+    assert run.summary["eval_return_std"] == pytest.approx(np.std(means, ddof=1))
+    assert run.summary["eval_return_range"] == [min(means), max(means)]
+    assert run.best_member == run.summary["best_member"] == int(np.argmax(means))
+    best = run.best_member
+    again = podracer.load(run.run_dir)
+    assert again.best_member == best
+    board = np.zeros((10, 5), np.float32)
+    board[0, 1] = board[9, 4] = 1.0
+    assert again.evaluate(16, seed=best).mean == means[best]
+    assert again.policy(board) == again.policy(board, member=best) == again.actor()(board)
+    jax.tree.map(np.testing.assert_array_equal, again.actor_params(), again.actor_params(best))
+
+
+def test_what_has_diverged_is_never_the_best():
+    row = lambda updates, member, mean: {  # noqa: E731
+        "updates": updates, "member": member, **({} if mean is None else {"eval/return_mean": mean})
+    }  # fmt: skip
+    assert metrics.best_member([]) == 0
+    assert metrics.best_member([row(1, 0, 5.0), row(1, 1, 9.0), row(2, 0, 3.0), row(2, 1, None), row(2, 2, 4.0)]) == 2
