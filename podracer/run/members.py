@@ -39,7 +39,8 @@ def of(description: Mapping[str, Any], history: Sequence[metrics.Row], name: str
     for row in history:
         rows.setdefault(row.get("member", 0), []).append(row)
     ignored = (*PLACEMENT, *rundir.FREE_TO_CHANGE)
-    common = {"own": description["own"]} | {f"run.{key}": run[key] for key in run if key not in ignored}
+    common = {key: description[key] for key in ("own", "init_from") if key in description}
+    common |= {f"run.{key}": run[key] for key in run if key not in ignored}
     common |= {f"env_options.{key}": value for key, value in description["env_options"].items()}
     members = []
     for i in range(run["population"]):
@@ -86,7 +87,8 @@ def table(members: Sequence[Member], tunables: Sequence[str]) -> list[dict[str, 
         for row in member.rows:
             at = row["updates"], i
             before = found.get(at, {})
-            steps = before.get("env_steps") if "eval/return_mean" in row else None
+            trained = any("/" in name and not name.startswith("eval/") for name in row)
+            steps = None if trained else before.get("env_steps")
             head = {"updates": row["updates"], "member": i, "seed": member.seed, "env_steps": steps or row["env_steps"]}
             found[at] = head | numbers | before | row | head
     return [found[at] for at in sorted(found)]

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tomllib
 import types
@@ -217,7 +218,7 @@ def test_an_animation_that_cannot_be_made_is_refused_before_the_work(command, co
     description = rundir.read(copied) | {"env": "gymnasium:Pendulum-v1", "env_options": {"max_episode_steps": None}}
     rundir.write_json(copied / "config.json", description)
     loaded = types.SimpleNamespace(environment=environments.make("gymnasium:Pendulum-v1"), evaluate=pytest.fail)
-    monkeypatch.setattr(podracer, "load", lambda directory, **which: loaded)
+    monkeypatch.setattr(podracer, "load", lambda directory, step: loaded)
     monkeypatch.setattr(podracer, "train", pytest.fail)
     monkeypatch.setattr(podracer, "resume", pytest.fail)
     message = complaint(capsys, f"{command} --gif pendulum.gif")
@@ -424,6 +425,30 @@ def test_a_disk_that_is_full(copied, monkeypatch, capsys):
     monkeypatch.setattr(metrics.Log, "write", write)
     assert run(f"resume {copied} --quiet") == 0
     assert (copied / "checkpoints" / "2016").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_was_stopped_is_not_one_that_is_complete(number, tmp_path, monkeypatch, capsys):
+    write = metrics.Log.write
+
+    def stop(self, row):
+        write(self, row)
+        os.kill(os.getpid(), number)
+        monkeypatch.setattr(metrics.Log, "write", write)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
+    monkeypatch.setattr(metrics.Log, "write", stop)
+    try:
+        assert run(f"{TRAIN} --quiet --run-dir {tmp_path / 'run'}") == 128 + number
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert run(f"resume {tmp_path / 'run'} --quiet") == 0
+    capsys.readouterr()
+    assert run(f"resume {tmp_path / 'run'}") == 0
+    out, err = capsys.readouterr()
+    assert err == "complete at 2,016 steps\n"
+    assert out.startswith("vtrace on catch: ")
 
 
 def test_an_interrupted_run(monkeypatch, capsys):

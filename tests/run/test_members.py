@@ -11,13 +11,14 @@ CONFIG = {"learning_rate": 1e-3, "discount": 0.99, "hidden_sizes": [8]}
 RUN = {"total_steps": 100, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "eval_every": 10}
 
 
-def description(agent="vtrace", env="catch", hyper=None, config=None, options=None, own=(), **run):
+def description(agent="vtrace", env="catch", hyper=None, config=None, options=None, own=(), init_from=None, **run):
     parts = {
         "agent": agent,
         "env": env,
         "agent_config": CONFIG | (config or {}),
         "env_options": options or {"rows": 10},
     }
+    parts |= {"init_from": init_from} if init_from else {}
     return copy.deepcopy(parts | {"own": list(own), "hyper": hyper or {}, "run": RUN | run})
 
 
@@ -68,6 +69,7 @@ def test_settings_that_look_alike_keep_their_lines():
         ({"config": {"hidden_sizes": [64, 64]}}, "hidden_sizes=[64, 64]"),
         ({"options": {"rows": 12}}, "rows=12"),
         ({"num_envs": 16}, "num_envs=16"),
+        ({"init_from": "runs/other"}, "init_from=runs/other"),
         ({"own": ["network"]}, "own=['network']"),
         ({"agent": "ppo", "config": {"clip_epsilon": 0.2}}, "ppo on catch"),
         ({"env": "cartpole", "options": {"size": 3}}, "vtrace on cartpole"),

@@ -61,13 +61,16 @@ def test_the_notebook_shows_what_it_did():
 def test_the_notebook_runs(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
     for strict in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(strict)  # as a user has it
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    resources = {"metadata": {"path": str(tmp_path)}}
+    (tmp_path / "here").mkdir()
+    resources = {"metadata": {"path": str(tmp_path / "here")}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     check(notebook)
-    assert list(tmp_path.iterdir()) == [], "nothing is written without a run_dir"
+    assert list((tmp_path / "here").iterdir()) == [], "nothing is written without a run_dir"

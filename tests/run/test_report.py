@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_a_populations_sentence_is_about_all_its_members():
     members = [member(0, -0.5, 1e-3), member(1, 9.0, 1e-2, diverged=True), member(2, 0.5, 1e-4)]
     result = result_of(rows(3), SUMMARY | {"members": members}, population=3)
     expected = (
-        "3 members, 1 diverged: mean 0.000 (-0.500 to 0.500); best: member 2 (seed 2, learning_rate=0.0001), 0.500"
+        "3 members, 1 diverged: mean 3.000 (-0.500 to 9.000); best: member 2 (seed 2, learning_rate=0.0001), 0.500"
     )
     assert expected in str(result)
     assert "best: member 1" in str(result_of((), SUMMARY | {"members": [member(i, i, 1, True) for i in (0, 1)]}))
@@ -77,12 +78,13 @@ def test_a_history_as_a_data_frame():
     np.testing.assert_array_equal(returns, [[1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
     assert frame["eval/return_mean"].notna().sum() == 8
     assert list(frame.groupby("learning_rate")["seed"].unique().map(list)) == [[7, 8], [5, 6]]
+    assert frame["env_steps"].nunique() == 12
     assert set(frame["env_steps"]) == {10 * update + i for update in (1, 2, 3) for i in range(4)}, "those of training"
     single = result_of(
-        [{"env_steps": 8, "updates": 0, "replay/size": 1}, *rows(), {"env_steps": 9, "updates": 0}]
+        [{"env_steps": 8, "updates": 0, "replay/size": 1}, *rows(), {"env_steps": 9, "updates": 0, "replay/size": 2}]
     ).frame()
     assert list(single["updates"]) == [0, 1, 2, 3]
-    assert list(single.iloc[0][["env_steps", "replay/size", "member", "seed"]]) == [9, 1, 0, 0]
+    assert list(single.iloc[0][["env_steps", "replay/size", "member", "seed"]]) == [9, 2, 0, 0]
     assert result_of().frame().empty
 
 
@@ -141,10 +143,12 @@ def test_pictures_show_themselves(tmp_path):
     assert gif._repr_html_() is None
 
 
-def test_where_pictures_go(tmp_path):
+def test_where_pictures_go(tmp_path, monkeypatch):
     run_dir = tmp_path / "run"
     assert result_of(rows(), run_dir=run_dir).plot() == run_dir / "curve.png"
     assert plots.default_path(run_dir, "policy.gif") == run_dir / "policy.gif"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
     here = set(tmp_path.iterdir())
     paths = [result_of(rows()).plot() for _ in range(2)]
     assert all(path.name == "curve.png" and path.is_file() for path in paths)

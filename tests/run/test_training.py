@@ -24,7 +24,7 @@ import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
 from podracer.result import Result
-from podracer.run import checkpoint, evaluation, experiment, metrics, rundir, session
+from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
 from podracer.types import EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -205,14 +205,15 @@ def test_curve(finished, tmp_path):
     assert finished[0].plot(tmp_path / "a" / "b.svg").read_text().startswith("<?xml")
 
 
-def test_nothing_is_written_without_a_run_dir(finished, tmp_path):
+def test_nothing_is_written_without_a_run_dir(finished, tmp_path, monkeypatch):
     result = train(None)
     assert_same(result.learner, finished[0].learner)
     assert list(tmp_path.iterdir()) == []
     assert result.run_dir is None
     assert result.summary["complete"]
-    result.plot()
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(plots, "default_path", lambda run_dir, name: tmp_path / "temporary" / str(run_dir) / name)
+    assert result.plot() == tmp_path / "temporary" / "None" / "curve.png"
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
 
 
 def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_path, capsys):
