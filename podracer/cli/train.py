@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import pathlib
 import re
+import signal
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -60,9 +61,9 @@ def train(argv: list[str]) -> int:
             progress=not arguments.quiet,
             **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)} | {"seed": seed},
         )
-        _conclude(result, arguments.gif, arguments.quiet)
-        if not result.summary["complete"]:
-            return 0
+        code = _conclude(result, arguments.gif, arguments.quiet)
+        if code:
+            return code
         finals.append(result.summary["eval_return_mean"])
     if len(finals) > 1 and not arguments.quiet:
         print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
@@ -97,14 +98,15 @@ def resume(argv: list[str]) -> int:
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """What follows training."""
-    if result.summary["complete"]:
+    """What follows training; returns the exit code, which for a run that a signal stopped is a shell's."""
+    if not result.summary["complete"]:
+        return 128 + signal.Signals[result.summary["stopped_by"]]
+    if gif:
+        result.animate(gif)
+    if not quiet:
+        print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
         if gif:
-            result.animate(gif)
-        if not quiet:
-            print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
-            if gif:
-                print(f"animation: {gif}")
+            print(f"animation: {gif}")
     return 0
 
 
