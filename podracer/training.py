@@ -33,6 +33,7 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
+    check: bool = True,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     **run_settings: Any,
@@ -51,6 +52,8 @@ def train(
       env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`.
+      check: whether a pure-JAX environment of one's own is played at random for a second before
+        (`envs_jax.testing.check_environment` checks more).
       log: called as `log(env_steps, row)` for every row of metrics.
       progress: whether to show a progress bar, or lines where there is no terminal.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
@@ -69,13 +72,31 @@ def train(
             raise ValueError("resume=True needs the run_dir of the run to continue.")
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
+    _use_compilation_cache()
+    if check and not resume and not isinstance(environment, str):
+        _check(experiment.environment)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
     experiment.driver.check()
     if directory is not None:
         rundir.prepare(directory, experiment.description, resume)
-    _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
         return Session(experiment, directory, resume, log, progress, stop).run()
+
+
+def _check(environment: Environment | HostEnvironments) -> None:
+    """Plays an environment of one's own for a second.
+
+    Raises:
+      ValueError: where it breaks its contract.
+    """
+    from envs_jax import testing  # which imports podracer
+
+    if isinstance(environment, HostEnvironments):
+        return
+    try:
+        testing.check_briefly(environment)
+    except testing.ConformanceError as error:
+        raise ValueError(f"{str(error).rstrip('.')}; check=False trains all the same.") from None
 
 
 def resume(
