@@ -24,7 +24,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer resume RUN_DIR [options]       continue a run that was stopped
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
-  podracer envs | agents                  what there is
+  podracer envs [PATTERN] | agents        what there is
   podracer bench anakin|sebulba|replay    measure speed
   podracer --version"""
 
