@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
     made: Any = thing
     # A protocol's methods are also those of the class itself.
     if isinstance(thing, type) or (callable(thing) and not isinstance(thing, Environment | HostEnvironments)):
-        made = thing()
+        made = _called(thing)
     if gymnasium := sys.modules.get("gymnasium"):  # without it, nothing is of its kind
         if isinstance(made, gymnasium.Env):
             module = _module("gymnasium")
@@ -91,6 +92,16 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
     if not ours and not isinstance(made, HostEnvironments):
         raise TypeError(f"{_describe(thing)} is no environment; give {ACCEPTED}.")
     return made
+
+
+def _called(thing: Any) -> Any:
+    with contextlib.suppress(ValueError):  # of some built-in functions that have no signature
+        try:
+            inspect.signature(thing).bind()
+        except TypeError as error:
+            name = getattr(thing, "__qualname__", "the function")
+            raise TypeError(f"{name} takes arguments ({error}); give a function without, that calls it.") from None
+    return thing()
 
 
 def _describe(thing: Any) -> str:

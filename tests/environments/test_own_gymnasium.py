@@ -100,6 +100,10 @@ def test_what_is_not_accepted():
     batch = gymnasium.vector.SyncVectorEnv([Reach])
     with pytest.raises(TypeError, match="SyncVectorEnv is a batch of environments already; give the class of one"):
         environments.adopt(batch)
+    with pytest.raises(
+        TypeError, match=r"<lambda> takes arguments \(missing .*'size'\); give a function without, that calls it"
+    ):
+        environments.adopt(lambda size: Reach(size))
     for thing, name in ((3, "a int"), (dict, r"dict\(\)"), (lambda: None, r".*<lambda>\(\)")):
         with pytest.raises(TypeError, match=rf"{name} is no environment; give a name .*, a gymnasium\.Env, or a class"):
             environments.adopt(thing)
