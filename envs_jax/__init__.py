@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["make", "names", "options"]
 
-# Name, which is also the module's, to class; the options are the class called <class>Options beside it.
+# Name, which is also the module's, to class; the options, if there are any, are the class <class>Options beside it.
 _CLASSES = {
     "cartpole": "CartPole",
     "catch": "Catch",
@@ -31,6 +31,11 @@ _CLASSES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Of environments that have none."""
+
+
 def names() -> tuple[str, ...]:
     """The names that `make` knows, in alphabetical order."""
     return tuple(_CLASSES)
@@ -42,7 +47,7 @@ def options(name: str) -> type:
     Raises:
       ValueError: for an unknown name.
     """
-    return getattr(_module(name), f"{_CLASSES[name]}Options")
+    return getattr(_module(name), f"{_CLASSES[name]}Options", NoOptions)
 
 
 def make(name: str, **options: Any) -> Environment:
@@ -55,13 +60,12 @@ def make(name: str, **options: Any) -> Environment:
     Raises:
       ValueError: for an unknown name, an unknown option, or a value that the options refuse.
     """
-    module = _module(name)
-    options_class = getattr(module, f"{_CLASSES[name]}Options")
+    environment, options_class = getattr(_module(name), _CLASSES[name]), globals()["options"](name)
     known = [field.name for field in dataclasses.fields(options_class)]
     for option in options:
         if option not in known:
             raise ValueError(f"environment {name!r} has no option {option!r}; {_suggest(option, known)}")
-    return getattr(module, _CLASSES[name])(options_class(**options))
+    return environment() if options_class is NoOptions else environment(options_class(**options))
 
 
 def _module(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Any environment of this package as a `gymnasium.Env`, for code that expects one (`pip install podracer[gym]`)."""
+"""Any environment of this package as a `gymnasium.Env`, for code that expects one (`pip install gymnasium`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podracer.types import Environment
 try:
     import gymnasium
 except ImportError as error:
-    raise ImportError("envs_jax.gym needs gymnasium: pip install podracer[gym]") from error
+    raise ImportError("envs_jax.gym needs gymnasium: pip install gymnasium") from error
 
 
 class GymnasiumEnv(gymnasium.Env):

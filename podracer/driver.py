@@ -46,12 +46,16 @@ class TrainingDivergedError(RuntimeError):
     """The loss, a gradient or another metric stopped being a finite number."""
 
     @classmethod
-    def of(cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int) -> TrainingDivergedError:
-        """The error for metrics that are not finite."""
+    def of(
+        cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int, culprit: str = ""
+    ) -> TrainingDivergedError:
+        """The error for metrics that are not finite; `culprit` says what of the environment was not before them."""
         broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
+        what = f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates)"
+        if culprit:
+            return cls(f"{culprit}, and so {what}; mend the environment, for no setting helps against that.")
         return cls(
-            f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates); "
-            "lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
+            f"{what}; lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
         )
 
 

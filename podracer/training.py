@@ -36,6 +36,7 @@ def train(
     hyper: Mapping[str, Any] | None = None,
     preset: Literal["atari", "classic"] | None = None,
     init_from: Result | str | pathlib.Path | None = None,
+    check: bool = True,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     **run_settings: Any,
@@ -59,6 +60,8 @@ def train(
       preset: settings to begin with (see `podracer.run.presets`); all others that are given here go before them.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
         member) this one begins with; the optimiser begins anew.
+      check: whether a pure-JAX environment of one's own is played at random for a second before
+        (`envs_jax.testing.check_environment` checks more).
       log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
         it returns True, and where it raises, before the exception goes on.
       progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
@@ -85,6 +88,9 @@ def train(
             raise ValueError("resume=True needs the run_dir of the run to continue.")
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
+    _use_compilation_cache()
+    if check and not resume and not isinstance(environment, str):
+        _check(experiment.environment)
     # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
     experiment.driver.check()
     source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
@@ -92,12 +98,27 @@ def train(
         transferred(source, experiment.driver.like().learner)
         experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
     notes = rundir.prepare(directory, experiment.description, resume) if directory is not None else []
-    _use_compilation_cache()
     with memory_explained(), StopSignal() as stop:
         result = Session(experiment, directory, resume, log, progress, stop, source, notes).run()
     if progress and result.summary["complete"]:
         print(result)
     return result
+
+
+def _check(environment: Environment | HostEnvironments) -> None:
+    """Plays an environment of one's own for a second.
+
+    Raises:
+      ValueError: where it breaks its contract.
+    """
+    from envs_jax import testing  # which imports podracer
+
+    if isinstance(environment, HostEnvironments):
+        return
+    try:
+        testing.check_briefly(environment)
+    except testing.ConformanceError as error:
+        raise ValueError(f"{str(error).rstrip('.')}; check=False trains all the same.") from None
 
 
 def resume(

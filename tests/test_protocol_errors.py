@@ -1,6 +1,7 @@
 """A custom environment that breaks the protocol: one line says what and where, before anything is compiled."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -185,6 +186,30 @@ def test_train_says_what_and_where(name, tmp_path, monkeypatch):
         testing.validate_protocol(environment)
     with pytest.raises(testing.ConformanceError, match=message):
         testing.check_environment(environment)
+
+
+def test_train_plays_what_is_ones_own(monkeypatch):
+    """Unless it has a name, or one says not to."""
+
+    class CompiledError(Exception):
+        pass
+
+    def compile_step(*args):
+        raise CompiledError
+
+    monkeypatch.setattr(runner, "compile_step", compile_step)
+    endless = Mine(transition=lambda s: Transition(jnp.float32(1), jnp.float32(1), jnp.asarray(False)))
+    train = functools.partial(podracer.train, "vtrace", total_steps=100, num_envs=8, progress=False)
+    message = (
+        r"^envs_jax conformance: Mine\.step returned last False .*max_episode_steps = 3\); check=False trains all the"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(endless)
+    with pytest.raises(CompiledError):
+        train(endless, check=False)
+    monkeypatch.setattr(testing, "check_briefly", lambda environment: pytest.fail("it has a name"))
+    with pytest.raises(CompiledError):
+        train("catch")
 
 
 def test_weak_types_are_not_an_error(monkeypatch):

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import spaces
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import require_room
 from podracer.topology import Topology
-from podracer.types import Agent, Environment
+from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
 BUSY_ROWS = 100_000
 """Rows of an update on one device from which on an accelerator has enough to do."""
@@ -35,7 +36,7 @@ class Anakin:
         hyper: dict[str, np.ndarray],
     ):
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
-        self._layout, self._seeds, self._hyper = layout, seeds, hyper
+        self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
         self.program = program.make(
             agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool)
         )
@@ -87,10 +88,32 @@ class Anakin:
             total_steps=total_steps,
             next_milestone=next_milestone,
             max_updates_per_call=max(1, updates // 100),
+            culprit=self._culprit,
             on_progress=on_progress,
             on_milestone=on_milestone,
             should_stop=should_stop,
         )
+
+    def _culprit(self, episodes: EpisodeStats, state: RunState) -> str:
+        """What of the environment is not finite, in words, or "".
+
+        Args:
+          episodes: sums until training diverged; a reward that is not finite spoils them before its episode ends.
+          state: after it did, and perhaps after some steps of a policy that is not finite either.
+        """
+        rewards = "" if np.all(np.isfinite(episodes.return_sum)) else "the environment's rewards are not finite"
+        if isinstance(self._spec.action_space, spaces.Box):
+            return rewards  # the actions are not finite either by now, and so what lanes show
+        lanes = jax.device_get(state.actors.lanes)
+        for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
+            bad = ~np.isfinite(leaf).reshape(*state.actors.lane.shape, -1).all(axis=-1)
+            if bad.any():
+                return f"the environment's {what} is not finite in lane {np.asarray(state.actors.lane)[bad][0]}"
+        return rewards
+
+
+def _floats(row: TimeStep) -> list[np.ndarray]:
+    return [x for x in jax.tree.leaves(row.observation) if x.dtype.kind == "f"]
 
 
 def _too_small(platform: str, rows: int) -> str:

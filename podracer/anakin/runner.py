@@ -17,6 +17,7 @@ import numpy as np
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
 from podracer.learning.learner import means
+from podracer.types import EpisodeStats
 
 SECONDS_PER_CALL = 0.5
 """How long a call should take: short enough to react to a signal, long enough to hide Python."""
@@ -55,6 +56,7 @@ def run(
     on_progress: Callable[[Progress], None],
     on_milestone: Callable[[RunState, int], None],
     should_stop: Callable[[], bool],
+    culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `should_stop()`.
 
@@ -67,6 +69,7 @@ def run(
       on_progress: called with the numbers of every call that did anything.
       on_milestone: called with a state that is safe to read until it returns, and the steps done.
       should_stop: polled between calls.
+      culprit: says what of the environment is not finite, where a metric is not.
 
     Returns:
       The final state, and whether it is final (False if it was stopped).
@@ -74,7 +77,7 @@ def run(
     Raises:
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
-    reader = _Reader(state, on_progress)
+    reader = _Reader(state, on_progress, culprit)
     env_steps = reader.env_steps
     per_call, pending = 1, None
     while env_steps < total_steps:
@@ -82,10 +85,10 @@ def run(
         while env_steps < target and not should_stop():
             state, report = step(state, Limits.of(target, total_steps, per_call))
             if pending is not None:
-                env_steps, per_call = reader.read(pending, per_call, max_updates_per_call)
+                env_steps, per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = report
         if pending is not None:
-            env_steps, per_call = reader.read(pending, per_call, max_updates_per_call)
+            env_steps, per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = None
         if should_stop():
             return state, env_steps >= total_steps
@@ -98,8 +101,8 @@ def run(
 class _Reader:
     """Reads reports, keeps the time and decides how many updates the next call should do."""
 
-    def __init__(self, state: RunState, on_progress: Callable[[Progress], None]):
-        self._on_progress = on_progress
+    def __init__(self, state: RunState, on_progress: Callable[[Progress], None], culprit: Callable[..., str]):
+        self._on_progress, self._culprit = on_progress, culprit
         self._steps = counter_values(state.env_steps)
         self._updates = int(np.max(jax.device_get(state.learner.num_updates)))
         self._clock = time.perf_counter()
@@ -111,7 +114,7 @@ class _Reader:
     def restart_clock(self) -> None:
         self._clock = time.perf_counter()
 
-    def read(self, report: Report, per_call: int, limit: int) -> tuple[int, int]:
+    def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> tuple[int, int]:
         """Waits for a report; returns the steps done and how many updates the next call should do."""
         report = jax.device_get(report)
         now = time.perf_counter()
@@ -124,7 +127,8 @@ class _Reader:
         self._steps, self._updates = steps, int(np.max(report.num_updates))
         metrics = means(report.metrics, updates)
         if not np.any(report.finite):
-            raise TrainingDivergedError.of(metrics, self.env_steps, self._updates)
+            culprit = self._culprit(report.episodes, newest)
+            raise TrainingDivergedError.of(metrics, self.env_steps, self._updates, culprit)
         metrics |= episode_means(report.episodes)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)

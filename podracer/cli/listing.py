@@ -4,21 +4,73 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
+
+import numpy as np
 
 import envs_jax
-from podracer.cli.arguments import refuse_arguments
+from podracer import environments, spaces
+from podracer.cli.arguments import InputError, asks_for_help, refuse_arguments
 from podracer.run.experiment import AGENTS
+
+FEW = 20
+"""Up to this many environments are made to show their spaces."""
 
 
 def envs(argv: list[str]) -> int:
-    refuse_arguments("envs", argv)
+    if len(argv) > 1 and not asks_for_help(argv):
+        raise InputError(f"envs takes one pattern at most, but got {' '.join(argv)}.")
+    if argv and not asks_for_help(argv):
+        return _search(argv[0])
     for name in envs_jax.names():
-        spec = envs_jax.make(name).spec
-        fields = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(envs_jax.options(name)))
-        print(f"{name:<14} {spec.action_space}   options: {fields or 'none'}")
-    print("envpool:TASK   every task of EnvPool, such as envpool:Pong-v5 (pip install 'podracer[sebulba]')")
-    print("gymnasium:ID   every environment that Gymnasium can make, such as gymnasium:Acrobot-v1")
+        fields = [(f.name, str(f.default)) for f in dataclasses.fields(envs_jax.options(name))]
+        options = ", ".join(f"{option}={value if len(value) < 30 else '...'}" for option, value in fields)
+        print(f"{name:<14} {_spaces(name)}; options: {options or 'none'}")
+    print(
+        "envpool:TASK   every task of EnvPool (pip install envpool gymnasium); podracer envs pong finds envpool:Pong-v5"
+    )
+    print(
+        "gymnasium:ID   every environment that Gymnasium (pip install gymnasium) can make, such as gymnasium:Acrobot-v1"
+    )
     return 0
+
+
+def _search(pattern: str) -> int:
+    found = [name for name in environments.names() if pattern.lower() in name.lower()]
+    if not found:
+        raise InputError(f"no environment that is installed here has {pattern!r} in its name.")
+    width = max(map(len, found))
+    for name in found:
+        print(f"{name:<{width}}  {_spaces(name)}" if len(found) <= FEW else name)
+    return 0
+
+
+def _spaces(name: str) -> str:
+    """The spaces of an environment, or why there is none, in a few words."""
+    try:
+        with warnings.catch_warnings():  # of versions that have successors
+            warnings.simplefilter("ignore")
+            spec = environments.make(name).spec
+    except (ValueError, TypeError) as error:
+        return f"cannot be used here: {error}"
+    return f"observation {_brief(spec.observation_space)}; action {_brief(spec.action_space)}"
+
+
+def _brief(space: spaces.Space) -> str:
+    match space:
+        case spaces.Discrete():
+            return f"1 of {space.num_values}"
+        case spaces.MultiDiscrete():
+            return "1 of each of " + ", ".join(map(str, space.num_values))
+        case spaces.Box():
+            # Some say that they have no bounds with the largest number there is, some with the smallest.
+            plain = all(
+                np.all((np.abs(x) < 1e9) & ((np.abs(x) > 1e-9) | (x == 0)))
+                for x in map(np.asarray, (space.low, space.high))
+            )
+            return f"{space.dtype} {list(space.shape)}" + (f" in [{space.low}, {space.high}]" if plain else "")
+        case spaces.Dict():
+            return "{" + ", ".join(f"{name}: {_brief(item)}" for name, item in space.items) + "}"
 
 
 def agents(argv: list[str]) -> int:

@@ -26,7 +26,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
-  podracer envs | agents                  what there is
+  podracer envs [PATTERN] | agents        what there is
   podracer bench anakin|sebulba|replay    measure speed
   podracer --version"""
 

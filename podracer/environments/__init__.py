@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -71,7 +75,7 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
     made: Any = thing
     # A protocol's methods are also those of the class itself.
     if isinstance(thing, type) or (callable(thing) and not isinstance(thing, Environment | HostEnvironments)):
-        made = thing()
+        made = _called(thing)
     if gymnasium := sys.modules.get("gymnasium"):  # without it, nothing is of its kind
         if isinstance(made, gymnasium.Env):
             module = _module("gymnasium")
@@ -90,14 +94,59 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
     return made
 
 
+def _called(thing: Any) -> Any:
+    with contextlib.suppress(ValueError):  # of some built-in functions that have no signature
+        try:
+            inspect.signature(thing).bind()
+        except TypeError as error:
+            name = getattr(thing, "__qualname__", "the function")
+            raise TypeError(f"{name} takes arguments ({error}); give a function without, that calls it.") from None
+    return thing()
+
+
 def _describe(thing: Any) -> str:
     name = getattr(thing, "__qualname__", None)
     return f"{name}()" if name else f"a {type(thing).__name__}"
 
 
+def names() -> list[str]:
+    """Every name that `make` knows here: our own, and those of EnvPool and Gymnasium where they are installed."""
+    found = list(envs_jax.names())
+    for prefix in _HOSTS:
+        with contextlib.suppress(ValueError):
+            found += [f"{prefix}:{task}" for task in _module(prefix).tasks()]
+    return found
+
+
+def _suggest(name: str) -> str:
+    """'did you mean ...? Known: ...' for an unknown name, from all registries."""
+    candidates = names()
+    # The very name first, then newer versions before older ones; one of each registry.
+    same = sorted((known for known in candidates if _bare(known) == _bare(name)), reverse=True)
+    same.sort(key=lambda known: known.rpartition(":")[2].lower() != name.lower())
+    best: dict[str, str] = {}
+    for known in same:
+        best.setdefault(known.rpartition(":")[0], known)
+    same = list(best.values())
+    if not same:
+        # Our own first: among thousands of names, there is always one like it.
+        for those in (envs_jax.names(), candidates):
+            bare = {_bare(known): known for known in reversed(those)}
+            same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
+    hint = f"did you mean {' or '.join(map(repr, same))}? " if same else ""
+    return f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool and Gymnasium too."
+
+
+def _bare(name: str) -> str:
+    """A name without prefix, version and spelling."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"^\w+:|-v\d+$", "", name).lower())
+
+
 def _split(name: str) -> tuple[str, str]:
     prefix, colon, task = name.partition(":")
     if not colon:
+        if name not in envs_jax.names():
+            raise ValueError(f"unknown environment {name!r}; {_suggest(name)}")
         return "", name
     if prefix not in _HOSTS:
         raise ValueError(f"unknown kind of environment {prefix!r} in {name!r}; {configs.suggest(prefix, _HOSTS)}")
@@ -105,9 +154,13 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _module(prefix: str) -> Any:
+    needed = ("envpool", "gymnasium") if prefix == "envpool" else ("gymnasium",)
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ValueError(
+            f"{prefix}: environments need {' and '.join(missing)}, not installed here: pip install {' '.join(needed)}"
+        )
     try:
         return importlib.import_module(f"podracer.environments.{prefix}")
     except ImportError as error:
-        raise ValueError(
-            f"{prefix}: environments need it installed ({error}); pip install 'podracer[sebulba]'."
-        ) from None
+        raise ValueError(f"{prefix}: environments cannot be used here ({error}).") from None

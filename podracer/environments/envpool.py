@@ -77,11 +77,20 @@ def options(task: str) -> type:
     return AtariOptions if {"noop_max", "full_action_space"} <= set(_settings(task)) else EnvPoolOptions
 
 
+def tasks() -> list[str]:
+    """All that there are.
+
+    Raises:
+      ValueError: where EnvPool is not installed.
+    """
+    return _import().list_all_envs()
+
+
 def _import() -> Any:
     try:
         import envpool
     except ImportError as error:
-        raise ValueError(f"EnvPool cannot be used here ({error}); pip install 'podracer[sebulba]'.") from None
+        raise ValueError(f"EnvPool cannot be used here ({error}); pip install envpool gymnasium.") from None
     return envpool
 
 

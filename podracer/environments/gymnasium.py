@@ -40,6 +40,11 @@ class GymnasiumOptions:
         check_metric_names(self.metrics, "GymnasiumOptions.metrics")
 
 
+def tasks() -> list[str]:
+    """All IDs that are registered."""
+    return list(gymnasium.registry)
+
+
 Source = str | gymnasium.Env | Callable[..., gymnasium.Env]
 """An ID of Gymnasium's registry, also as `module:ID`; an environment, of which every lane is a copy; or a class or
 function that makes one."""

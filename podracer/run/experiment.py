@@ -10,7 +10,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-import envs_jax.testing
 from podracer import agents, environments, topology
 from podracer import config as configs
 from podracer.anakin.driver import Anakin
@@ -146,6 +145,8 @@ def resolve(
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
 ) -> Experiment:
+    from envs_jax import testing  # which imports podracer
+
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
     env_name, options = "", {}
@@ -159,7 +160,7 @@ def resolve(
     if on_host and run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     if not on_host:
-        envs_jax.testing.validate_protocol(environment)
+        testing.validate_protocol(environment)
     if isinstance(agent, str):
         agent = make_agent(agent, environment, config, network)
     elif not isinstance(agent, Agent):

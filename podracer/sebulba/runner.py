@@ -190,6 +190,7 @@ class _Report:
     def _clear(self) -> None:
         self._metrics: list[Metrics] = []
         self._rollouts: list[Rollout] = []
+        self._rewards: list[jax.Array] = []
         self._waiting = self._learning = self._depth = 0.0
 
     @property
@@ -198,6 +199,7 @@ class _Report:
 
     def add(self, rollout: Rollout, metrics: list[Metrics], waited: float, learnt: float, depth: int) -> None:
         self._rollouts.append(rollout._replace(trajectory=None, resume=None))  # type: ignore[arg-type]
+        self._rewards.append(rollout.trajectory.timesteps.reward)
         self._metrics += metrics
         self._waiting, self._learning = self._waiting + waited, self._learning + learnt
         self._depth += depth
@@ -217,7 +219,8 @@ class _Report:
         sums = {name: values.sum(keepdims=True) for name, values in every.items()}
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
         if not all(np.all(np.isfinite(value)) for value in sums.values()):
-            raise TrainingDivergedError.of(sums, self._learner.env_steps, self._updates)
+            culprit = self._culprit(every)
+            raise TrainingDivergedError.of(sums, self._learner.env_steps, self._updates, culprit)
         metrics = means(sums, len(fetched))
         metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
         metrics |= episode_means(jax.tree.map(lambda *x: np.asarray([sum(map(float, x))]), *episodes))
@@ -234,3 +237,13 @@ class _Report:
         steps = np.asarray([self._learner.env_steps], np.int64)
         self._clear()
         on_progress(Progress(self._learner.env_steps, self._updates, metrics, steps, seconds, transitions))
+
+    def _culprit(self, metrics: dict[str, np.ndarray]) -> str:
+        """Which reward, of the rollouts until a metric [updates] was not finite, was not either, in words, or ""."""
+        first = min(int(np.argmin(np.isfinite(x))) for x in metrics.values() if not np.all(np.isfinite(x)))
+        learnt = first * len(self._rewards) // len(self._metrics)
+        for rewards in jax.device_get(self._rewards[: learnt + 1]):
+            if not np.all(np.isfinite(rewards)):
+                row, lane = np.argwhere(~np.isfinite(rewards))[0]
+                return f"the environment's reward is not finite in row {row} of a rollout, lane {lane} of its actor"
+        return ""

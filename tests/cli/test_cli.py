@@ -128,7 +128,16 @@ def complaint(capsys, command):
         ("eval . --episodes few", "--episodes: 'few' is not an integer"),
         ("plot", "plot needs one or more run directories."),
         ("plot nowhere", "nowhere holds no run: there is no metrics.jsonl in it."),
-        ("envs catch", "envs takes no arguments, but got catch."),
+        ("envs catch maze", "envs takes one pattern at most, but got catch maze."),
+        ("envs zzz", "no environment that is installed here has 'zzz' in its name."),
+        ("train ppo Pong-v5", "unknown environment 'Pong-v5'; did you mean 'envpool:Pong-v5'? Known: cartpole, catch,"),
+        ("train ppo pong", "did you mean 'envpool:Pong-v5'? Known: "),
+        (
+            "train ppo CartPole-v1",
+            "did you mean 'gymnasium:CartPole-v1' or 'envpool:CartPole-v1' or 'cartpole'? Known: ",
+        ),
+        ("train ppo lunar_lander", "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? Known: "),
+        ("train ppo LunarLander-v2", "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? Known: "),
         ("agents ppo", "agents takes no arguments, but got ppo."),
         ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
         ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
@@ -290,7 +299,21 @@ def test_envs_and_agents(capsys):
     assert run("envs") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [*envs_jax.names(), "envpool:TASK", "gymnasium:ID"]
-    assert "rows=10, columns=5" in lines[1]
+    assert lines[1].split("  ")[-1].strip() == (
+        "observation float32 [10, 5] in [0.0, 1.0]; action 1 of 3; options: rows=10, columns=5"
+    )
+    assert max(map(len, lines)) < 240
+    assert run("envs pendulum") == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert names[0] == "pendulum"
+    assert {"envpool:Pendulum-v1", "gymnasium:Pendulum-v1", "gymnasium:InvertedPendulum-v5"} <= set(names)
+    shown = "observation float32 [3] in [-8.0, 8.0]; action float32 [1] in [-2.0, 2.0]"
+    assert shown in lines[names.index("gymnasium:Pendulum-v1")]
+    assert "cannot be used here: Gymnasium cannot make" in lines[names.index("gymnasium:InvertedPendulum-v4")]
+    assert run("envs v5") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "envpool:Pong-v5" in lines, "too many to show what they are like"
     assert run("agents") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(AGENTS)

@@ -1,5 +1,6 @@
 """Gymnasium environments of one's own: every form in which they can be given, and what is said of their mistakes."""
 
+import importlib.util
 import sys
 import textwrap
 
@@ -7,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import envs_jax
 import podracer
 from podracer import environments, spaces
 from podracer.environments.gymnasium import GymnasiumEnvironments
@@ -98,6 +100,10 @@ def test_what_is_not_accepted():
     batch = gymnasium.vector.SyncVectorEnv([Reach])
     with pytest.raises(TypeError, match="SyncVectorEnv is a batch of environments already; give the class of one"):
         environments.adopt(batch)
+    with pytest.raises(
+        TypeError, match=r"<lambda> takes arguments \(missing .*'size'\); give a function without, that calls it"
+    ):
+        environments.adopt(lambda size: Reach(size))
     for thing, name in ((3, "a int"), (dict, r"dict\(\)"), (lambda: None, r".*<lambda>\(\)")):
         with pytest.raises(TypeError, match=rf"{name} is no environment; give a name .*, a gymnasium\.Env, or a class"):
             environments.adopt(thing)
@@ -151,6 +157,29 @@ def test_modules_are_imported(tmp_path, monkeypatch):
     assert experiment.description["own"] == []
     with pytest.raises(ValueError, match="Gymnasium cannot make 'no_such_module:X-v0': .*no_such_module"):
         environments.make("gymnasium:no_such_module:X-v0")
+
+
+def test_packages_that_are_missing(monkeypatch):
+    """What is missing is blamed, and what is asked for is a package that anybody can install."""
+    missing = set()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
+    for packages, name, message in (
+        ({"gymnasium"}, "gymnasium:X-v0", r"need gymnasium, not installed here: pip install gymnasium$"),
+        ({"gymnasium"}, "envpool:X-v0", r"need gymnasium, not installed here: pip install envpool gymnasium$"),
+        ({"envpool"}, "envpool:X-v0", r"need envpool, not installed here: pip install envpool gymnasium$"),
+        ({"envpool", "gymnasium"}, "envpool:X-v0", r"need envpool and gymnasium, not installed here: pip install env"),
+    ):
+        missing |= packages
+        with pytest.raises(ValueError, match=message):
+            environments.make(name)
+        missing.clear()
+    missing |= {"envpool", "gymnasium"}
+    assert environments.names() == list(envs_jax.names())
+    with pytest.raises(
+        ValueError, match=r"unknown environment 'CartPole-v1'; did you mean 'cartpole'\? Known: cartpole"
+    ):
+        environments.make("CartPole-v1")
 
 
 def mistaken(**methods):

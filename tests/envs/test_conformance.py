@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax.testing import ConformanceError, check_environment, validate_protocol
+from envs_jax import play
+from envs_jax.testing import ConformanceError, check_briefly, check_environment, validate_protocol
 from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
 
@@ -288,6 +289,37 @@ def test_play_names_the_fault(fault):
     with pytest.raises(ConformanceError, match="^envs_jax conformance: " + message) as error:
         check_environment(environment, episodes=4, steps=20)
     assert "\n" not in str(error.value)
+
+
+BRIEF_FAULTS = {
+    "late": PLAYED_FAULTS["late"],
+    "nan observation": PLAYED_FAULTS["nan observation"],
+    "host randomness": (HostRandom(), r"HostRandom\.reset is another function each time it is traced"),
+    "hidden counter": (Counting(), r"Counting\.step is another function each time it is traced"),
+}
+
+
+@pytest.mark.parametrize("fault", BRIEF_FAULTS)
+def test_a_brief_play_names_the_fault(fault):
+    environment, message = BRIEF_FAULTS[fault]
+    with pytest.raises(ConformanceError, match="^envs_jax conformance: " + message) as error:
+        check_briefly(environment)
+    assert "\n" not in str(error.value)
+
+
+def test_a_brief_play_is_of_whole_episodes(monkeypatch):
+    """As many steps as show that the limit is kept, but for a time limit; constants of one's own are no fault."""
+    walls, key = jnp.ones((3, 3)), jax.random.key(3)
+    constant = lambda state, seen: seen | {"place": seen["place"] + 0.0 * walls[0, :1] * jax.random.normal(key)}  # noqa: E731
+    played = []
+    monkeypatch.setattr(play, "_check_record", lambda env, record: played.append(record[1].shape))
+    check_briefly(observing(constant), episodes=2)
+    long = with_spec(max_episode_steps=70)
+    check_briefly(long, episodes=3)
+    assert played == [(2, 6), *[(3, 32)] * 3]
+    monkeypatch.setattr(play, "BRIEF_SECONDS", -1.0)
+    check_briefly(long, episodes=3)
+    assert len(played) == 5
 
 
 def test_promotion_is_jaxs_whatever_the_setting():

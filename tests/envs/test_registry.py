@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_options_are_frozen_dataclasses_with_defaults(name):
     assert dataclasses.is_dataclass(options)
     assert type(options()).__dataclass_params__.frozen
     assert options() == options()
+
+
+def test_an_environment_without_options(monkeypatch):
+    module = types.ModuleType("envs_jax.bare")
+    module.Bare = type("Bare", (), {})
+    monkeypatch.setitem(sys.modules, "envs_jax.bare", module)
+    monkeypatch.setitem(envs_jax._CLASSES, "bare", "Bare")
+    assert type(envs_jax.make("bare")) is module.Bare
+    assert dataclasses.fields(envs_jax.options("bare")) == ()
+    with pytest.raises(ValueError, match="environment 'bare' has no option 'size'; Known: "):
+        envs_jax.make("bare", size=3)
 
 
 def test_options_reach_the_environment():

@@ -133,7 +133,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 
     environments.misbehave = misbehave
     with pytest.raises(
-        podracer.TrainingDivergedError, match=r"not finite after .*last good checkpoint is .*checkpoints"
+        podracer.TrainingDivergedError,
+        match=r"^the environment's reward is not finite in row \d+ of a rollout, lane 0 of its actor, and so .* not finite "
+        r"after .*last good checkpoint is .*checkpoints",
     ):
         train(environments, total_steps=10**5, run_dir=tmp_path / "run", checkpoint_every=100, eval_every=10**5)
     steps = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
