@@ -8,6 +8,7 @@ then raises one clear ValueError for a wrong type or range. Fields marked `tunab
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -33,6 +34,8 @@ def _hints(cls: type) -> dict[str, Any]:
 def check(config: Any) -> None:
     """Validates every field of a dataclass against its annotation and limits.
 
+    What is exactly an allowed value becomes it: 1e5 an integer, 1 a float, a list a tuple, NumPy's numbers Python's.
+
     Raises:
       ValueError: naming the field, the value and what is allowed.
     """
@@ -40,10 +43,11 @@ def check(config: Any) -> None:
         value = getattr(config, item.name)
         expected = _hints(type(config))[item.name]
         where = f"{type(config).__name__}.{item.name}={value!r}"
-        if not _matches(value, expected):
-            raise ValueError(f"{where}: expected {describe(expected)}.")
-        if isinstance(value, int) and not isinstance(value, bool) and expected is float:
-            object.__setattr__(config, item.name, float(value))
+        try:
+            value = _exactly(value, expected)
+        except TypeError:
+            raise ValueError(f"{where}: expected {describe(expected)}.") from None
+        object.__setattr__(config, item.name, value)
         _check_range(where, value, item.metadata.get("low"), item.metadata.get("high"))
 
 
@@ -59,21 +63,30 @@ def _check_range(where: str, value: Any, low: float | None, high: float | None) 
         raise ValueError(f"{where}: must be at most {high}.")
 
 
-def _matches(value: Any, expected: Any) -> bool:
+def _exactly(value: Any, expected: Any) -> Any:
+    """`value` as what is expected.
+
+    Raises:
+      TypeError: where that would be another value.
+    """
     origin, args = typing.get_origin(expected), typing.get_args(expected)
-    if expected is Any:
-        return True
     if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, arg) for arg in args)
-    if origin is typing.Literal:
-        return value in args
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_matches(item, args[0]) for item in value)
-    if expected is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, expected)
+        for arg in args:
+            with contextlib.suppress(TypeError):
+                return _exactly(value, arg)
+    elif origin is typing.Literal:
+        if value in args:
+            return value
+    elif origin is tuple:
+        if isinstance(value, tuple | list):
+            return tuple(_exactly(item, args[0]) for item in value)
+    elif expected in (int, float):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if whole or (isinstance(value, float | np.floating) and (expected is float or float(value).is_integer())):
+            return expected(value)
+    elif expected is Any or isinstance(value, expected):
+        return value
+    raise TypeError
 
 
 def describe(expected: Any) -> str:
@@ -127,10 +140,34 @@ def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] 
     return hyper
 
 
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "anneal_lr": ("learning_rate_decay",),
+    "buffer_size": ("replay_capacity",),
+    "clip_coef": ("clip_epsilon",),
+    "clip_eps": ("clip_epsilon",),
+    "clip_range": ("clip_epsilon",),
+    "ent_coef": ("entropy_cost",),
+    "gae_lambda": ("gae_lambda", "lambda_"),
+    "gamma": ("discount",),
+    "learning_starts": ("replay_min_size",),
+    "lr": ("learning_rate",),
+    "n_envs": ("num_envs",),
+    "n_epochs": ("num_epochs",),
+    "n_steps": ("rollout_length",),
+    "net_arch": ("hidden_sizes",),
+    "num_steps": ("rollout_length",),
+    "update_epochs": ("num_epochs",),
+    "vf_coef": ("value_cost", "baseline_cost"),
+}
+"""What other libraries call settings, and what they are called here."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """'did you mean ...? Known: ...' for an unknown name."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    spelt = {known.lower(): known for known in names}
+    close = [other for other in OTHER_NAMES.get(name, ()) if other in names]
+    close = close or [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, n=2, cutoff=0.5)]
     hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
     return f"{hint}known: {', '.join(names)}."
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from podracer import config
-from podracer.agents import PPOConfig, VTraceConfig
+from podracer import RunConfig, config
+from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,18 @@ class Example:
         ({"maybe": math.nan}, r"maybe=nan: must be a number, not NaN"),
         ({"maybe": -1.0}, r"maybe=-1.0: must be at least 0"),
         ({"maybe": "a"}, r"maybe='a': expected a number or None"),
-        ({"count": 2.0}, r"count=2.0: expected an integer"),
+        ({"count": 2.5}, r"count=2.5: expected an integer"),
+        ({"count": 1e-3}, r"count=0.001: expected an integer"),
+        ({"count": math.inf}, r"count=inf: expected an integer"),
+        ({"count": "2"}, r"count='2': expected an integer"),
+        ({"count": np.True_}, r"count=np.True_: expected an integer"),
         ({"count": True}, r"count=True: expected an integer"),
         ({"count": 0}, r"count=0: must be at least 1"),
         ({"flag": 1}, r"flag=1: expected True or False"),
         ({"kind": "blue"}, r"kind='blue': expected one of 'red', 'green'"),
-        ({"sizes": [4, 2]}, r"sizes=\[4, 2\]: expected a tuple of an integer"),
-        ({"sizes": (4, 2.0)}, r"sizes=\(4, 2.0\): expected a tuple of an integer"),
+        ({"sizes": [4, 2.5]}, r"sizes=\[4, 2.5\]: expected a tuple of an integer"),
+        ({"sizes": 4}, r"sizes=4: expected a tuple of an integer"),
+        ({"sizes": [4, 0]}, r"sizes=\[4, 0\]: must be at least 1"),
         ({"sizes": (4, 0)}, r"sizes=\(4, 0\): must be at least 1"),
         ({"text": 3}, r"text=3: expected a string"),
     ],
@@ -63,6 +68,22 @@ def test_right_values() -> None:
     assert (example.number, example.rate, example.maybe) == (1.0, math.inf, 0)
     assert isinstance(example.number, float)  # so that equal configs compare and serialise alike
     assert config.tunables(example) == {"number": 1.0, "rate": math.inf}
+
+
+def test_what_is_exact_is_taken() -> None:
+    found = Example(
+        number=np.float32(0.25),  # type: ignore[arg-type]
+        rate=np.int64(2),  # type: ignore[arg-type]
+        count=1e5,  # type: ignore[arg-type]
+        sizes=[4, np.int32(2), 3.0],  # type: ignore[arg-type]
+        maybe=np.float64(1),
+    )
+    expected = Example(number=0.25, rate=2.0, count=100_000, sizes=(4, 2, 3), maybe=1.0)
+    assert found == expected
+    assert repr(found) == repr(expected), "Python's own types, which JSON has"
+    assert hash(found) == hash(expected)
+    assert RunConfig(total_steps=1e5).total_steps == 100_000  # type: ignore[arg-type]
+    assert PPOConfig(hidden_sizes=[64, 64]) == PPOConfig(hidden_sizes=(64, 64))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cls", [VTraceConfig, PPOConfig])
@@ -108,6 +129,12 @@ def test_population_hyper_errors(overrides: dict[str, Any], message: str) -> Non
         config.population_hyper(Example(), 3, overrides)
 
 
+def test_other_libraries_names_are_of_settings_there_are() -> None:
+    there = {f.name for cls in (PPOConfig, R2D2Config, VTraceConfig, RunConfig) for f in dataclasses.fields(cls)}
+    for name, ours in config.OTHER_NAMES.items():
+        assert set(ours) <= there, name
+
+
 # JSON.
 
 
@@ -144,6 +171,14 @@ def test_json_of_trees() -> None:
 def test_unknown_and_wrong_fields_in_json() -> None:
     with pytest.raises(ValueError, match=r"Example has no field 'numbr'; did you mean 'number'\? known: count, flag"):
         config.from_json(Example, {"numbr": 0.1})
+    for name, meant in (
+        ("Count", "count"),
+        ("gamma", "discount"),
+        ("ent_coef", "entropy_cost"),
+        ("vf_coef", "value_cost"),
+    ):
+        with pytest.raises(ValueError, match=f"no field '{name}'; did you mean '{meant}'"):
+            config.from_json(Example if name == "Count" else PPOConfig, {name: 1})
     with pytest.raises(ValueError, match="number='0.1': expected a number"):
         config.from_json(Example, {"number": "0.1"})
     assert config.from_json(Example, {}) == Example()

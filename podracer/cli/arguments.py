@@ -4,41 +4,112 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
-from collections.abc import Callable
-from typing import TypeVar
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import tyro
 
+from podracer import config as configs
+
 Arguments = TypeVar("Arguments")
+REGISTRY = tyro.constructors.ConstructorRegistry()
+INSTEAD = {"--seed": "; --seeds trains a run for each"}
+"""What those may want who give an option more values than it takes."""
 
 
 class InputError(ValueError):
     """What the user typed cannot be used."""
 
 
-def parse(cls: Callable[..., Arguments], argv: list[str], prog: str) -> Arguments:
-    """Parses flags into a dataclass; tyro's box of an error becomes one line."""
+def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
+    """Parses flags into a dataclass; tyro's box of an error becomes one line.
+
+    Args:
+      cls: the dataclass.
+      argv: what the user typed.
+      prog: the command.
+      flags: those that may be meant by another library's name for them.
+    """
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            return tyro.cli(cls, args=argv, prog=prog)
+            return tyro.cli(cls, args=argv, prog=prog, registry=REGISTRY)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        raise InputError(f"{_unbox(captured.getvalue())} (see {prog} --help)") from None
+        message, meant = _unbox(captured.getvalue())
+        unknown = message.removeprefix("Unrecognized options: ").split(", ") if "Unrecognized" in message else []
+        if unknown and (flag := _other_name(unknown[0], flags) or meant):
+            message += f"; did you mean {flag}?"
+        elif unknown:
+            message = _too_many(argv, unknown) or message
+        raise InputError(f"{message} (see {prog} --help)") from None
 
 
-def _unbox(box: str) -> str:
-    """What tyro's box says, without its title, borders and help: one line."""
+@REGISTRY.primitive_rule
+def _numbers(info: Any) -> Any:
+    """Integers may be written as 1e5, and several numbers with commas between them."""
+    if info.type is int:
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda texts: _integer(texts[0]),
+            is_instance=lambda x: isinstance(x, int),
+            str_from_instance=lambda x: [str(x)],
+        )
+    if info.type_origin is tuple and typing.get_args(info.type) in ((int, ...), (float, ...)):
+        number, name = (_integer, "INT") if typing.get_args(info.type)[0] is int else (float, "FLOAT")
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"[{name} [{name} ...]]",
+            instance_from_str=lambda texts: tuple(number(x) for text in texts for x in text.split(",")),
+            is_instance=lambda x: isinstance(x, tuple),
+            str_from_instance=lambda x: [str(number) for number in x],
+        )
+    return None
+
+
+def _integer(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():
+            return int(float(text))
+    raise ValueError(f"{text!r} is not an integer")
+
+
+def _unbox(box: str) -> tuple[str, str]:
+    """What tyro's box says, without its title, borders and help, in one line; and the flag that it suggests, or ''."""
     # Sections are separated by lines of box characters, or of hyphens where the terminal has no others.
     sections = [" ".join(section.split()) for section in re.split(r".*[─-]{5,}.*", re.sub("[│╭╮╰╯]", " ", box))]
     message, hints = sections[1], sections[2:]
     message = re.sub(r"^Error parsing (?:(--\S+): |\S+: )", lambda found: f"{found[1]}: " if found[1] else "", message)
-    message = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"\1 is not an integer", message)
+    message = re.sub(r"no type matching .* Got errors: .*: (?=')", "", message)  # of None and INT: what INT says
     message = re.sub(r"could not convert string to float: ('.*')", r"\1 is not a number", message)
     flag = next((re.search(r"--\S+", hint) for hint in hints if hint.startswith("Perhaps you meant")), None)
-    return f"{message}; did you mean {flag[0]}?" if flag else message
+    return message, flag[0] if flag else ""
+
+
+def _other_name(unknown: str, flags: Iterable[str]) -> str:
+    """The flag for what another library calls so, or ''."""
+    setting = lambda flag: flag.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")  # noqa: E731
+    known = {setting(flag): flag for flag in flags}
+    return next((known[name] for name in configs.OTHER_NAMES.get(setting(unknown), ()) if name in known), "")
+
+
+def _too_many(argv: list[str], unknown: list[str]) -> str:
+    """What to say of values behind an option that takes fewer, or '' where that is not what is wrong."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    flags = [i for i, word in enumerate(words) if re.match("--?[a-z]", word)] + [len(words)]
+    for i, end in itertools.pairwise(flags):
+        values = words[i + 1 : end]
+        for taken, number in enumerate(("no value", "one value")):
+            if values[taken:] and values[taken:] == unknown[: len(values) - taken]:
+                return f"{words[i]} takes {number}, but got {' '.join(values)}{INSTEAD.get(words[i], '')}"
+    return ""
 
 
 def asks_for_help(argv: list[str]) -> bool:

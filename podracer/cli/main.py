@@ -1,6 +1,7 @@
 """The command line: `podracer train | resume | eval | export | plot | envs | agents | bench`.
 
-Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1.
+Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
+stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(argv: list[str]) -> int:
-    """Runs a command; returns 0, 1 for a run that failed, or 2 for bad input."""
+    """Runs a command; returns its exit code."""
     try:
         with memory_explained():
             return _dispatch(argv)
@@ -64,7 +65,9 @@ def run(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     command = argv[0] if argv else "--help"
-    if command in ("-h", "--help"):
+    if command == "help" and argv[1:]:
+        return _dispatch([*argv[1:], "--help"])
+    if command in ("-h", "--help", "help"):
         print(USAGE)
         return 0
     if command == "--version":

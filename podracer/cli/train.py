@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import re
+import signal
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,13 +30,16 @@ def train(argv: list[str]) -> int:
                 f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}; envpool:TASK, gymnasium:ID"
             )
             return 0
-        raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
-    agent, environment, *rest = argv
+        if argv[0].startswith("-") or argv[0] in AGENTS:
+            raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
+    agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
     if agent not in AGENTS:
-        raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+        swapped = f"did you mean: podracer train {environment} {agent}?" if environment in AGENTS else ""
+        raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
-    arguments: Any = parse(_train_arguments(config, env, run), rest, f"podracer train {agent} {environment}")
+    flags = [*_flags("--", podracer.RunConfig), *_flags("--agent.", config)]
+    arguments: Any = parse(_train_arguments(config, env, run), rest, f"podracer train {agent} {environment}", flags)
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
     env_options = {f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)}
     if arguments.gif:
@@ -56,9 +61,9 @@ def train(argv: list[str]) -> int:
             progress=not arguments.quiet,
             **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)} | {"seed": seed},
         )
-        _conclude(result, arguments.gif, arguments.quiet)
-        if not result.summary["complete"]:
-            return 0
+        code = _conclude(result, arguments.gif, arguments.quiet)
+        if code:
+            return code
         finals.append(result.summary["eval_return_mean"])
     if len(finals) > 1 and not arguments.quiet:
         print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
@@ -93,15 +98,20 @@ def resume(argv: list[str]) -> int:
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """What follows training."""
-    if result.summary["complete"]:
+    """What follows training; returns the exit code, which for a run that a signal stopped is a shell's."""
+    if not result.summary["complete"]:
+        return 128 + signal.Signals[result.summary["stopped_by"]]
+    if gif:
+        result.animate(gif)
+    if not quiet:
+        print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
         if gif:
-            result.animate(gif)
-        if not quiet:
-            print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
-            if gif:
-                print(f"animation: {gif}")
+            print(f"animation: {gif}")
     return 0
+
+
+def _flags(prefix: str, cls: Any) -> list[str]:
+    return [prefix + re.sub("_(?!$)", "-", field.name) for field in dataclasses.fields(cls)]
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pathlib
@@ -36,6 +37,7 @@ class StopSignal:
     """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
 
     requested = False
+    number = 0
 
     def __enter__(self) -> StopSignal:
         self._previous = {}
@@ -49,7 +51,7 @@ class StopSignal:
             raise KeyboardInterrupt
         if not self.requested and number == signal.SIGINT:
             os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
-        self.requested = True
+        self.requested, self.number = True, number
 
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._previous.items():
@@ -134,6 +136,9 @@ class Session:
         try:
             for note in self._notes:
                 self._display.say(note)
+            if done := self._done():
+                self._display.say(f"complete at {done.summary['env_steps']:,} steps")
+                return done
             self._display.say(driver.describe())
             self._display.say("compiling ...")
             compile_seconds = driver.compile(self._state)
@@ -161,6 +166,20 @@ class Session:
             for checkpoints in (self._checkpoints, self._best):
                 if checkpoints:
                     checkpoints.close()
+
+    def _done(self) -> Result | None:
+        """A finished run that is resumed, as its files have it."""
+        env_steps = int(counter_values(self._state.env_steps).min())
+        path = self._directory / "summary.json" if self._directory else None
+        if path is None or not path.exists() or env_steps < self._experiment.run.total_steps:
+            return None
+        summary = json.loads(path.read_text())
+        wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": self._experiment.run.eval_episodes}
+        if not wanted.items() <= summary.items():
+            return None
+        result = Result(self._experiment, self._state.learner, self._log.rows, self._directory)
+        result.summary = summary
+        return result
 
     def _last_good(self) -> str:
         steps = self._checkpoints.steps() if self._checkpoints else []
@@ -272,6 +291,7 @@ class Session:
             "arch": experiment.driver.arch,
             "seed": experiment.run.seed,
             "complete": complete,
+            "stopped_by": signal.Signals(self._stop.number).name if self._stop.number and not complete else None,
             "env_steps": env_steps,
             "updates": self._updates(self._state),
             "compile_seconds": compile_seconds,

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tomllib
 import types
@@ -73,15 +74,28 @@ def complaint(capsys, command):
         ("train vtrace", "train needs an agent and an environment"),
         ("train --resume vtrace catch", "train needs an agent and an environment"),
         ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, r2d2, vtrace."),
+        ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
+        ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),
+        ("train catch ppo --seed 1", "unknown agent 'catch'; did you mean: podracer train ppo catch?"),
         ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("train vtrace zzz", "unknown environment 'zzz'; Known: cartpole, catch,"),
         ("train vtrace catch --tota-steps 5", "--tota-steps, 5; did you mean --total-steps?"),
         ("train vtrace catch --agent.learning-rte 1", "--agent.learning-rte, 1; did you mean --agent.learning-rate?"),
+        ("train vtrace catch --agent.lr 1", "--agent.lr, 1; did you mean --agent.learning-rate?"),
+        ("train vtrace catch --gamma=1", "--gamma=1; did you mean --agent.discount?"),
+        ("train vtrace catch --agent.gae-lambda 1", "--agent.gae-lambda, 1; did you mean --agent.lambda_?"),
+        ("train ppo catch --agent.n-envs 1", "--agent.n-envs, 1; did you mean --num-envs?"),
         ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
         ("train vtrace catch more", "Unrecognized options: more"),
+        ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --seeds trains a run for each"),
+        ("train vtrace catch --quiet --agent.lstm-size=4 5", "--agent.lstm-size takes one value, but got 4 5"),
+        ("train vtrace catch --resume runs --quiet", "--resume takes no value, but got runs"),
         ("train vtrace catch --seed", "Missing value for argument '--seed'"),
         ("train vtrace catch --total-steps many", "--total-steps: 'many' is not an integer"),
+        ("train vtrace catch --total-steps 1.5", "--total-steps: '1.5' is not an integer"),
+        ("train vtrace catch --num-envs 1e-3", "--num-envs: '1e-3' is not an integer"),
+        ("train vtrace catch --agent.hidden-sizes 8,x", "--agent.hidden-sizes: 'x' is not an integer"),
         ("train vtrace catch --agent.learning-rate fast", "--agent.learning-rate: 'fast' is not a number"),
         ("train vtrace catch --agent.torso transformer", "invalid choice 'transformer' for argument '--agent.torso'"),
         ("train vtrace catch --agent.learning-rate nan", "VTraceConfig.learning_rate=nan: must be a number"),
@@ -175,6 +189,9 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
     [
         ("", "podracer train AGENT ENV"),
         ("--help", "podracer train AGENT ENV"),
+        ("help", "podracer train AGENT ENV"),
+        ("help train", "environments: cartpole, catch"),
+        ("help eval", "--episodes"),
         ("-h", "podracer bench anakin|sebulba|replay"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
@@ -227,6 +244,24 @@ def test_every_setting_has_a_flag(capsys):
             assert f"--agent.{field.strip('_').replace('_', '-')}" in text
         for field in podracer.RunConfig.__dataclass_fields__:
             assert f"--{field.replace('_', '-')}" in text
+
+
+def test_integers_may_be_written_as_people_do(monkeypatch):
+    asked = []
+
+    def train(agent, environment, **settings):
+        asked.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(podracer, "train", train)
+    for command in (
+        "--total-steps 1e5 --num-envs 1_000 --agent.hidden-sizes 32,16 --env.rows 1.2e1 --hyper.discount 0.5,1e-3",
+        "--total-steps 100000 --num-envs 1000 --agent.hidden-sizes 32 16 --env.rows 12 --hyper.discount 0.5 0.001",
+    ):
+        assert run(f"train vtrace catch --run-dir nowhere {command}") == 2
+    assert asked[0] == asked[1]
+    assert (asked[0]["total_steps"], asked[0]["config"].hidden_sizes) == (100_000, (32, 16))
+    assert type(asked[0]["num_envs"]) is int
 
 
 def test_a_preset_is_what_flags_change(monkeypatch, capsys):
@@ -397,6 +432,23 @@ def test_a_disk_that_is_full(copied, monkeypatch, capsys):
     monkeypatch.setattr(metrics.Log, "write", write)
     assert run(f"resume {copied} --quiet") == 0
     assert (copied / "checkpoints" / "2016").exists()
+
+
+def test_a_run_that_was_stopped_is_not_one_that_is_complete(tmp_path, monkeypatch):
+    write = metrics.Log.write
+
+    def stop(self, row):
+        write(self, row)
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(metrics.Log, "write", write)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
+    monkeypatch.setattr(metrics.Log, "write", stop)
+    try:
+        assert run(f"{TRAIN} --quiet --run-dir {tmp_path / 'run'}") == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert run(f"resume {tmp_path / 'run'} --quiet") == 0
 
 
 def test_an_interrupted_run(monkeypatch, capsys):

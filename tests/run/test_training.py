@@ -23,6 +23,7 @@ import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces
+from podracer.anakin.driver import Anakin
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
 from podracer.types import EnvSpec, Transition
@@ -670,16 +671,20 @@ def test_resume_needs_a_directory():
         train(None, resume=True)
 
 
-def test_resume_of_a_finished_run_changes_nothing(finished, copied, monkeypatch):
-    begun, display = [], metrics.Display
-    monkeypatch.setattr(metrics, "Display", lambda *parts: begun.append(parts[-1]) or display(*parts))
-    result = train(copied, resume=True)
-    assert begun == [2016], "its bar is at the end"
+def test_resume_of_a_finished_run_changes_nothing(finished, copied, monkeypatch, capsys):
+    """It is not even compiled."""
+    monkeypatch.setattr(Anakin, "compile", pytest.fail)
+    monkeypatch.setattr(evaluation.Evaluator, "__call__", pytest.fail)
+    result = train(copied, resume=True, progress=True)
+    assert capsys.readouterr().err.endswith("complete at 2,016 steps\n")
     assert_same(result.learner, finished[0].learner)
-    assert rows_of(copied) == finished[0].history
-    summary = json.loads((copied / "summary.json").read_text())
-    assert summary | {"compile_seconds": 0} == finished[0].summary | {"compile_seconds": 0}
+    assert rows_of(copied) == result.history == finished[0].history
+    assert json.loads((copied / "summary.json").read_text()) == result.summary == finished[0].summary
     assert steps_of(copied) == [1008, 1512, 2016]
+
+
+def test_resume_of_a_finished_run_evaluates_what_was_not(copied):
+    assert train(copied, resume=True, eval_episodes=4).summary["eval_episodes"] == 4
 
 
 def test_resume_of_nothing_begins(tmp_path, finished):
@@ -744,6 +749,7 @@ def test_a_signal_stops_in_good_order(finished, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS - {"eval_return_interval"}
     assert (summary["complete"], summary["eval_return_mean"], summary["eval_episodes"]) == (False, None, 0)
+    assert summary["stopped_by"] == "SIGTERM"
     assert steps_of(tmp_path / "run") == [summary["env_steps"]], "what was done is not lost"
     assert 0 < summary["env_steps"] < 504
     assert result.evaluate(16).episodes == 16
