@@ -7,6 +7,8 @@ import dataclasses
 import pathlib
 import re
 import signal
+import typing
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,11 +23,18 @@ from podracer.run import presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
 
+SEBULBA = (
+    *("mode", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout", "env_restarts"),
+    "replay_memory",
+)
+"""Run settings that only Sebulba has."""
+
 
 def train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
         if not argv or asks_for_help(argv):
-            print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options")
+            print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options,")
+            print("and --arch sebulba to see those of Sebulba, which host environments have anyway")
             print(
                 f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}; envpool:TASK, gymnasium:ID"
             )
@@ -38,8 +47,10 @@ def train(argv: list[str]) -> int:
         raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
-    flags = [*_flags("--", podracer.RunConfig), *_flags("--agent.", config)]
-    arguments: Any = parse(_train_arguments(config, env, run), rest, f"podracer train {agent} {environment}", flags)
+    flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
+    cls = _train_arguments(config, env, run, _wants_sebulba(environment, rest))
+    arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
+    run_settings = vars(arguments.run) | vars(arguments.sebulba)
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
     env_options = {f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)}
     if arguments.gif:
@@ -59,7 +70,7 @@ def train(argv: list[str]) -> int:
             hyper={name: values if len(values) > 1 else values[0] for name, values in hyper.items()},
             init_from=arguments.init_from,
             progress=not arguments.quiet,
-            **{f.name: getattr(arguments.run, f.name) for f in dataclasses.fields(arguments.run)} | {"seed": seed},
+            **run_settings | {"seed": seed},
         )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -110,8 +121,14 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
     return 0
 
 
-def _flags(prefix: str, cls: Any) -> list[str]:
-    return [prefix + re.sub("_(?!$)", "-", field.name) for field in dataclasses.fields(cls)]
+def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
+    return [prefix + re.sub("_(?!$)", "-", name) for name in settings]
+
+
+def _wants_sebulba(environment: str, argv: list[str]) -> bool:
+    """Whether its settings are for this run, or typed anyway: others are spared the box of help."""
+    words = {part.replace("_", "-") for word in argv for part in word.split("=")}
+    return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
@@ -123,9 +140,23 @@ def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> t
     return AGENTS[agent][0](**chosen.agent), options(**chosen.env), podracer.RunConfig(**chosen.run)
 
 
-def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfig) -> type:
+def _run_settings(run: podracer.RunConfig, of_sebulba: bool) -> type:
+    """`RunConfig`'s fields without prefix: those of Sebulba alone, in a box of their own, or the others."""
+    hints, without = typing.get_type_hints(podracer.RunConfig), tyro.conf.arg(prefix_name=False)
+    chosen = {name: value for name, value in vars(run).items() if (name in SEBULBA) == of_sebulba}
+    return dataclasses.make_dataclass(
+        "RunSettings",
+        [(name, Annotated[hints[name], without], value) for name, value in chosen.items()],
+        namespace={"__doc__": podracer.RunConfig.__doc__},
+        frozen=True,
+    )
+
+
+def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfig, sebulbas: bool) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
+    own, sebulba = _run_settings(run, False), _run_settings(run, True)
+    box = arg(help="Settings of the run that only Sebulba has.") if sebulbas else tyro.conf.Suppress
     path, preset = pathlib.Path | None, Literal[presets.NAMES] | None  # type: ignore[valid-type]
     hyper = dataclasses.make_dataclass(
         "Hyper",
@@ -138,7 +169,7 @@ def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfi
     return dataclasses.make_dataclass(
         "TrainArguments",
         [
-            ("run", Annotated[podracer.RunConfig, arg(name="")], run),
+            ("run", Annotated[own, arg(name="")], own()),
             ("run_dir", Annotated[path, arg(help="directory of the run; a new one in runs/ if None")], None),
             ("resume", Annotated[bool, arg(help="continue the run in it, or train it further")], False),
             ("seeds", Annotated[tuple[int, ...], arg(help="a run for each, one after the other, in RUN_DIR-SEED")], ()),
@@ -152,6 +183,7 @@ def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfi
             ),
             ("agent", type(agent_config), agent_config),
             ("env", type(env_options), env_options),
+            ("sebulba", Annotated[sebulba, box], sebulba()),
             ("hyper", hyper, hyper()),
         ],
         kw_only=True,

@@ -53,6 +53,19 @@ def copied(trained, tmp_path):
     return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The settings of every `podracer.train`, which goes no further."""
+    settings_of_all = []
+
+    def train(agent, environment, **settings):
+        settings_of_all.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(podracer, "train", train)
+    return settings_of_all
+
+
 def complaint(capsys, command):
     """The one line that a mistake gets: exit code 2, nothing on stdout."""
     code = run(command)
@@ -247,7 +260,7 @@ def test_an_animation_of_what_has_no_pictures_is_refused_before_the_work(capsys,
 
 def test_every_setting_has_a_flag(capsys):
     for name, (config, _) in AGENTS.items():
-        assert run(f"train {name} catch --help") == 0
+        assert run(f"train {name} catch --arch sebulba --help") == 0
         text = capsys.readouterr().out
         for field in config.__dataclass_fields__:
             assert f"--agent.{field.strip('_').replace('_', '-')}" in text
@@ -255,14 +268,19 @@ def test_every_setting_has_a_flag(capsys):
             assert f"--{field.replace('_', '-')}" in text
 
 
-def test_integers_may_be_written_as_people_do(monkeypatch):
-    asked = []
+def test_sebulbas_settings_are_shown_where_it_runs(asked, capsys):
+    for command in ("catch", "catch --arch=sebulba", "catch --arch sebulba", "envpool:CartPole-v1"):
+        assert run(f"train vtrace {command} --help") == 0
+        text = capsys.readouterr().out
+        assert ("--mode" in text) == ("sebulba options" in text) == (command != "catch"), command
+        assert "--seed" in text
+    assert run("train vtrace catch --run-dir nowhere --mode=lockstep --env_timeout 5") == 2
+    assert podracer.RunConfig(mode="lockstep", env_timeout=5.0) == podracer.RunConfig(
+        **{name: asked[0][name] for name in podracer.RunConfig.__dataclass_fields__}
+    )
 
-    def train(agent, environment, **settings):
-        asked.append(settings)
-        raise ValueError("enough")
 
-    monkeypatch.setattr(podracer, "train", train)
+def test_integers_may_be_written_as_people_do(asked):
     for command in (
         "--total-steps 1e5 --num-envs 1_000 --agent.hidden-sizes 32,16 --env.rows 1.2e1 --hyper.discount 0.5,1e-3",
         "--total-steps 100000 --num-envs 1000 --agent.hidden-sizes 32 16 --env.rows 12 --hyper.discount 0.5 0.001",
@@ -273,14 +291,7 @@ def test_integers_may_be_written_as_people_do(monkeypatch):
     assert type(asked[0]["num_envs"]) is int
 
 
-def test_a_preset_is_what_flags_change(monkeypatch, capsys):
-    asked = []
-
-    def train(agent, environment, **settings):
-        asked.append(settings)
-        raise ValueError("enough")
-
-    monkeypatch.setattr(podracer, "train", train)
+def test_a_preset_is_what_flags_change(asked):
     run("train r2d2 envpool:Pong-v5 --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
     run("train vtrace envpool:Pong-v5 --agent.lstm-size 256 --preset=atari --run-dir nowhere")
     run("train ppo gymnasium:MountainCar-v0 --preset classic --agent.gae-lambda 0.5 --seed 3")
