@@ -301,8 +301,8 @@ def test_policy_is_what_evaluation_plays(finished):
         while not last:
             action = result.policy(observe(state))
             assert env.spec.action_space.contains(action)
-            state, (reward, _, last) = step(state, jnp.asarray(action), key)
-            total += float(reward)
+            state, transition = step(state, jnp.asarray(action), key)
+            total, last = total + float(transition.reward), bool(transition.last)
         returns.append(total)
     np.testing.assert_array_equal(returns, result.evaluate(16, seed=0).returns)
 
