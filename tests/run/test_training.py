@@ -285,7 +285,7 @@ def test_policy_is_what_evaluation_plays(finished):
         while not last:
             action = result.policy(observe(state))
             assert env.spec.action_space.contains(action)
-            state, (reward, _, last) = step(state, jnp.asarray(action), key)
+            state, (reward, _, last, _) = step(state, jnp.asarray(action), key)
             total += float(reward)
         returns.append(total)
     np.testing.assert_array_equal(returns, result.evaluate(16, seed=0).returns)
