@@ -136,7 +136,9 @@ def test_the_time_limit_truncates_and_a_termination_at_the_limit_terminates():
 
     def transition(cell, num_steps):
         state = cell_state(options, worlds, np.array(3), np.array(cell), num_steps)
-        return [float(x) for x in step(state, np.int32(0), jax.random.key(0))[1]]  # staying collects what lies there
+        return [
+            float(x) for x in step(state, np.int32(0), jax.random.key(0))[1][:3]
+        ]  # staying collects what lies there
 
     assert transition(15, 5) == [0, 1, False]
     assert transition(15, 6) == [0, 1, True]

@@ -163,5 +163,5 @@ def test_render_mode():
 def test_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     monkeypatch.delitem(sys.modules, "envs_jax.gym")
-    with pytest.raises(ImportError, match=r"pip install podracer\[gym\]"):
+    with pytest.raises(ImportError, match=r"pip install gymnasium"):
         importlib.import_module("envs_jax.gym")

@@ -202,7 +202,7 @@ def test_the_time_limit_truncates_and_an_object_at_the_limit_terminates():
 
     def transition(column, num_steps, action):
         now = state._replace(agent=np.array([3, column], np.int32), num_steps=np.int32(num_steps))
-        return [float(x) for x in environment.step(now, np.int32(action), jax.random.key(0))[1]]
+        return [float(x) for x in environment.step(now, np.int32(action), jax.random.key(0))[1][:3]]
 
     assert transition(3, 38, 0) == [0, 1, False]
     assert transition(3, 39, 0) == [0, 1, True]
