@@ -137,8 +137,8 @@ def _learnable(params: ArrayTree) -> ArrayTree:
             raise NetworkError(f"{where} is a running statistic, which learning does not update; {PURE}.")
         if not isinstance(leaf, float) and not hasattr(leaf, "dtype"):
             raise NetworkError(
-                f"{where} is {type(leaf).__name__}, not an array; let init return arrays only, and keep the rest outside, "
-                "as eqx.partition(module, eqx.is_inexact_array) does."
+                f"{where} is {type(leaf).__name__}, not an array; let init return arrays only, and keep the rest "
+                "outside, as eqx.partition(module, eqx.is_inexact_array) does."
             )
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise NetworkError(
