@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers learn lint bench clean
+.PHONY: demo test test-slow test-accelerator compilers learn lint docs bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -46,6 +46,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: $(VENV)/.core  ## the guides as pages, in site/
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json

@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from podracer import config as configs
 from podracer import distributions, nets, returns, spaces
-from podracer.learning import collectives, gradients, minibatches, optimizer, trajectories
+from podracer.learning import collectives, gradients, minibatches, moments, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
@@ -50,6 +50,7 @@ class PPOConfig:
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
       normalize_observations: by running mean and variance, clipped to [-10, 10].
+      clip_rewards: to [-1, 1] (paper: Atari).
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
       frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make`.
@@ -76,6 +77,7 @@ class PPOConfig:
     max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     normalize_observations: bool = False
+    clip_rewards: bool = False
     normalize_rewards: bool = True
     frame_stack: int = configs.field(1, low=1)
     torso: nets.Torso = "auto"
@@ -88,17 +90,27 @@ class PPOConfig:
     def __post_init__(self):
         configs.check(self)
 
-
-class Moments(NamedTuple):
-    """Running mean and variance, merged in parallel (Chan et al. 1979)."""
-
-    mean: ArrayTree
-    variance: ArrayTree
-    count: jax.Array
+    @classmethod
+    def atari(cls, **overrides) -> PPOConfig:
+        """The paper's Atari configuration (table 5), but for the decay of `clip_epsilon`; gradients are clipped."""
+        paper = {
+            "envs_per_device": 8,
+            "rollout_length": 128,
+            "num_epochs": 3,
+            "clip_epsilon": 0.1,
+            "value_cost": 2.0,  # the paper's error is not halved
+            "learning_rate": 2.5e-4,
+            "clip_rewards": True,
+            "normalize_rewards": False,
+            "frame_stack": 4,
+            "torso": "nature",
+            "separate": False,
+        }
+        return cls(**(paper | overrides))
 
 
 class Normalizers(NamedTuple):
-    """What PPO keeps beside its parameters: `Moments`, or () where a normalisation is off."""
+    """What PPO keeps beside its parameters: `learning.moments.Moments`, or () where a normalisation is off."""
 
     observation: Any
     returns: Any
@@ -122,27 +134,6 @@ class Samples(NamedTuple):
     advantage: jax.Array
     target: jax.Array
     mask: jax.Array
-
-
-def merge_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
-    """Adds [T, B, ...] samples of all shards with weights [T, B] to the running moments."""
-    weight = weight.reshape(weight.shape + (1,) * (x.ndim - 2))
-    mean, variance, count = collectives.global_moments(x, weight, axis=(0, 1))
-    count = count.reshape(-1)[0]
-    # A float32 count stops growing at 2**24. Capped below that, the moments become an exponential average over the
-    # last ten million samples.
-    total = moments.count + count
-    delta = mean - moments.mean
-    new_mean = moments.mean + delta * (count / total)
-    spread = moments.variance * moments.count + variance * count + jnp.square(delta) * (moments.count * count / total)
-    return Moments(new_mean, spread / total, jnp.minimum(total, 1e7))
-
-
-def normalize(x: jax.Array, moments: Moments) -> jax.Array:
-    """(x - mean) / std, clipped to [-10, 10]; the moments' shape is that of x's last dims."""
-    shape = (1,) * (x.ndim - moments.mean.ndim) + moments.mean.shape
-    scale = lax.rsqrt(moments.variance + 1e-8).reshape(shape)
-    return jnp.clip((x - moments.mean.reshape(shape)) * scale, -10.0, 10.0)
 
 
 def weigh(batch: Samples, config: PPOConfig) -> Samples:
@@ -246,26 +237,30 @@ def make(
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
         normalizers = Normalizers(
-            jax.tree.map(lambda x: initial_moments(x.shape), example) if config.normalize_observations else (),
-            initial_moments(()) if config.normalize_rewards else (),
+            jax.tree.map(lambda x: moments.initial(x.shape), example) if config.normalize_observations else (),
+            moments.initial(()) if config.normalize_rewards else (),
         )
         return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), normalizers)
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         return ActorParams(learner.params, learner.num_updates, (learner.aux.observation, learner.hyper["discount"]))
 
-    def normalize_observation(observation: ArrayTree, moments: ArrayTree) -> ArrayTree:
+    def clip(reward: jax.Array) -> jax.Array:
+        return jnp.clip(reward, -1.0, 1.0) if config.clip_rewards else reward
+
+    def normalize_observation(observation: ArrayTree, running: ArrayTree) -> ArrayTree:
         if not config.normalize_observations:
             return observation
         return jax.tree.map(
-            lambda m, x: normalize(x, m), moments, observation, is_leaf=lambda m: isinstance(m, Moments)
+            lambda m, x: moments.normalize(x, m), running, observation, is_leaf=lambda m: isinstance(m, moments.Moments)
         )
 
     def act(
         actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
-        moments, discount = actor.aux
-        timestep = timestep._replace(observation=normalize_observation(timestep.observation, moments))
+        running, discount = actor.aux
+        timestep = timestep._replace(reward=clip(timestep.reward))
+        timestep = timestep._replace(observation=normalize_observation(timestep.observation, running))
         outputs, _, memory = nets.step(network, actor.params, state.network, timestep)
         sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
         action = distribution.to_action(sample)
@@ -286,14 +281,15 @@ def make(
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
         observation, discounted = normalizers
         if config.normalize_observations:
-            merge = lambda m, x: merge_moments(m, x, jnp.ones_like(rows.reward))  # noqa: E731
-            observation = jax.tree.map(merge, observation, rows.observation, is_leaf=lambda m: isinstance(m, Moments))
+            merge = lambda m, x: moments.merge(m, x, jnp.ones_like(rows.reward))  # noqa: E731
+            is_leaf = lambda m: isinstance(m, moments.Moments)  # noqa: E731
+            observation = jax.tree.map(merge, observation, rows.observation, is_leaf=is_leaf)
         if config.normalize_rewards:
             arrived = 1.0 - rows.first.astype(jnp.float32)
-            discounted = merge_moments(discounted, trajectory.extras["discounted_return"], arrived)
+            discounted = moments.merge(discounted, trajectory.extras["discounted_return"], arrived)
         return Normalizers(observation, discounted)
 
-    def prepare(learner: LearnerState, trajectory: Trajectory, moments: Any) -> Samples:
+    def prepare(learner: LearnerState, trajectory: Trajectory, returned: Any) -> Samples:
         """Advantages and targets, computed once per batch before its first gradient step."""
         state: nets.ActorState = trajectory.actor_state.network
         trajectory = trajectory._replace(actor_state=state)
@@ -302,7 +298,7 @@ def make(
         step = returns.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
         if config.normalize_rewards:
-            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(moments.variance + 1e-8), -10.0, 10.0))
+            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(returned.variance + 1e-8), -10.0, 10.0))
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
         return Samples(
             inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(network, trajectory)),
@@ -321,7 +317,8 @@ def make(
         normalizers = update_normalizers(learner.aux, trajectory)
         rows = trajectory.timesteps
         observation = normalize_observation(rows.observation, learner.aux.observation)
-        trajectory = trajectory._replace(timesteps=rows._replace(observation=observation))
+        timesteps = rows._replace(observation=observation, reward=clip(rows.reward))
+        trajectory = trajectory._replace(timesteps=timesteps)
         samples = prepare(learner, trajectory, normalizers.returns)
         if not network.recurrent:
             samples = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
@@ -378,11 +375,6 @@ def make(
         learn=learn,
         hyper=configs.tunables(config),
     )
-
-
-def initial_moments(shape: tuple[int, ...]) -> Moments:
-    """Zero mean and unit variance, with next to no weight."""
-    return Moments(jnp.zeros(shape), jnp.ones(shape), jnp.float32(1e-4))
 
 
 def take(samples: Samples, units: jax.Array) -> Samples:

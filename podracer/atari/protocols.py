@@ -1,10 +1,10 @@
-"""How papers play Atari: the protocols of IMPALA and SEED RL, and the agents' settings that go with them."""
+"""How papers play Atari: the protocols of PPO, IMPALA and SEED RL, and the agents' settings that go with them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from podracer.agents import R2D2Config, VTraceConfig
+from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.environments.envpool import AtariOptions
 
 
@@ -14,6 +14,11 @@ def impala() -> AtariOptions:
     Rewards are clipped and frames stacked by the agent (`VTraceConfig.atari()`).
     """
     return AtariOptions(episodic_life=True)
+
+
+def ppo() -> AtariOptions:
+    """Schulman et al. 2017, by OpenAI's baselines: as IMPALA's, and games that wait for it are started with FIRE."""
+    return AtariOptions(episodic_life=True, fire_reset=True)
 
 
 def seed() -> AtariOptions:
@@ -27,7 +32,7 @@ def preset(agent: str) -> tuple[Any, AtariOptions]:
     Raises:
       ValueError: for an agent that has none.
     """
-    known = {"r2d2": (R2D2Config.atari, seed), "vtrace": (VTraceConfig.atari, impala)}
+    known = {"ppo": (PPOConfig.atari, ppo), "r2d2": (R2D2Config.atari, seed), "vtrace": (VTraceConfig.atari, impala)}
     if agent not in known:
         raise ValueError(f"{agent} has no preset for Atari; known: {', '.join(known)}.")
     config, options = known[agent]

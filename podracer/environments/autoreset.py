@@ -33,7 +33,8 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
     state = environment.reset(key)
     zero = jnp.float32(0.0)
     row = TimeStep(environment.observe(state), zero, jnp.float32(1.0), jnp.asarray(True), jnp.asarray(False))
-    return Lane(state, row, zero, zero, dict.fromkeys(environment.spec.metrics, zero))
+    metrics: Metrics = dict.fromkeys(environment.spec.metrics, zero)  # type: ignore[arg-type]
+    return Lane(state, row, zero, zero, metrics)
 
 
 def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:

@@ -29,16 +29,29 @@ class Preset(NamedTuple):
     env: Mapping[str, Any] = {}
 
 
-_SPARSE = {"normalize_observations": True, "entropy_cost": 0.0, "gae_lambda": 0.98, "rollout_length": 128}
-
 CLASSIC: dict[tuple[str, str], Preset] = {
-    ("ppo", "Acrobot"): Preset(_SPARSE, {"num_envs": 16, "total_steps": 1_000_000}),
-    ("ppo", "MountainCar"): Preset(_SPARSE, {"num_envs": 16, "total_steps": 1_000_000}),
-    ("ppo", "LunarLander"): Preset(
-        {"discount": 0.999, "gae_lambda": 0.98, "rollout_length": 1024, "num_minibatches": 32, "learning_rate": 3e-4},
+    ("ppo", "Acrobot"): Preset(
+        {
+            "rollout_length": 256,
+            "gae_lambda": 0.94,
+            "learning_rate": 3e-4,
+            "entropy_cost": 0.0,
+            "normalize_observations": True,
+        },
+        {"num_envs": 16, "total_steps": 500_000},
+    ),
+    ("ppo", "MountainCar"): Preset(
+        {"rollout_length": 128, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
         {"num_envs": 16, "total_steps": 1_000_000},
     ),
-    ("ppo", "Pendulum"): Preset({"discount": 0.95}, {"total_steps": 1_000_000}),
+    ("ppo", "LunarLander"): Preset(
+        {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
+        {"num_envs": 16, "total_steps": 1_000_000},
+    ),
+    ("ppo", "Pendulum"): Preset(
+        {"rollout_length": 256, "num_epochs": 10, "discount": 0.9, "entropy_cost": 0.0},
+        {"num_envs": 16, "total_steps": 500_000},
+    ),
 }
 """By agent and task, whose version and kind of environment (`envpool:`, `gymnasium:` or our own) do not matter."""
 

@@ -16,12 +16,8 @@ import pytest
 from podracer import agents, distributions, nets, spaces
 from podracer.agents import PPOConfig
 from podracer.agents.ppo import (
-    Moments,
     Samples,
-    initial_moments,
     loss,
-    merge_moments,
-    normalize,
     take,
     weigh,
 )
@@ -319,47 +315,6 @@ def test_epochs_and_keys_shuffle_differently() -> None:
 # Running moments.
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_merged_moments_are_numpys(num_shards: int) -> None:
-    """Over several merges of weighted samples far from 0, whatever the shards."""
-    rng = np.random.default_rng(9)
-    batches = [(100.0 + 3.0 * rng.normal(size=(T, B, 2)) + i, rng.random((T, B)) > 0.4) for i in range(4)]
-    split = lambda x: jnp.stack(jnp.split(jnp.asarray(x, jnp.float32), num_shards, axis=1))  # noqa: E731
-    merge = jax.jit(lambda m, x, w: harness.over_shards(merge_moments, m, x, w))
-    moments = initial_moments((2,))
-    for x, weight in batches:
-        merged = merge(moments, split(x), split(weight))
-        jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, leaf[:1].repeat(num_shards, 0)), merged)
-        moments = jax.tree.map(lambda leaf: leaf[0], merged)
-    kept = np.concatenate([x[weight] for x, weight in batches])
-    np.testing.assert_allclose(moments.mean, kept.mean(0), rtol=1e-5)
-    # Zero mean and unit variance, with a weight of 1e-4, were there before.
-    prior = 1e-4 / len(kept) * (1 + 100.0**2)
-    np.testing.assert_allclose(moments.variance, kept.var(0), rtol=1e-3, atol=1.5 * prior)
-    np.testing.assert_allclose(moments.count, len(kept), rtol=1e-6)
-
-
-def test_moments_without_samples_stay() -> None:
-    moments = Moments(jnp.asarray([3.0]), jnp.asarray([2.0]), jnp.float32(10.0))
-    x, nothing = jnp.full((T, B, 1), 99.0), jnp.zeros((T, B))
-    merged = harness.alone(merge_moments)(moments, x, nothing)
-    harness.assert_same(merged, moments)
-
-
-def test_moments_follow_after_ten_million_samples() -> None:
-    """The count is capped, or float32 would stop adding at 2**24."""
-    moments = Moments(jnp.zeros(1), jnp.ones(1), jnp.float32(1e7))
-    merged = harness.alone(merge_moments)(moments, jnp.ones((1000, 100, 1)), jnp.ones((1000, 100)))
-    assert float(merged.count) == 1e7
-    np.testing.assert_allclose(merged.mean, 1e5 / (1e7 + 1e5), rtol=1e-3)
-
-
-def test_normalize() -> None:
-    moments = Moments(jnp.asarray([1.0, -2.0]), jnp.asarray([4.0, 0.25]), jnp.float32(5.0))
-    x = jnp.asarray([[[3.0, -2.5]], [[-999.0, 999.0]]])
-    np.testing.assert_allclose(normalize(x, moments), [[[1.0, -1.0]], [[-10.0, 10.0]]], rtol=1e-5)
-
-
 def test_observations_are_normalised_by_what_was_seen() -> None:
     """Moments over rows 0..T-1 of every trajectory; acting and learning use those from before the batch."""
     agent, learner, record, learn = made(small(normalize_observations=True, **ONCE))
@@ -433,3 +388,27 @@ def test_dicts_can_be_normalised() -> None:
         x = np.asarray(rows.observation[name])[:-1]
         np.testing.assert_allclose(moments.mean, x.mean((0, 1)), rtol=1e-3)
         np.testing.assert_allclose(moments.variance, x.var((0, 1)), rtol=1e-2)
+
+
+def test_clipped_rewards_are_those_of_an_environment_that_clips() -> None:
+    """All of it: acting (the running return) and learning."""
+    _, learner, record, learn = made(small(clip_rewards=True, normalize_rewards=True))
+    rows = harness.timesteps(5, T, B)
+    rows = rows._replace(reward=3.0 * rows.reward)
+    clipped = rows._replace(reward=jnp.clip(rows.reward, -1.0, 1.0))
+    trajectory, expected = record(learner, rows)[0], record(learner, clipped)[0]
+    assert (trajectory.timesteps.reward != clipped.reward).any()
+    harness.assert_same(trajectory.extras, expected.extras)
+    harness.assert_same(learn(learner, trajectory), learn(learner, expected))
+    plain = made(small(normalize_rewards=True))[3]
+    harness.assert_same(learn(learner, trajectory), plain(learner, expected))
+
+
+def test_atari_settings_are_the_papers() -> None:
+    """Table 5: batches of 8 x 128 in 4 minibatches of 256, 3 epochs."""
+    config = PPOConfig.atari(discount=0.5)
+    assert config.envs_per_device * config.rollout_length // config.num_minibatches == 256
+    assert (config.num_epochs, config.clip_epsilon, config.learning_rate, config.discount) == (3, 0.1, 2.5e-4, 0.5)
+    assert (config.entropy_cost, config.gae_lambda, config.frame_stack, config.torso) == (0.01, 0.95, 4, "nature")
+    assert config.clip_rewards
+    assert not config.normalize_rewards

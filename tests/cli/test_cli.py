@@ -18,9 +18,9 @@ from PIL import Image
 import envs_jax
 import podracer
 from podracer import cli, environments
-from podracer.agents import R2D2Config, VTraceConfig
+from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.cli import results
-from podracer.run import metrics, rundir
+from podracer.run import metrics, presets, rundir
 from podracer.run.experiment import AGENTS
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
@@ -120,7 +120,10 @@ def complaint(capsys, command):
         ("train vtrace catch --env.rows 1", "CatchOptions(rows=1): use an integer of at least 2"),
         ("train vtrace catch --preset atari", "preset='atari': catch is not a game of Atari"),
         ("train vtrace envpool:CartPole-v1 --preset atari", "preset='atari': envpool:CartPole-v1 is not a game of"),
-        ("train ppo envpool:Pong-v5 --preset atari", "ppo has no preset for Atari; known: r2d2, vtrace."),
+        (
+            "train ppo envpool:CartPole-v1 --preset classic",
+            "preset='classic': there is none for ppo on envpool:CartPole",
+        ),
         ("train vtrace catch --preset atary", "invalid choice 'atary' for argument '--preset'"),
         ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
         (
@@ -282,12 +285,16 @@ def test_integers_may_be_written_as_people_do(asked):
 def test_a_preset_is_what_flags_change(asked):
     run("train r2d2 envpool:Pong-v5 --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
     run("train vtrace envpool:Pong-v5 --agent.lstm-size 256 --preset=atari --run-dir nowhere")
-    r2d2, vtrace = asked
+    run("train ppo gymnasium:MountainCar-v0 --preset classic --agent.gae-lambda 0.5 --seed 3")
+    r2d2, vtrace, ppo = asked
     assert r2d2["config"] == R2D2Config.atari(batch_size=8)
     assert r2d2["env_options"]["full_action_space"]
     assert (r2d2["env_options"]["noop_max"], vtrace["env_options"]["noop_max"]) == (5, 30)
     assert vtrace["config"] == VTraceConfig.atari(lstm_size=256)
     assert vtrace["env_options"]["episodic_life"]
+    chosen = presets.find("classic", "ppo", "mountain_car")
+    assert ppo["config"] == PPOConfig(**dict(chosen.agent) | {"gae_lambda": 0.5})
+    assert (ppo["total_steps"], ppo["seed"]) == (chosen.run["total_steps"], 3)
 
 
 def test_envs_and_agents(capsys):
