@@ -27,7 +27,7 @@ LIBRARIES = {
 }
 """Where a class comes from, and how its networks become functions of parameters."""
 
-PURE = "networks are pure functions of their parameters: use LayerNorm or GroupNorm instead of BatchNorm"
+PURE = "networks are pure functions, so use LayerNorm or GroupNorm instead of BatchNorm"
 ADVICE = {
     "immutable|batch_stats|BatchNorm": PURE,
     "TracerBoolConversion": "use jnp.where or lax.cond instead of Python's if",
@@ -137,8 +137,8 @@ def _learnable(params: ArrayTree) -> ArrayTree:
             raise NetworkError(f"{where} is a running statistic, which learning does not update; {PURE}.")
         if not isinstance(leaf, float) and not hasattr(leaf, "dtype"):
             raise NetworkError(
-                f"{where} is {str(leaf)[:60]}, not an array; let init return arrays only, and keep the rest outside, "
-                "as eqx.partition(module, eqx.is_inexact_array) does."
+                f"{where} is {type(leaf).__name__}, not an array; let init return arrays only, and keep the rest "
+                "outside, as eqx.partition(module, eqx.is_inexact_array) does."
             )
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise NetworkError(
@@ -161,14 +161,14 @@ def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
         said = f"{type(error).__name__}: {reason}"
-        advice = next((f"; {advice}" for pattern, advice in ADVICE.items() if re.search(pattern, said)), "")
+        advice = next((f": {advice}" for pattern, advice in ADVICE.items() if re.search(pattern, said)), "")
         raise NetworkError(f"the network's {name} cannot be traced: {said}{_own_line(error)}{advice}.") from error
 
 
 def _own_line(error: Exception) -> str:
     """Where an error arose in the user's own files, if it did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OTHERS, "<frozen"))]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f", in {frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
 
 
 def _is_array(x: Any) -> bool:

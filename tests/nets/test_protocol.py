@@ -136,7 +136,7 @@ MISTAKES = {
         r"network=function is no podracer.nets.Network; use nets.feed_forward\(init, apply\)\.",
     ),
     # Parameters
-    "no arrays": (DISCRETE, flat(init=mlp), "params.activation is .*, not an array; .* as eqx.partition"),
+    "no arrays": (DISCRETE, flat(init=mlp), "params.activation is custom_jvp, not an array; .* as eqx.partition"),
     "no floats": (
         DISCRETE,
         flat(init=lambda key: {"n": jnp.int32(3)}),
@@ -157,17 +157,17 @@ MISTAKES = {
     "BatchNorm": (
         DISCRETE,
         nets.feed_forward(lambda key: LINEN[0](key)["params"], lambda p, o: Linen().apply({"params": p}, o)),
-        r"apply cannot be traced: .*test_protocol.py, line \d+: x = nn.BatchNorm.*\); .* use LayerNorm or GroupNorm",
+        r"apply cannot be traced: .*in .*test_protocol.py, line \d+, `x = nn.BatchNorm.*`: .* use LayerNorm or GroupNorm",
     ),
     "Python's if": (
         DISCRETE,
         flat(apply=python_if),
-        r"line \d+: if observation\[0, 0\] > 0:\); use jnp.where or lax.cond",
+        r"line \d+, `if observation\[0, 0\] > 0:`: use jnp.where or lax",
     ),
     "a wrong name": (
         DISCRETE,
         flat(apply=lambda p, o: p["v"]),
-        r"traced: KeyError: 'v' \(.*test_protocol.py, line \d+: ",
+        r"traced: KeyError: 'v', in .*test_protocol.py, line \d+, ",
     ),
     "a wrong call": (
         DISCRETE,
