@@ -171,7 +171,7 @@ def loss(
 
     Args:
       q: [T+1, B, A]; action values of the learner's parameters, behind the burn-in.
-      target_q: [T+1, B, A]; of the target network's.
+      target_q: [T+1, B, A]; of the target network.
       actions: int32 [T, B]; those taken.
       step: [T, B].
       weight: float32 [B]; importance weights.
