@@ -10,9 +10,6 @@ wrong and where.
 
 from __future__ import annotations
 
-import os
-import pathlib
-import traceback
 from typing import Any
 
 import jax
@@ -21,28 +18,12 @@ import numpy as np
 from jax.core import Tracer
 
 from envs_jax.play import COMPILE_QUICKLY, PREFIX, ConformanceError, check_briefly, check_play
-from podracer import spaces
+from podracer import spaces, tracing
 from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
 __all__ = ["ConformanceError", "check_briefly", "check_environment", "validate_protocol"]
 
-# Innermost frames here are not where a mistake is.
-_NOT_THE_USERS = (*(str(pathlib.Path(str(m.__file__)).parent) + os.sep for m in (jax, np, spaces)), __file__)
-# What JAX says of code that needs a value while it has a shape alone, the special before the general.
-_REMEDIES = (
-    (jax.errors.TracerBoolConversionError, "use jnp.where or jax.lax.cond instead of if, while, and, or"),
-    (jax.errors.TracerArrayConversionError, "use jax.numpy instead of numpy"),
-    (
-        jax.errors.TracerIntegerConversionError,
-        "index an array (jnp.asarray) instead of a list, and loop with jax.lax.fori_loop instead of range",
-    ),
-    (jax.errors.NonConcreteBooleanIndexError, "use jnp.where instead of indexing with a mask"),
-    (
-        jax.errors.ConcretizationTypeError,
-        "use .astype(...) instead of int() or float(), and shapes that depend on no array",
-    ),
-)
 # Two programs of one function may fuse, and so round, differently.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -141,21 +122,7 @@ def _trace(function: Any, where: str, *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        remedy = next((f": {text}" for kinds, text in _REMEDIES if isinstance(error, kinds)), "")
-        raise TypeError(
-            f"{PREFIX}: {where} cannot be traced: {type(error).__name__}: {reason}{_line(error)}{remedy}."
-        ) from error
-
-
-def _line(error: BaseException) -> str:
-    """Where in the user's own files an error came from, as text to append."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_NOT_THE_USERS) and frame.line
-    ]
-    return f", in {frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
+        raise TypeError(f"{PREFIX}: {where} cannot be traced: {tracing.explain(error)}.") from error
 
 
 def _check_state(state: Any, where: str) -> None:

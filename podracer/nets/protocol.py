@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
-import re
-import sysconfig
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from podracer import distributions, spaces
+from podracer import distributions, spaces, tracing
 from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
 from podracer.types import ArrayTree, EnvSpec
 
@@ -26,20 +22,6 @@ LIBRARIES = {
     "haiku": "nets.feed_forward(lambda key: net.init(key, observations), hk.without_apply_rng(net).apply)",
 }
 """Where a class comes from, and how its networks become functions of parameters."""
-
-PURE = "networks are pure functions, so use LayerNorm or GroupNorm instead of BatchNorm"
-ADVICE = {
-    "immutable|batch_stats|BatchNorm": PURE,
-    "TracerBoolConversion": "use jnp.where or lax.cond instead of Python's if",
-    "called with an RNG": "use hk.without_apply_rng(net).apply",
-}
-"""What to do about an error that says so."""
-
-OTHERS = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    str(pathlib.Path(__file__).parents[1]),
-)
-"""Where files are that are not the user's own."""
 
 
 def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False) -> None:
@@ -134,7 +116,7 @@ def _learnable(params: ArrayTree) -> ArrayTree:
     for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_statistic):
         where = f"the network's params{jax.tree_util.keystr(path)}"
         if is_statistic(leaf) or "batch_stats" in where:
-            raise NetworkError(f"{where} is a running statistic, which learning does not update; {PURE}.")
+            raise NetworkError(f"{where} is a running statistic, which learning does not update; {tracing.PURE}.")
         if not isinstance(leaf, float) and not hasattr(leaf, "dtype"):
             raise NetworkError(
                 f"{where} is {type(leaf).__name__}, not an array; let init return arrays only, and keep the rest "
@@ -159,16 +141,7 @@ def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
     except NetworkError:
         raise
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
-        said = f"{type(error).__name__}: {reason}"
-        advice = next((f": {advice}" for pattern, advice in ADVICE.items() if re.search(pattern, said)), "")
-        raise NetworkError(f"the network's {name} cannot be traced: {said}{_own_line(error)}{advice}.") from error
-
-
-def _own_line(error: Exception) -> str:
-    """Where an error arose in the user's own files, if it did."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OTHERS, "<frozen"))]
-    return f", in {frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
+        raise NetworkError(f"the network's {name} cannot be traced: {tracing.explain(error)}.") from error
 
 
 def _is_array(x: Any) -> bool:

@@ -162,7 +162,7 @@ MISTAKES = {
     "Python's if": (
         DISCRETE,
         flat(apply=python_if),
-        r"line \d+, `if observation\[0, 0\] > 0:`: use jnp.where or lax",
+        r"line \d+, `if observation\[0, 0\] > 0:`: use jnp.where or jax.lax.cond instead of if",
     ),
     "a wrong name": (
         DISCRETE,
