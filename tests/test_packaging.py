@@ -26,7 +26,7 @@ def install_lines():
     ):
         for path in ROOT.glob(pattern):
             if path.is_file():
-                for found in re.finditer(r"pip install ([^\n`;#)]+)", path.read_text()):
+                for found in re.finditer(r"pip install ([^\n`;#){]+)", path.read_text()):
                     yield path, found[1].strip().rstrip("\"',. ")
 
 
