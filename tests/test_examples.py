@@ -53,7 +53,14 @@ def test_networks_of_other_libraries_are_trained_saved_and_loaded(name, tmp_path
     jax.tree.map(np.testing.assert_array_equal, again.learner.params, result.learner.params)
 
 
-@pytest.mark.parametrize("name", NETWORKS[1:])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_other_libraries_are_networks(name):
+    """Which agents check when they are made."""
+    spec = envs_jax.make("catch").spec
+    podracer.agents.vtrace.make(spec, network=example(f"networks/{name}").network(spec))
+
+
+@pytest.mark.parametrize("name", ["linen_gru", *(pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS[1:4])])
 def test_networks_of_other_libraries_learn(name):
     """A gradient step moves every parameter."""
     spec = envs_jax.make("catch").spec

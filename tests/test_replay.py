@@ -173,7 +173,7 @@ def sampled(plan, spec, ring, counts, n, times, num_shards=1):
     return run(keys)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.9])
+@pytest.mark.parametrize("alpha", [0.9, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_sequences_are_drawn_by_priority(alpha):
     spec = spec_of(alpha=alpha, capacity=900)
     plan, ring, streams = filled(spec, [0, 1] * 180)

@@ -295,7 +295,7 @@ def test_progress_drives_the_schedule(runs: dict[str, Run]) -> None:
         done = integer(report.env_steps)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
 def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> None:
     """Three members with different seeds and learning rates, 10 updates: each is the run of its seed and rate."""
     run, rates = runs[name], [3e-3, 1e-3, 1e-4]

@@ -210,6 +210,7 @@ def test_the_time_limit_truncates_and_an_object_at_the_limit_terminates():
     assert MemoryMaze().spec.max_episode_steps == 72
 
 
+@pytest.mark.slow  # others of its options are quick: tests/envs/test_conformance.py
 def test_conforms():
     validate_protocol(MemoryMaze(OPTIONS[2]))
     check_environment(MemoryMaze(OPTIONS[2]), episodes=3)

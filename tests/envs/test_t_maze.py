@@ -125,6 +125,7 @@ def test_the_time_limit_truncates_and_a_turn_at_the_limit_terminates():
     assert TMaze().spec.max_episode_steps == 40
 
 
+@pytest.mark.slow  # others of its options are quick: tests/envs/test_conformance.py
 @pytest.mark.parametrize("options", OPTIONS[1:3])
 def test_conforms(options):
     validate_protocol(TMaze(options))

@@ -110,7 +110,9 @@ def test_only_the_newest_are_kept(tmp_path):
         assert checkpoints.steps() == [2, 3]
 
 
-@pytest.mark.parametrize("damage", [delete, truncate, flip])
+@pytest.mark.parametrize(
+    "damage", [flip, pytest.param(delete, marks=pytest.mark.slow), pytest.param(truncate, marks=pytest.mark.slow)]
+)
 def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capfd):
     noticed = 0
     for path in files(written, 2):

@@ -385,13 +385,12 @@ def test_options_survive_json():
 @pytest.fixture(scope="module")
 def population(tmp_path_factory):
     rates = np.asarray([1e-4, 1e-3, 1e-2], np.float32)
-    return train(
-        tmp_path_factory.mktemp("population") / "run", population=3, seed=7, hyper={"learning_rate": rates}
-    ), rates
+    return train(tmp_path_factory.mktemp("population") / "run", seed=7, hyper={"learning_rate": rates}), rates
 
 
 def test_a_population_reports_every_member(population):
     result, rates = population
+    assert result.population == 3, "as many as there are learning rates"
     summary = json.loads((result.run_dir / "summary.json").read_text())
     assert [member["seed"] for member in summary["members"]] == [7, 8, 9]
     assert [member["learning_rate"] for member in summary["members"]] == pytest.approx(rates)
@@ -405,6 +404,22 @@ def test_a_population_reports_every_member(population):
         first = next(row for row in rows if "grad/learning_rate" in row)
         assert first["grad/learning_rate"] == pytest.approx(rates[member], rel=0.05)
     assert (result.run_dir / "curve.png").exists()
+
+
+def test_one_default_member_everywhere(population):
+    """The best one, named as such; figures of the run are those of all of its members."""
+    result, _ = population
+    summary, again = result.summary, podracer.load(result.run_dir)
+    means = [member["eval_return_mean"] for member in summary["members"]]
+    assert summary["eval_return_mean"] == pytest.approx(np.mean(means))
+    assert summary["eval_return_std"] == pytest.approx(np.std(means, ddof=1))
+    assert summary["eval_return_range"] == [min(means), max(means)]
+    best = int(np.argmax(means))
+    assert result.best_member == summary["best_member"] == again.best_member == best
+    assert again.evaluate(16, seed=7 + best).mean == means[best]
+    board = np.zeros((10, 5), np.float32)
+    assert again.policy(board) == again.policy(board, member=best) == again.actor()(board)
+    assert_same(again.actor_params(), again.actor_params(best))
 
 
 def test_members_can_be_used(population):
@@ -801,7 +816,10 @@ def flip(path):
     path.write_bytes(data.tobytes())
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, pathlib.Path.unlink])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, pytest.param(truncate, marks=pytest.mark.slow), pytest.param(pathlib.Path.unlink, marks=pytest.mark.slow)],
+)
 def test_a_damaged_checkpoint(finished, copied, damage, capsys):
     damage(newest_data(copied))
     loaded = podracer.load(copied)

@@ -154,8 +154,8 @@ def test_replayed_sequences_keep_the_contract(num_shards):
     ("name", "num_shards"),
     [
         ("r2d2", 2),
-        ("vtrace with replay", 1),
         pytest.param("r2d2", 1, marks=pytest.mark.slow),
+        pytest.param("vtrace with replay", 1, marks=pytest.mark.slow),
         pytest.param("vtrace with replay", 2, marks=pytest.mark.slow),
     ],
 )
@@ -215,7 +215,7 @@ def test_episode_sums_are_those_of_the_rows():
     np.testing.assert_allclose(total, (lengths * (lengths + 1) / 2).sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_memory_and_what_was_recorded_belong_to_their_rows(name):
     """With a learning rate of 0, unrolling the network from `actor_state` gives the recorded log-probabilities."""
     agent = agent_of(name, lstm_size=4, normalize=False)
@@ -342,7 +342,7 @@ def test_a_replay_on_the_host_counts_updates_itself():
     assert reads == [7, 7], "of a state that it has not made itself"
 
 
-@pytest.mark.parametrize("name", ["vtrace", "ppo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""

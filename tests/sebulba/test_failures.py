@@ -104,7 +104,7 @@ def test_an_environment_that_hangs_is_named():
     assert time.monotonic() - start < 20.0
 
 
-@pytest.mark.parametrize("mode", ["async", "lockstep"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_an_environment_that_hangs_is_replaced_if_asked(mode, capfd):
     hangs = [4.0, 4.0]
 
