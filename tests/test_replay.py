@@ -123,7 +123,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("context", [0, 3])
+@pytest.mark.parametrize("context", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 def test_sequences_are_the_streams(order, context):
     spec = spec_of(context=context)
@@ -364,7 +364,10 @@ class Learns:
         return state + 1, {"seen": seen}, jnp.ones(batch.weight.shape)
 
 
-@pytest.mark.parametrize(("ratio", "batch"), [(1.0, 6), (0.75, 8), (2.5, 2), (0.1, 8), (3.0, 1)])
+@pytest.mark.parametrize(
+    ("ratio", "batch"),
+    [(0.75, 8), (2.5, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1.0, 6), (0.1, 8), (3.0, 1)))],
+)
 def test_the_ratio_is_counted(ratio, batch):
     spec = spec_of(ratio=ratio, batch_size=batch, min_size=12, capacity=60)
     core = learner.make(Learns(spec), lanes=B, groups=GROUPS, num_shards=1)

@@ -368,7 +368,7 @@ class Breaks:
         return jnp.stack([state, state, state]).astype(jnp.float32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_rewards_that_are_not_finite_are_reported(name: str) -> None:
     """In the update that they enter, after which the call stops."""
     fields = {"normalize_observations": False, "normalize_rewards": False} if name == "ppo" else {}

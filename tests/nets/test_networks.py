@@ -53,7 +53,9 @@ def recorded(
 # Acting and learning.
 
 
-@pytest.mark.parametrize(("lstm_size", "frame_stack"), [(0, 1), (8, 1), (0, 3), (8, 2)])
+@pytest.mark.parametrize(
+    ("lstm_size", "frame_stack"), [(0, 1), (0, 3), (8, 2), pytest.param(8, 1, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int, frame_stack: int) -> None:
     spec = spec_of(action=ACTIONS[action])
