@@ -1,6 +1,6 @@
 """How fast a trained policy acts: one observation at a time, in Gymnasium's CartPole, and in batches.
 
-    python benchmarks/actor.py       # a minute; rewrites benchmarks/results/actor.json
+python benchmarks/actor.py       # a minute; rewrites benchmarks/results/actor.json
 """
 
 from __future__ import annotations

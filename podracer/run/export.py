@@ -6,7 +6,7 @@
     MODEL_CARD.md      what it is, how well it does and how to run it, in the form that model hubs read
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
-memory is a flat tuple of arrays [b, ...], zeros to begin with. Actions are the most likely ones.
+memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the most likely ones.
 """
 
 from __future__ import annotations
@@ -131,21 +131,12 @@ def check(directory: str | pathlib.Path) -> None:
 def _exported(policy: Policy) -> jax_export.Exported:
     """The policy as one function without parameters, for any batch and platform."""
 
-    def step(memory: tuple[Any, ...], observation: ArrayTree, reward: jax.Array, first: jax.Array) -> Any:
-        # Memory need not begin with anything but zeros: an episode's first row takes it from here.
-        fresh = [jnp.where(_lanes(first, x), start, x) for start, x in zip(policy.start(1), memory)]
-        return policy.step(tuple(fresh), observation, reward, first)
-
     (b,) = jax_export.symbolic_shape("b")
     lanes = lambda x: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)  # noqa: E731
     memory = tuple(jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype) for x in policy.start(1))
     observation = jax.tree.map(lanes, jax.eval_shape(lambda: spaces.zeros(policy.spec.observation_space)))
     reward, first = jax.ShapeDtypeStruct((b,), jnp.float32), jax.ShapeDtypeStruct((b,), jnp.bool_)
-    return jax_export.export(jax.jit(step), platforms=PLATFORMS)(memory, observation, reward, first)
-
-
-def _lanes(first: jax.Array, like: jax.Array) -> jax.Array:
-    return first.reshape(first.shape + (1,) * (like.ndim - 1))
+    return jax_export.export(jax.jit(policy.step), platforms=PLATFORMS)(memory, observation, reward, first)
 
 
 def _rows(spec: EnvSpec) -> dict[str, np.ndarray]:

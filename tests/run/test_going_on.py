@@ -6,11 +6,14 @@ import shutil
 
 import harness
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import podracer
-from podracer.run import checkpoint, metrics
+from podracer.result import Result
+from podracer.run import checkpoint, experiment, metrics
+from podracer.run.transfer import transferred
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -83,6 +86,26 @@ def test_a_run_begins_with_anothers_weights(finished, tmp_path):
     with pytest.raises(ValueError, match=r"init_from: .* params.policy.kernel is \[8, 3\] there and \[4, 3\] here"):
         train(tmp_path / "other", init_from=finished, config=AGENT | {"hidden_sizes": (4,)})
     assert not (tmp_path / "other").exists()
+
+
+def test_what_is_transferred_and_what_begins_anew():
+    """Parameters and what else was learnt (R2D2's target) of the best member, for all members; not the optimiser."""
+    config = {"hidden_sizes": (4,), "lstm_size": 0, "head_size": 4, "replay_capacity": 64, "replay_min_size": 8}
+
+    def learner(population, offset):
+        run = experiment.RunConfig(total_steps=10, num_envs=8, population=population)
+        made = experiment.resolve("r2d2", "catch", run, config=config)
+        numbers = lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) + jnp.asarray(offset, x.dtype)  # noqa: E731
+        return made, jax.tree.map(numbers, made.driver.like().learner)
+
+    made, old = learner(3, 0)
+    rows = [{"env_steps": 1, "updates": 1, "member": i, "eval/return_mean": float(i == 1)} for i in range(3)]
+    source = Result(made, old, rows, None)
+    _, fresh = learner(2, 1000)
+    new = transferred(source, fresh)
+    for mine, theirs in ((new.params, old.params), (new.aux, old.aux)):
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.stack([y[1], y[1]])), mine, theirs)
+    harness.assert_same((new.opt_state, new.num_updates, new.hyper), (fresh.opt_state, fresh.num_updates, fresh.hyper))
 
 
 def test_log_ends_a_run_in_good_order(tmp_path, capsys):
