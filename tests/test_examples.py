@@ -25,6 +25,7 @@ def example(name):
     return module
 
 
+@pytest.mark.slow  # others are quick: tests/agents/test_own_losses.py
 def test_a_loss_of_ones_own():
     result = example("own_loss").main(total_steps=8 * 64 * 2, **SMALL)
     rows = [row for row in result.history if "loss/total" in row]

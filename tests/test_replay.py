@@ -311,7 +311,7 @@ def test_shards_of_one_device_are_written_by_slices():
     assert set(scattered) == {stacked[0].priority.shape}
 
 
-@pytest.mark.parametrize("name", ["vtrace", "r2d2"])
+@pytest.mark.parametrize("name", ["r2d2", pytest.param("vtrace", marks=pytest.mark.slow)])
 def test_a_run_copies_no_ring(name):
     """Also where a call adds and samples: the program's scratch memory is a small part of the ring."""
     catch = envs_jax.make("catch")

@@ -165,7 +165,7 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     ("action_space", "fields"),
     [
         (SPEC.action_space, {}),
-        (SPEC.action_space, {"lstm_size": 5}),
+        pytest.param(SPEC.action_space, {"lstm_size": 5}, marks=pytest.mark.slow),
         (spaces.Box(-2.0, 1.0, (2,)), {"lstm_size": 5, "separate": False, "normalize_observations": True}),
     ],
     ids=["discrete", "recurrent", "continuous recurrent normalised"],

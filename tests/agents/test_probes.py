@@ -194,7 +194,7 @@ def check_policy(agent: Agent, learner: LearnerState, observation: np.ndarray, b
         assert float(jnp.min(extras["log_prob"])) > np.log(0.9)
 
 
-@by_name
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
 def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
     """Row by row through an episode: the values are gamma and 1 with the memory that acting has there."""
     _, network, members = trained_actor_critic(name, probes.DelayedReward(), lstm_size=8)

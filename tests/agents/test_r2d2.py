@@ -65,8 +65,10 @@ def learn(agent, learner, batch):
 # Acting and replay
 
 
-@pytest.mark.parametrize("frame_stack", [1, 3])
-@pytest.mark.parametrize("lstm_size", [0, 6])
+@pytest.mark.parametrize(
+    ("lstm_size", "frame_stack"),
+    [(0, 1), (6, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 3), (6, 1)))],
+)
 def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, frame_stack):
     agent = made(lstm_size=lstm_size, frame_stack=frame_stack)
     learner, _, _, batch = replayed(agent)

@@ -209,7 +209,11 @@ SMALL = {"hidden_sizes": (8,), "rollout_length": T}
 
 @pytest.mark.parametrize(
     ("action_space", "lstm_size"),
-    [(SPEC.action_space, 0), (SPEC.action_space, 5), (spaces.Box(-2.0, 1.0, (2,)), 5)],
+    [
+        (SPEC.action_space, 0),
+        pytest.param(SPEC.action_space, 5, marks=pytest.mark.slow),
+        (spaces.Box(-2.0, 1.0, (2,)), 5),
+    ],
     ids=["discrete", "recurrent", "continuous recurrent"],
 )
 def test_ratios_are_one_on_policy(action_space: spaces.Space, lstm_size: int) -> None:

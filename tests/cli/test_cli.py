@@ -494,6 +494,7 @@ def test_an_interrupted_run(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow  # what is behind it is quick: tests/run/test_training.py
 def test_all_checkpoints_damaged(copied, capsys):
     for path in (copied / "checkpoints").rglob("d/*"):
         path.write_bytes(b"")

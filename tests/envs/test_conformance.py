@@ -15,8 +15,10 @@ from podracer.types import Environment, EnvSpec, Transition
 
 VARIANTS = [
     *((name, {}) for name in envs_jax.names()),
-    ("gridworld", {"task": "random_goals", "flatten": False}),
-    ("gridworld", {"task": "delayed_chain", "noisy_rewards": True, "distractor_bits": 2}),
+    pytest.param("gridworld", {"task": "random_goals", "flatten": False}, marks=pytest.mark.slow),
+    pytest.param(
+        "gridworld", {"task": "delayed_chain", "noisy_rewards": True, "distractor_bits": 2}, marks=pytest.mark.slow
+    ),
 ]
 
 

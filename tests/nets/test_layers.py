@@ -55,7 +55,7 @@ def primitives(jaxpr: Any) -> set[str]:
     return {equation.primitive.name for equation in harness.equations(jaxpr)}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", ["gpu", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
     """A scatter adds in an order that nobody knows on GPU, and then no run can be repeated bit for bit."""
     module, images = layers.ResNet(), jnp.ones((2, 24, 24, 1))
@@ -71,7 +71,7 @@ def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
     )
 
 
-@pytest.mark.parametrize("T", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("T", [1, 7, *(pytest.param(T, marks=pytest.mark.slow) for T in (2, 3, 12))])
 def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
     """There steps are computed again for the gradient, three at a time: outputs, state and gradients stay."""
     module = layers.LSTM(5)

@@ -100,7 +100,8 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "threads", "lockstep"), [("vtrace", 1, False), ("ppo", 2, False), ("vtrace", 2, True)]
+    ("name", "threads", "lockstep"),
+    [("vtrace", 1, False), ("vtrace", 2, True), pytest.param("ppo", 2, False, marks=pytest.mark.slow)],
 )
 def test_trajectories_keep_the_contract(name, threads, lockstep):
     driver = driver_of(agent_of(name), threads, lockstep)
@@ -257,7 +258,10 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
     assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params)) if a.size > 8)
 
 
-@pytest.mark.parametrize(("threads", "milestone"), [(1, 90), (1, 300), (2, 50), (2, 330)])
+@pytest.mark.parametrize(
+    ("threads", "milestone"),
+    [(1, 300), (2, 50), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 90), (2, 330)))],
+)
 def test_lockstep_resumes_bit_for_bit(threads, milestone):
     """From a state in the middle, in a new driver, as if nothing had happened."""
     agent = agent_of("ppo", lstm_size=3)

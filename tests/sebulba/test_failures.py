@@ -94,7 +94,7 @@ def test_an_environment_that_cannot_be_made():
 def test_an_environment_that_hangs_is_named():
     def misbehave(number, thread):
         if number == 8 and thread.startswith("actor 0"):
-            time.sleep(4.0)
+            time.sleep(2.0)
 
     start = time.monotonic()
     with pytest.raises(
@@ -106,7 +106,7 @@ def test_an_environment_that_hangs_is_named():
 
 @pytest.mark.parametrize("mode", ["async", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_an_environment_that_hangs_is_replaced_if_asked(mode, capfd):
-    hangs = [4.0, 4.0]
+    hangs = [2.0, 2.0]
 
     def misbehave(number, thread):
         if number == 8 and thread.startswith("actor 0") and hangs:
