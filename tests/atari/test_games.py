@@ -24,7 +24,7 @@ def test_games_are_envpools():
     assert {f"{game}-v5" for game in atari.GAMES57} <= set(envpool.list_all_envs())
     assert [len(set(some)) for some in (atari.GAMES57, atari.NATURE49, atari.GAMES26)] == [57, 49, 26]
     missing = set(atari.GAMES57) - set(atari.NATURE49)
-    assert missing == set(["Berzerk", "Defender", "Phoenix", "Pitfall", "Skiing", "Solaris", "Surround", "YarsRevenge"])
+    assert missing == {"Berzerk", "Defender", "Phoenix", "Pitfall", "Skiing", "Solaris", "Surround", "YarsRevenge"}
     assert set(atari.GAMES26) < set(atari.NATURE49)
 
 
