@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import distributions, spaces
-from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet
+from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet, Weights
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
@@ -146,8 +146,10 @@ def make_q(
     lstm_size: int = 0,
     head_size: int = 512,
     compute_dtype: ComputeDtype = "float32",
+    dueling: bool = True,
+    norm: bool = False,
 ) -> Network:
-    """A network of action values: torso, optional LSTM and dueling heads (Wang et al. 2016), Glorot uniform weights.
+    """A network of action values: torso, optional LSTM and head, Glorot uniform weights.
 
     Args:
       spec: of the environment; its actions are discrete.
@@ -155,15 +157,20 @@ def make_q(
       hidden_sizes: of the MLP.
       activation: of the MLP.
       lstm_size: as in `make`.
-      head_size: units of each head.
+      head_size: units of a hidden layer of each head, 0 for none.
       compute_dtype: as in `make`.
+      dueling: whether heads for the state's value and the actions' advantages make up the action values (Wang et al.
+        2016), or one head is all.
+      norm: whether `layers.LayerNorm` follows each layer of the torso, whose weights are then He's normal ones (Gallici
+        et al. 2024).
 
     Raises:
       ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
     """
     A = num_actions(spec)
-    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype), scale=None)
-    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=A), lstm_size)
+    body = _body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype)
+    body = dataclasses.replace(body, scale="he" if norm else None, norm=norm)
+    return _network(spec, ActionValues(body=body, head_size=head_size, num_actions=A, dueling=dueling), lstm_size)
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -228,7 +235,7 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """What comes before the heads; see `make`. `scale` is that of `layers.Dense`; None is Glorot's everywhere."""
+    """What comes before the heads; see `make` and `make_q`. `scale` is that of `layers.Dense`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -237,18 +244,20 @@ class Body:
     activation: str
     lstm_size: int
     compute_dtype: ComputeDtype = "float32"
-    scale: float | None = np.sqrt(2)
+    scale: Weights = 2**0.5
+    norm: bool = False
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
         """[T, B, F] of the torso, float32, within a module's compact call."""
         dtype = jnp.dtype(self.compute_dtype)
         if self.torso == "mlp":
             features = encode(observation, self.observation_space, leading=2)
-            return MLP(self.hidden_sizes, self.activation, self.scale, dtype, name=name)(features).astype(jnp.float32)
+            mlp = MLP(self.hidden_sizes, self.activation, self.scale, dtype, self.norm, name=name)
+            return mlp(features).astype(jnp.float32)
         image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
         module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
         image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
-        features = module(name=name, scale=self.scale, dtype=dtype)(image.astype(dtype) / 255.0)
+        features = module(name=name, scale=self.scale, dtype=dtype, norm=self.norm)(image.astype(dtype) / 255.0)
         return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
@@ -300,20 +309,26 @@ class ActorCritic(nn.Module):
         return outputs, values, state
 
 
-class DuelingQ(nn.Module):
-    """Torso, optional LSTM, and dueling heads: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
+class ActionValues(nn.Module):
+    """Torso, optional LSTM, and a head; dueling: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
 
     body: Body
     head_size: int
     num_actions: int
+    dueling: bool = True
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         features = self.body.features("torso", inputs.observation)
         if self.body.lstm_size:
             features, state = self.body.core([features], inputs, state)
-        head = lambda name, size: Dense(size, None, name=name)(  # noqa: E731
-            nn.relu(Dense(self.head_size, None, name=f"{name}_hidden")(features))
-        )
+
+        def head(name: str, size: int) -> jax.Array:
+            x = nn.relu(Dense(self.head_size, None, name=f"{name}_hidden")(features)) if self.head_size else features
+            return Dense(size, None, name=name)(x)
+
+        if not self.dueling:
+            q = head("q", self.num_actions)
+            return q, jnp.max(q, axis=-1), state
         values, advantages = head("value", 1), head("advantage", self.num_actions)
         return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state

@@ -211,6 +211,30 @@ def test_initial_policy_is_nearly_uniform() -> None:
     assert np.ptp(outputs) > 0.0
 
 
+@pytest.mark.parametrize(("dueling", "head_size", "norm"), [(False, 0, True), (False, 5, False), (True, 0, False)])
+def test_heads_of_action_values(dueling: bool, head_size: int, norm: bool) -> None:
+    """By hand, from the parameters."""
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=head_size, dueling=dueling, norm=norm)
+    params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
+    inputs = random_inputs(np.zeros((2, 3), bool))
+    q, values, _ = network.apply(params, inputs, ())
+    p = jax.tree.map(np.asarray, params["params"])
+    dense = lambda p, x: x @ p["kernel"] + p["bias"]  # noqa: E731
+    x = dense(p["torso"]["Dense_0"], np.asarray(inputs.observation))
+    if norm:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = x * p["torso"]["LayerNorm_0"]["scale"] + p["torso"]["LayerNorm_0"]["bias"]
+    x = np.maximum(x, 0)
+    head = lambda name: dense(p[name], np.maximum(dense(p[f"{name}_hidden"], x), 0) if head_size else x)  # noqa: E731
+    if dueling:
+        expected = head("value") + head("advantage") - head("advantage").mean(-1, keepdims=True)
+        np.testing.assert_allclose(values, head("value")[..., 0], rtol=1e-5, atol=1e-5)
+    else:
+        expected = head("q")
+        np.testing.assert_allclose(values, expected.max(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(q, expected, rtol=1e-5, atol=1e-5)
+
+
 # Torsos.
 
 
