@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,9 +18,9 @@ from jax import lax
 from podracer import topology
 from podracer.types import ArrayTree
 
-Weights = float | Literal["he"] | None
-"""How weights begin: orthogonal times a number (in convolutions LeCun's normal ones), He's normal ones for "he", or
-Glorot's uniform ones for None."""
+Weights = float | Literal["he", "uniform"] | None
+"""How weights begin: orthogonal times a number (in convolutions LeCun's normal ones), He's normal ones for "he",
+Glorot's uniform ones for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
 
 
 def orthogonal(scale: float) -> Callable[..., jax.Array]:
@@ -42,24 +43,39 @@ def _initializer(scale: Weights, numbered: Callable[..., jax.Array]) -> Callable
     """`numbered` where `scale` is a number."""
     if scale == "he":
         return nn.initializers.he_normal()
+    if scale == "uniform":
+        return nn.initializers.variance_scaling(1.0 / 3.0, "fan_in", "uniform")
     return nn.initializers.glorot_uniform() if scale is None else numbered
+
+
+def _bias_initializer(scale: Weights, inputs: int) -> Callable[..., jax.Array]:
+    if scale != "uniform":
+        return nn.initializers.zeros
+    limit = 1.0 / np.sqrt(inputs)
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
 
 class Dense(nn.Module):
     """A dense layer on the last axis; its weights begin as `scale` says (`Weights`).
 
-    Parameters are float32; inputs and parameters are converted to `dtype`, and the result is of `dtype`.
+    Parameters are float32; inputs and parameters are converted to `dtype`, and the result is of `dtype`. With `noise`,
+    weights and biases have a sigma for `nets.perturb`, at first `noise` / sqrt(inputs), which is not used here.
     """
 
     size: int
     scale: Weights = np.sqrt(2)
     dtype: Any = jnp.float32
+    noise: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = _initializer(self.scale, orthogonal(self.scale))  # type: ignore[arg-type]
         weights = self.param("kernel", init, (x.shape[-1], self.size))
-        bias = self.param("bias", nn.initializers.zeros, (self.size,))
+        bias = self.param("bias", _bias_initializer(self.scale, x.shape[-1]), (self.size,))
+        if self.noise:
+            for name, array in (("kernel", weights), ("bias", bias)):
+                begin = nn.initializers.constant(self.noise / np.sqrt(x.shape[-1]))
+                self.param(f"{name}_sigma", begin, array.shape)
         x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
         product = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
         y = product(x.reshape(-1, x.shape[-1]), weights)
@@ -183,7 +199,7 @@ class LSTM(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ConvNetSpec:
-    """Layers as (features, kernel, stride), and the units of the dense layer behind them."""
+    """Layers as (features, kernel, stride), and the units of the dense layer behind them, 0 for none."""
 
     layers: tuple[tuple[int, int, int], ...]
     dense: int
@@ -192,11 +208,12 @@ class ConvNetSpec:
 CONVNETS = {
     "shallow": ConvNetSpec(((16, 8, 4), (32, 4, 2)), 256),
     "nature": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+    "nature_conv": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 0),
 }
 
 
 class ConvNet(nn.Module):
-    """Plain valid convolutions and a dense layer; images [N, H, W, C] to features [N, dense] of `dtype`.
+    """Plain valid convolutions and a dense layer, if any; images [N, H, W, C] to features [N, dense] of `dtype`.
 
     `norm` as in `MLP`: over the channels of each pixel.
     """
@@ -211,7 +228,8 @@ class ConvNet(nn.Module):
         norm = lambda x: LayerNorm(self.dtype)(x) if self.norm else x  # noqa: E731
         for features, kernel, stride in self.layout.layers:
             x = nn.relu(norm(Conv(features, kernel, stride, scale=self.scale, dtype=self.dtype)(x)))
-        return nn.relu(norm(Dense(self.layout.dense, self.scale, self.dtype)(x.reshape(x.shape[0], -1))))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(norm(Dense(self.layout.dense, self.scale, self.dtype)(x))) if self.layout.dense else x
 
 
 class ResNet(nn.Module):
@@ -255,7 +273,7 @@ class Conv(nn.Module):
         shape = (self.kernel, self.kernel, x.shape[-1], self.features)
         init = _initializer(self.scale, nn.initializers.lecun_normal())
         weights = self.param("kernel", init, shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        bias = self.param("bias", _bias_initializer(self.scale, math.prod(shape[:3])), (self.features,))
         x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
         conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
         return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]
