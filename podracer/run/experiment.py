@@ -21,6 +21,7 @@ from podracer.types import Agent, Environment, HostEnvironments
 from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "dqn": (agents.DQNConfig, agents.dqn.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
