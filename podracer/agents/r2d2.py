@@ -302,7 +302,7 @@ def make(
         )
         step = returns.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
         numbers = {name: jnp.float32(value) for name, value in hyper.items()}
-        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)
+        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)[None]
 
     replay = Replay(
         capacity=config.replay_capacity,
