@@ -48,7 +48,9 @@ class Ring(NamedTuple):
       lane: int32 [L].
       priority: float32 [L P]; of the P places of a lane where sequences may begin, to the power of the exponent; 0
         where none begins that is all there.
-      largest: float32 []; the largest priority so far, where new sequences get that.
+      largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
+
+    An empty ring is all zeros.
     """
 
     rows: TimeStep
@@ -169,7 +171,7 @@ def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
         actor_state=jax.tree.map(lambda x: jnp.zeros((L, plan.slots, *x.shape[1:]), x.dtype), kept),
         lane=jnp.zeros(L, jnp.int32),
         priority=jnp.zeros(L * plan.places),
-        largest=jnp.float32(1),
+        largest=jnp.float32(0),
     )
 
 
@@ -212,7 +214,7 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
     if replay.starts == "rows":
         there = there & ~take(new + 1)(ring.rows.first)
     if replay.priority is None:
-        mass = ring.largest
+        mass = _largest(ring)
     else:
         rows = new[0] * plan.stride + jnp.arange(plan.starts - 1 + plan.length, dtype=jnp.int32)
         seen = jax.tree.map(take(rows), ring.rows._replace(observation=()))
@@ -337,8 +339,12 @@ def update(
     mass = _mass(replay, priority)
     ring = ring._replace(priority=ring.priority.at[index].set(mass, mode="drop"))
     if replay.priority is None:
-        ring = ring._replace(largest=jnp.maximum(ring.largest, jnp.max(mass)))
+        ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
     return ring, jnp.sum((~there).astype(jnp.float32))
+
+
+def _largest(ring: Ring) -> jax.Array:
+    return jnp.where(ring.largest > 0, ring.largest, 1.0)
 
 
 def _mass(replay: Replay, priority: jax.Array) -> jax.Array:

@@ -219,8 +219,8 @@ def main(arguments: DQNArguments) -> int:
         grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
         if grid.environments.seconds <= 0:
             raise RuntimeError(
-                f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait for "
-                "less than no time; use a quieter machine."
+                f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait "
+                "for less than no time; use a quieter machine."
             )
     predicted = _predicted(grid, acting, update, arguments.lanes)
     cells: dict[str, Any] = {}
