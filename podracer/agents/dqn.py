@@ -38,6 +38,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
+from podracer.exploration import epsilon_greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories, value_distributions
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
 
@@ -255,11 +256,7 @@ def make(
         params = actor.params if evaluation else noisy(actor.params, noise_key)
         outputs, _, memory = nets.step(network, params, memory, timestep)
         q = values.mean(by_action(outputs))
-        num_actions = q.shape[-1]
-        chance, choice = jax.random.uniform(key, (2, q.shape[0]))
-        any_action = jnp.minimum(jnp.floor(choice * num_actions).astype(jnp.int32), num_actions - 1)
-        explores = chance < (config.evaluation_epsilon if evaluation else actor.aux)
-        action = jnp.where(explores, any_action, jnp.argmax(q, axis=-1).astype(jnp.int32))
+        action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key)
         return action, {}, memory.after(action)
 
     def apply(params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
@@ -369,5 +366,4 @@ def _row(rows: nets.Inputs, number: jax.Array, n: int) -> nets.Inputs:
 
 def _of(outputs: jax.Array, action: jax.Array) -> jax.Array:
     """What is said [B, K] of actions [B], among [B, A, K] of all."""
-    chosen = action[:, None] == jnp.arange(outputs.shape[1])[None]
-    return jnp.sum(jnp.where(chosen[..., None], outputs, 0.0), axis=1)
+    return value_of(jnp.swapaxes(outputs, 1, 2), action[:, None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
+from podracer.agents import PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.environments.envpool import AtariOptions
 
 
@@ -32,7 +32,12 @@ def preset(agent: str) -> tuple[Any, AtariOptions]:
     Raises:
       ValueError: for an agent that has none.
     """
-    known = {"ppo": (PPOConfig.atari, ppo), "r2d2": (R2D2Config.atari, seed), "vtrace": (VTraceConfig.atari, impala)}
+    known = {
+        "ppo": (PPOConfig.atari, ppo),
+        "pqn": (PQNConfig.atari, impala),
+        "r2d2": (R2D2Config.atari, seed),
+        "vtrace": (VTraceConfig.atari, impala),
+    }
     if agent not in known:
         raise ValueError(f"{agent} has no preset for Atari; known: {', '.join(known)}.")
     config, options = known[agent]

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from podracer.types import ArrayTree
 
-Name = Literal["rmsprop", "centred_rmsprop", "adam", "sgd"]
+Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
 
 
 def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) -> optax.GradientTransformation:
@@ -25,14 +25,16 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
     Args:
       name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
         (papers quote epsilon for this form); "centred_rmsprop" is that of Graves (2013, equations 38 to 41), as DQN
-        has it: g / sqrt(E[g^2] - E[g]^2 + eps) from moments of 0; "adam" is Kingma and Ba's; "sgd" leaves gradients as
-        they are.
+        has it: g / sqrt(E[g^2] - E[g]^2 + eps) from moments of 0; "adam" is Kingma and Ba's; "radam" is Liu et al.'s
+        (2020), momentum alone for five steps; "sgd" leaves gradients as they are.
       eps: the numerical epsilon.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
     """
     if name == "adam":
         return optax.scale_by_adam(eps=eps)
+    if name == "radam":
+        return optax.scale_by_radam(eps=eps)
     parts = []
     if name == "rmsprop":
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))

@@ -24,6 +24,7 @@ from podracer.version import __version__
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "dqn": (agents.DQNConfig, agents.dqn.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
+    "pqn": (agents.PQNConfig, agents.pqn.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
 }
