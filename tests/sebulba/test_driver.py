@@ -35,6 +35,9 @@ def agent_of(name, lstm_size=0, normalize=True):
         replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
         return agents.r2d2.make(COUNTING.spec, config)
+    if name == "pqn":
+        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
+        return agents.pqn.make(COUNTING.spec, config)
     return agents.ppo.make(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
@@ -101,7 +104,12 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
 @pytest.mark.parametrize(
     ("name", "threads", "lockstep"),
-    [("vtrace", 1, False), ("vtrace", 2, True), pytest.param("ppo", 2, False, marks=pytest.mark.slow)],
+    [
+        ("vtrace", 1, False),
+        ("vtrace", 2, True),
+        ("pqn", 1, True),
+        pytest.param("ppo", 2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_trajectories_keep_the_contract(name, threads, lockstep):
     driver = driver_of(agent_of(name), threads, lockstep)
@@ -346,7 +354,7 @@ def test_a_replay_on_the_host_counts_updates_itself():
     assert reads == [7, 7], "of a state that it has not made itself"
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "vtrace"))])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""
