@@ -84,7 +84,9 @@ def test_games_may_have_different_numbers_of_seeds():
     assert set(np.unique(drawn[:, :, 0])) == {0.1, 0.3, 2.0}
 
 
-@pytest.mark.parametrize(("by_game", "message"), [({}, "no scores"), ({"a": []}, r"'a'\]=\[\]"), ({"a": [np.nan]}, "finite")])
+@pytest.mark.parametrize(
+    ("by_game", "message"), [({}, "no scores"), ({"a": []}, r"'a'\]=\[\]"), ({"a": [np.nan]}, "finite")]
+)
 def test_what_cannot_be_aggregated(by_game, message):
     with pytest.raises(ValueError, match=message):
         aggregates.matrix(by_game)
@@ -93,7 +95,11 @@ def test_what_cannot_be_aggregated(by_game, message):
 def test_bootstrap_against_enumeration():
     """Two seeds of two games have 16 resamplings, all as likely; the seeds of games are drawn independently."""
     scores = np.array([[0.2, 1.0], [0.6, 3.0]])
-    every = [[[a, c], [b, d]] for a, b in itertools.product(scores[:, 0], repeat=2) for c, d in itertools.product(scores[:, 1], repeat=2)]
+    every = [
+        [[a, c], [b, d]]
+        for a, b in itertools.product(scores[:, 0], repeat=2)
+        for c, d in itertools.product(scores[:, 1], repeat=2)
+    ]
     for name in ("mean", "iqm", "optimality_gap"):
         statistic = aggregates.AGGREGATES[name]
         possible, weight = np.unique(np.round([statistic(np.array(one)) for one in every], 9), return_counts=True)
