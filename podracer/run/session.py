@@ -222,6 +222,7 @@ class Session:
                 row["member"] = member
             if not diverged[member]:
                 row |= {"eval/return_mean": result.mean, "eval/return_std": result.std}
+                row |= {"eval/episodes": result.episodes, "eval/unfinished": result.unfinished}
             self._log.write(row)
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
