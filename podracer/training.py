@@ -35,7 +35,8 @@ def train(
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
-    preset: Literal["atari", "classic"] | None = None,
+    preset: str | None = None,
+    protocol: str | None = None,
     init_from: Result | str | pathlib.Path | None = None,
     check: bool = True,
     log: metrics.LogCallback | None = None,
@@ -58,7 +59,10 @@ def train(
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
-      preset: settings to begin with (see `podracer.run.presets`); all others that are given here go before them.
+      preset: settings to begin with, by name (see `podracer.run.presets`); all others that are given here go before
+        them.
+      protocol: how a game of Atari is played and evaluated, by name (see `podracer.atari.PROTOCOLS`), instead of as the
+        preset has it.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
         member) this one begins with; the optimiser begins anew.
       check: whether a pure-JAX environment of one's own is played at random for a second before
@@ -75,12 +79,14 @@ def train(
       OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
-    if preset:
+    names: Mapping[str, str] = {}
+    if preset or protocol:
         if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
-            raise ValueError(f"preset={preset!r} needs an agent and an environment by name, and config as a mapping.")
-        chosen = presets.find(preset, agent, environment)
-        config, env_options = {**chosen.agent, **(config or {})}, {**chosen.env, **(env_options or {})}
-        run_settings = {**chosen.run, **run_settings}
+            asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+            raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+        given = presets.Settings(config or {}, run_settings, env_options or {})
+        merged = presets.merge(agent, environment, preset, protocol, given)
+        config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
     run = configs.from_json(RunConfig, run_settings)
     run = dataclasses.replace(run, population=configs.members(run.population, hyper))
     directory = pathlib.Path(run_dir) if run_dir is not None else None
@@ -89,6 +95,7 @@ def train(
             raise ValueError("resume=True needs the run_dir of the run to continue.")
         run = rundir.adopt_layout(run, directory)
     experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
+    experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
     _use_compilation_cache()
     if check and not resume and not isinstance(environment, str):
         _check(experiment.environment)
@@ -193,6 +200,7 @@ def load(
     folder = checkpoint.BEST if step == "best" else "checkpoints"
     if not (directory / folder).is_dir():
         raise checkpoint.CheckpointError(f"no checkpoint in {directory / folder} yet.")
+    experiment.description.update(rundir.stored_names(directory))
     checkpoints = checkpoint.Checkpoints(directory, name=folder, read_only=True)
     try:
         wanted = None if step == "best" else step

@@ -1,6 +1,7 @@
-"""Atari as papers run and report it: protocols and human-normalised scores."""
+"""Atari as papers run and report it: games, protocols, presets and human-normalised scores."""
 
-from podracer.atari.protocols import impala, ppo, preset, seed
+from podracer.atari.games import GAMES26, GAMES57, NATURE49
+from podracer.atari.protocols import PROTOCOLS, Protocol, protocol
 from podracer.atari.scores import human_normalised
 
-__all__ = ["human_normalised", "impala", "ppo", "preset", "seed"]
+__all__ = ["GAMES26", "GAMES57", "NATURE49", "PROTOCOLS", "Protocol", "human_normalised", "protocol"]

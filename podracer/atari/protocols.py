@@ -1,39 +1,157 @@
-"""How papers play Atari: the protocols of PPO, IMPALA and SEED RL, and the agents' settings that go with them."""
+"""How papers play Atari and what they report of it, by name.
+
+All of them skip 4 frames, take the maximum of the last two, in grey at 84 x 84, and report unclipped scores of whole
+games. What differs is in `PROTOCOLS`. What EnvPool (1.2.5, looked at and run) does otherwise than any of them:
+
+*   Games open with at least one frame of no-ops, so protocols without have one.
+*   After a lost life that is an end in training, as many no-ops follow as before a game. A game that is over before
+    they are is not reported: the training score of two games may then be one. Evaluations play lives on.
+*   Frames are made smaller by averaging their pixels, unless a protocol says `resize="bilinear"`.
+*   The frame that opens a game is no maximum of two.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
-from podracer.environments.envpool import AtariOptions
+from podracer import config as configs
+from podracer.atari import games
+
+FRAME_SKIP = 4
+"""Frames of a step, in all protocols."""
+
+Figure = Literal["best", "final", "last_100", "each_million"]
 
 
-def impala() -> AtariOptions:
-    """Espeholt et al. 2018, table G.1: lost lives end training episodes; minimal actions; up to 30 no-ops.
+class Protocol(NamedTuple):
+    """How games are played, in training and in evaluation, and which number a paper reports.
 
-    Rewards are clipped and frames stacked by the agent (`VTraceConfig.atari()`).
+    Attributes:
+      source: where it is from, and what is not as there.
+      env: fields of `AtariOptions` that differ from the defaults.
+      figure: what is reported: "best", the highest mean of an evaluation; "final", the mean of the last one;
+        "last_100", the mean of the newest 100 games of training; "each_million", that of training's games in each 1M
+        frames.
+      episodes: games of an evaluation, or None where training's own games are the score.
+      every: frames between evaluations; None where there is one at the end.
+      epsilon: probability of a random action while games count, for agents that have one; None for the agent's own.
+      frames: to train for; None where that is for the user to say.
+      at: frames after which the figure is reported, where that is more than once or not at the end.
+      games: the games of the paper.
+      table: whose random play and human its scores are normalised by (`human_normalised`).
     """
-    return AtariOptions(episodic_life=True)
+
+    source: str
+    env: Mapping[str, Any]
+    figure: Figure
+    episodes: int | None = None
+    every: int | None = None
+    epsilon: float | None = None
+    frames: int | None = 200_000_000
+    at: tuple[int, ...] = ()
+    games: tuple[str, ...] = games.GAMES57
+    table: games.Table = "atari57"
+
+    @property
+    def run(self) -> dict[str, int]:
+        """The fields of `RunConfig` that it sets, in steps."""
+        in_steps = {"total_steps": self.frames, "eval_every": self.every}
+        steps = {name: frames // FRAME_SKIP for name, frames in in_steps.items() if frames}
+        return steps | ({"eval_episodes": self.episodes} if self.episodes else {})
+
+    def agent(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        """The fields of an agent's config that it sets, of all those that the agent has."""
+        if self.epsilon is None:
+            return {}
+        found = {"evaluation_epsilon": self.epsilon} if "evaluation_epsilon" in settings else {}
+        if self.episodes is None and settings.get("epsilon_final", 0.0) > self.epsilon:
+            found["epsilon_final"] = self.epsilon
+        return found
 
 
-def ppo() -> AtariOptions:
-    """Schulman et al. 2017, by OpenAI's baselines: as IMPALA's, and games that wait for it are started with FIRE."""
-    return AtariOptions(episodic_life=True, fire_reset=True)
+def _env(frames: int, evaluation: int | None = None, **options: Any) -> dict[str, Any]:
+    """Fields of `AtariOptions`, with games cut after so many frames, in evaluation perhaps after others."""
+    limits = {"max_episode_steps": frames, "evaluation_max_episode_steps": evaluation}
+    return {name: limit // FRAME_SKIP for name, limit in limits.items() if limit} | options
 
 
-def seed() -> AtariOptions:
-    """Espeholt et al. 2020, table 9 (that of R2D2): all 18 actions; lost lives end nothing; up to 30 no-ops."""
-    return AtariOptions(full_action_space=True)
+PROTOCOLS: dict[str, Protocol] = {
+    "nature": Protocol(
+        "Mnih et al. 2015, methods: a game of evaluation lasts 5 minutes at most.",
+        _env(108_000, 18_000, episodic_life=True),
+        "best",
+        episodes=30,
+        every=1_000_000,
+        epsilon=0.05,
+        games=games.NATURE49,
+        table="nature",
+    ),
+    "fast_dqn": Protocol(
+        "Daley and Amato 2021, section 5.2, and their code: 0 to 29 no-ops and then FIRE, in games that have it; in "
+        "others 1 to 30.",
+        _env(108_000, episodic_life=True, fire_reset=True),
+        "best",
+        episodes=30,
+        every=1_000_000,
+        epsilon=0.05,
+        games=games.NATURE49,
+        table="nature",
+    ),
+    "machado": Protocol(
+        "Machado et al. 2018: games of 5 minutes at most. Others who say that they follow it play 30 minutes "
+        "(max_episode_steps=27000).",
+        _env(18_000, full_action_space=True, sticky_actions=0.25, noop_max=1),
+        "last_100",
+        epsilon=0.01,
+        at=(10_000_000, 50_000_000, 100_000_000, 200_000_000),
+    ),
+    "dopamine": Protocol(
+        "Castro et al. 2018: games of 30 minutes at most.",
+        _env(108_000, sticky_actions=0.25, noop_max=1),
+        "each_million",
+        epsilon=0.01,
+    ),
+    "ppo": Protocol(
+        "Schulman et al. 2017, by OpenAI's baselines: lost lives end games, which FIRE starts.",
+        _env(108_000, episodic_life=True, fire_reset=True),
+        "last_100",
+        frames=40_000_000,
+        games=games.NATURE49,
+    ),
+    "impala": Protocol(
+        "Espeholt et al. 2018, table G.1. Evaluations play the mode of the policy.",
+        _env(108_000, episodic_life=True),
+        "final",
+        episodes=200,
+    ),
+    "seed": Protocol(
+        "Espeholt et al. 2020, table 9 (that of R2D2). It trains for 40G frames, which is for you to say.",
+        _env(108_000, full_action_space=True, resize="bilinear"),
+        "final",
+        episodes=200,
+        epsilon=1e-3,
+        frames=None,
+    ),
+    "atari100k": Protocol(
+        "Kaiser et al. 2020, as SpeedyZero plays it: short games in training, long and greedy ones in evaluation.",
+        _env(12_000, 108_000, episodic_life=True),
+        "final",
+        episodes=100,
+        epsilon=0.0,
+        frames=400_000,
+        games=games.GAMES26,
+    ),
+}
+"""By name. `machado` and `dopamine` measure the games of training, whose epsilon they lower where it is higher."""
 
 
-def preset(agent: str) -> tuple[Any, AtariOptions]:
-    """An agent's settings for Atari, and the protocol that its paper reports.
+def protocol(name: str) -> Protocol:
+    """A protocol by name.
 
     Raises:
-      ValueError: for an agent that has none.
+      ValueError: for an unknown name, with the nearest ones.
     """
-    known = {"ppo": (PPOConfig.atari, ppo), "r2d2": (R2D2Config.atari, seed), "vtrace": (VTraceConfig.atari, impala)}
-    if agent not in known:
-        raise ValueError(f"{agent} has no preset for Atari; known: {', '.join(known)}.")
-    config, options = known[agent]
-    return config(), options()
+    if name not in PROTOCOLS:
+        raise ValueError(f"protocol={name!r}: unknown; {configs.suggest(name, PROTOCOLS)}")
+    return PROTOCOLS[name]

@@ -8,7 +8,7 @@ import pathlib
 import re
 import signal
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,8 +16,8 @@ import tyro
 
 import envs_jax
 import podracer
+from podracer import atari, environments
 from podracer import config as configs
-from podracer import environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.run import presets, rundir
 from podracer.run.evaluation import check_rendering
@@ -48,13 +48,13 @@ def train(argv: list[str]) -> int:
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
     flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
-    cls = _train_arguments(config, env, run, _wants_sebulba(environment, rest))
+    cls = _train_arguments(agent, config, env, run, _wants_sebulba(environment, rest))
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
-    run_settings = vars(arguments.run) | vars(arguments.sebulba)
+    run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
+    env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
-    env_options = {f.name: getattr(arguments.env, f.name) for f in dataclasses.fields(options)}
     if arguments.gif:
-        check_rendering(environments.make(environment, **env_options))
+        check_rendering(environments.make(environment, **vars(arguments.env)))
     finals = []
     for seed in arguments.seeds or (arguments.run.seed,):
         directory = arguments.run_dir
@@ -65,9 +65,11 @@ def train(argv: list[str]) -> int:
             environment,
             run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
             resume=arguments.resume,
-            config=arguments.agent,
+            config=_given(rest, "--agent.", vars(config), vars(arguments.agent)),
             env_options=env_options,
             hyper={name: values if len(values) > 1 else values[0] for name, values in hyper.items()},
+            preset=arguments.preset,
+            protocol=arguments.protocol,
             init_from=arguments.init_from,
             progress=not arguments.quiet,
             **run_settings | {"seed": seed},
@@ -131,13 +133,22 @@ def _wants_sebulba(environment: str, argv: list[str]) -> bool:
     return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
 
 
+def _given(argv: list[str], prefix: str, shown: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user typed, of which some may be as they were shown."""
+    plain = lambda flag: flag.replace("_", "-")  # noqa: E731
+    typed = {plain(word.partition("=")[0]) for word in argv}
+    was_typed = lambda name: not typed.isdisjoint({plain(f"{prefix}{name}"), plain(f"{prefix}no-{name}")})  # noqa: E731
+    return {name: value for name, value in parsed.items() if value != shown[name] or was_typed(name)}
+
+
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
-    """What the other flags change: the settings of a preset, if there is one, or of the agent, environment and run."""
-    flag = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flag.add_argument("--preset", nargs="?")
-    name = flag.parse_known_args(argv)[0].preset  # what is wrong with others is said with all that is wrong
-    chosen = presets.find(name, agent, environment) if name in presets.NAMES else presets.Preset()
-    return AGENTS[agent][0](**chosen.agent), options(**chosen.env), podracer.RunConfig(**chosen.run)
+    """What the other flags change: settings of a preset and protocol, if any, or of the agent, environment and run."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--preset", nargs="?")
+    flags.add_argument("--protocol", nargs="?")
+    named = flags.parse_known_args(argv)[0]  # what is wrong with others is said with all that is wrong
+    begun = presets.merge(agent, environment, named.preset, named.protocol, presets.Settings())
+    return AGENTS[agent][0](**begun.agent), options(**begun.env), podracer.RunConfig(**begun.run)
 
 
 def _run_settings(run: podracer.RunConfig, of_sebulba: bool) -> type:
@@ -152,12 +163,16 @@ def _run_settings(run: podracer.RunConfig, of_sebulba: bool) -> type:
     )
 
 
-def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfig, sebulbas: bool) -> type:
+def _one_of(names: Iterable[str]) -> Any:
+    return Literal[tuple(names)] | None if names else None  # type: ignore[valid-type]
+
+
+def _train_arguments(agent: str, agent_config: Any, env_options: Any, run: podracer.RunConfig, sebulbas: bool) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
     own, sebulba = _run_settings(run, False), _run_settings(run, True)
     box = arg(help="Settings of the run that only Sebulba has.") if sebulbas else tyro.conf.Suppress
-    path, preset = pathlib.Path | None, Literal[presets.NAMES] | None  # type: ignore[valid-type]
+    path, preset, protocol = pathlib.Path | None, _one_of(presets.names(agent)), _one_of(atari.PROTOCOLS)
     hyper = dataclasses.make_dataclass(
         "Hyper",
         [
@@ -179,6 +194,11 @@ def _train_arguments(agent_config: Any, env_options: Any, run: podracer.RunConfi
             (
                 "preset",
                 Annotated[preset, arg(help="settings to begin with (podracer/run/presets.py)")],
+                None,
+            ),
+            (
+                "protocol",
+                Annotated[protocol, arg(help="how a game of Atari is played (podracer/atari/protocols.py)")],
                 None,
             ),
             ("agent", type(agent_config), agent_config),

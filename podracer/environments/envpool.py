@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import difflib
 import os
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -49,15 +49,19 @@ class EnvPoolOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AtariOptions(EnvPoolOptions):
-    """Options of Atari, with the protocol that most papers share (Mnih et al. 2015; see `podracer.atari`).
+    """Options of Atari, by default what most papers share; protocols by name are in `podracer.atari`.
 
     Attributes:
       frame_skip: times each action is repeated; the last two frames are max-pooled.
-      noop_max: up to this many no-op actions open a game.
+      noop_max: a game opens with 1 to this many frames of no-ops, each number as likely (EnvPool has no games without);
+        so does what follows a lost life that is an end, and a game that is over before they are is not reported.
       episodic_life: whether a lost life is an end for the agent (not in evaluation).
-      fire_reset: whether games that wait for it are started with FIRE.
+      fire_reset: whether games that have the action FIRE, with `full_action_space` all, open with it: no-ops are then
+        one less, 0 to `noop_max - 1`.
       full_action_space: all 18 actions instead of those that do something.
-      sticky_actions: probability that the previous action is repeated (Machado et al. 2018).
+      sticky_actions: probability in each frame that the previous action is repeated (Machado et al. 2018).
+      evaluation_max_episode_steps: the time limit in evaluation; `max_episode_steps` if None.
+      resize: how frames become 84 x 84: "area" averages pixels (OpenCV's INTER_AREA), "bilinear" is its INTER_LINEAR.
     """
 
     frame_skip: int = configs.field(4, low=1)
@@ -66,6 +70,8 @@ class AtariOptions(EnvPoolOptions):
     fire_reset: bool = False
     full_action_space: bool = False
     sticky_actions: float = configs.field(0.0, low=0.0, high=1.0)
+    evaluation_max_episode_steps: int | None = configs.field(None, low=1)
+    resize: Literal["area", "bilinear"] = "area"
 
 
 def options(task: str) -> type:
@@ -130,11 +136,14 @@ class EnvPoolEnvironments:
         self._task, self._options, self._pools = task, options, 1
         self._known = _settings(task)
         pool = self._pool(1, 0, evaluation=True)
+        limits = [pool.spec.config.max_episode_steps]
+        if isinstance(options, AtariOptions) and options.evaluation_max_episode_steps:
+            limits.append(self._pool(1, 0, evaluation=False).spec.config.max_episode_steps)
         self.spec = EnvSpec(
             f"envpool:{task}",
             _observations(pool.observation_space, task),
             action_space(pool.action_space, task),
-            None if pool.spec.config.max_episode_steps >= UNBOUNDED_STEPS else pool.spec.config.max_episode_steps,
+            None if max(limits) >= UNBOUNDED_STEPS else max(limits),
         )
 
     def shared_by(self, actors: int) -> EnvPoolEnvironments:
@@ -171,7 +180,10 @@ class EnvPoolEnvironments:
                 "use_fire_reset": options.fire_reset,
                 "full_action_space": options.full_action_space,
                 "repeat_action_probability": options.sticky_actions,
+                "use_inter_area_resize": options.resize == "area",
             }
+            if evaluation and options.evaluation_max_episode_steps:
+                settings["max_episode_steps"] = options.evaluation_max_episode_steps
         for setting in options.settings:
             name, value = configs.assignment(setting)
             if name not in self._known:

@@ -1,7 +1,10 @@
 """Settings to begin with, by name: what differs from the defaults of an agent for a kind of task.
 
-`atari` is what the agent's paper says of Atari (podracer/atari). `classic` is for tasks of classic control that
-defaults do not solve, each with a measured row in README.
+`atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
+is for tasks of classic control that defaults do not solve, each with a measured row in README. A protocol, of which a
+preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+
+What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
 
 from __future__ import annotations
@@ -9,28 +12,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from podracer import atari, environments
 from podracer import config as configs
-from podracer import environments
+from podracer.atari import presets as papers
+from podracer.run.experiment import AGENTS, RunConfig
 
-NAMES = ("atari", "classic")
 
-
-class Preset(NamedTuple):
+class Settings(NamedTuple):
     """What differs from the defaults.
 
     Attributes:
       agent: fields of the agent's config.
       run: fields of `RunConfig`.
       env: fields of the environment's options.
+      names: `preset` and `protocol`, where there are such.
     """
 
     agent: Mapping[str, Any] = {}
     run: Mapping[str, Any] = {}
     env: Mapping[str, Any] = {}
+    names: Mapping[str, str] = {}
 
 
-CLASSIC: dict[tuple[str, str], Preset] = {
-    ("ppo", "Acrobot"): Preset(
+CLASSIC: dict[tuple[str, str], Settings] = {
+    ("ppo", "Acrobot"): Settings(
         {
             "rollout_length": 256,
             "gae_lambda": 0.94,
@@ -40,15 +45,15 @@ CLASSIC: dict[tuple[str, str], Preset] = {
         },
         {"num_envs": 16, "total_steps": 500_000},
     ),
-    ("ppo", "MountainCar"): Preset(
+    ("ppo", "MountainCar"): Settings(
         {"rollout_length": 128, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
         {"num_envs": 16, "total_steps": 1_000_000},
     ),
-    ("ppo", "LunarLander"): Preset(
+    ("ppo", "LunarLander"): Settings(
         {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
         {"num_envs": 16, "total_steps": 1_000_000},
     ),
-    ("ppo", "Pendulum"): Preset(
+    ("ppo", "Pendulum"): Settings(
         {"rollout_length": 256, "num_epochs": 10, "discount": 0.9, "entropy_cost": 0.0},
         {"num_envs": 16, "total_steps": 500_000},
     ),
@@ -56,32 +61,102 @@ CLASSIC: dict[tuple[str, str], Preset] = {
 """By agent and task, whose version and kind of environment (`envpool:`, `gymnasium:` or our own) do not matter."""
 
 
-def find(name: str, agent: str, environment: str) -> Preset:
+def names(agent: str) -> tuple[str, ...]:
+    """The presets of an agent by name."""
+    of_atari = tuple(papers.DQN) if agent == "dqn" else ("atari",) if agent in papers.PAPERS else ()
+    return (*of_atari, *dict.fromkeys("classic" for whose, _ in CLASSIC if whose == agent))
+
+
+def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
+    """What differs from the defaults by a preset, a protocol and what a user gives.
+
+    Args:
+      agent: its name.
+      environment: its name.
+      preset: a name, or None.
+      protocol: a name, or None for the preset's.
+      given: what goes before both.
+
+    Raises:
+      ValueError: for an unknown name, a preset that another agent has or another environment needs, or a number of
+        lanes that does not fit.
+    """
+    begun = _find(preset, agent, environment) if preset else Settings()
+    if protocol:
+        layers = [begun, _of_protocol(protocol, agent, environment, begun)]
+    elif "protocol" in begun.names:  # what the preset says itself goes before its protocol
+        layers = [_of_protocol(begun.names["protocol"], agent, environment, begun), begun]
+    else:
+        layers = [begun]
+    parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
+    merged = Settings(*parts)
+    if begun.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
+        return _with_periods(agent, merged, begun)
+    return merged
+
+
+def _find(name: str, agent: str, environment: str) -> Settings:
     """A preset by name for an agent by name and an environment by name.
 
     Raises:
       ValueError: where there is none.
     """
-    if name == "atari":
-        return _atari(agent, environment)
-    if name != "classic":
-        raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, NAMES)}")
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    if name not in names(agent):
+        whose = [other for other in AGENTS if name in names(other)]
+        if whose:
+            has = ", ".join(names(agent)) or "none"
+            raise ValueError(f"preset={name!r} is of {' and '.join(whose)}; the presets of {agent}: {has}.")
+        raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
+    found = _classic(agent, environment) if name == "classic" else _of_atari(name, agent, environment)
+    return found._replace(names={"preset": name, **found.names})
+
+
+def _classic(agent: str, environment: str) -> Settings:
     task = environment.rpartition(":")[2].partition("-v")[0].replace("_", "")
-    for (whose, known), preset in CLASSIC.items():
+    for (whose, known), settings in CLASSIC.items():
         if whose == agent and known.lower() == task.lower():
-            return preset
+            return settings
     there = ", ".join(f"{whose} on {known}" for whose, known in CLASSIC)
     raise ValueError(f"preset='classic': there is none for {agent} on {environment}; there are {there}.")
 
 
-def _atari(agent: str, environment: str) -> Preset:
-    if environment.startswith("envpool:"):
-        from podracer import atari  # which needs Gymnasium
+def _of_atari(name: str, agent: str, environment: str) -> Settings:
+    _check_game(f"preset={name!r}", environment)
+    if agent == "dqn":
+        found = papers.resolve(name)
+        return Settings(found.agent, found.run, {}, {"protocol": found.protocol})
+    goes_with = papers.PAPERS[agent]
+    config = AGENTS[agent][0].atari()  # type: ignore[attr-defined]
+    return Settings(_changes(config), goes_with.run, {}, {"protocol": goes_with.protocol})
 
-        config, options = atari.preset(agent)
-        if type(options) is environments.options(environment):
-            return Preset(_changes(config), {}, _changes(options))
-    raise ValueError(f"preset='atari': {environment} is not a game of Atari, such as envpool:Pong-v5.")
+
+def _of_protocol(name: str, agent: str, environment: str, begun: Settings) -> Settings:
+    protocol = atari.protocol(name)
+    _check_game(f"protocol={name!r}", environment)
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    settings = vars(configs.from_json(AGENTS[agent][0], begun.agent))
+    return Settings(protocol.agent(settings), protocol.run, protocol.env, {"protocol": name})
+
+
+def _check_game(what: str, environment: str) -> None:
+    if environment.startswith("envpool:"):
+        options = environments.options(environment)
+        if options.__name__ == "AtariOptions":  # whose module needs Gymnasium
+            return
+    raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+
+
+def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
+    """With rollouts of one period (see `podracer.atari.presets.rollout_length`)."""
+    num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
+    target_period = configs.from_json(AGENTS[agent][0], merged.agent).target_period
+    rollout_length = papers.rollout_length(target_period, num_envs)
+    return merged._replace(
+        agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}
+    )
 
 
 def _changes(config: Any) -> dict[str, Any]:

@@ -18,7 +18,11 @@ FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_check
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
-`init_from` too, the run that this one began with, and `extended`, what `total_steps` was before it grew."""
+`init_from` too, the run that this one began with, and `extended`, what `total_steps` was before it grew; and `NAMES`,
+which say no more than the settings do."""
+
+NAMES = ("preset", "protocol")
+"""What its settings were called when it began."""
 
 
 class WriteError(OSError):
@@ -61,6 +65,12 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     if not isinstance(description, dict) or not set(KEYS) <= set(description):
         raise ValueError(f"{directory} holds no run of podracer: its config.json describes something else.")
     return description
+
+
+def stored_names(directory: pathlib.Path) -> dict[str, str]:
+    """What the settings of the run in a directory are called (`NAMES`); {} where there is no run yet."""
+    stored = read(directory) if (directory / "config.json").exists() else {}
+    return {name: stored[name] for name in NAMES if name in stored}
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:

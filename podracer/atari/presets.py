@@ -1,0 +1,131 @@
+"""Agents' settings for Atari by name, as differences: what one paper changed of another.
+
+Those of DQN begin with `nature`, what Mnih et al. 2015 changed of our defaults for small tasks. Numbers of `double`,
+`c51`, `qr` and `rainbow` are dqn_zoo's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Difference(NamedTuple):
+    """What a preset changes.
+
+    Attributes:
+      base: the preset that it changes; the agent's defaults if None.
+      agent: fields of the agent's config.
+      run: fields of `RunConfig`.
+      protocol: how games are played (`podracer.atari.PROTOCOLS`); as the base has it if empty.
+    """
+
+    base: str | None = None
+    agent: Mapping[str, Any] = {}
+    run: Mapping[str, Any] = {}
+    protocol: str = ""
+
+
+DQN: dict[str, Difference] = {
+    "nature": Difference(
+        None,
+        {
+            "batch_size": 32,
+            "target_period": 10_000,
+            "replay_capacity": 1_000_000,
+            "replay_min_size": 50_000,
+            "double": False,
+            "optimizer": "rmsprop",
+            "learning_rate": 2.5e-4,
+            "optimizer_eps": 0.01 / 32**2,  # the paper's gradients are sums over a batch, and this one is squared
+            "max_grad_norm": float("inf"),
+            "epsilon_final": 0.1,
+            "epsilon_decay": 1_000_000,
+            "evaluation_epsilon": 0.05,
+            "clip_rewards": True,
+            "frame_stack": 4,
+            "torso": "nature",
+            "init": "uniform",
+        },
+        {"num_envs": 1, "mode": "serial", "checkpoint_replay": False},
+        "nature",
+    ),
+    "fast_dqn": Difference("nature", {}, {"num_envs": 8, "mode": "lockstep"}, "fast_dqn"),
+    "double": Difference(
+        "nature", {"double": True, "target_period": 30_000, "epsilon_final": 0.01, "evaluation_epsilon": 0.01}
+    ),
+    "c51": Difference(
+        "nature",
+        {
+            "values": "categorical",
+            "optimizer": "adam",
+            "learning_rate": 2.5e-4,
+            "optimizer_eps": 0.01 / 32,
+            "max_grad_norm": 10.0,
+            "epsilon_final": 0.01,
+            "evaluation_epsilon": 1e-3,
+        },
+    ),
+    "qr": Difference("c51", {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5}),
+    "noisy": Difference(
+        "c51",
+        {
+            "noise": 0.1,
+            "torso": "nature_conv",
+            "head_size": 512,
+            "epsilon_start": 0.0,
+            "epsilon_final": 0.0,
+            "evaluation_epsilon": 0.0,
+        },
+        {"num_envs": 8, "mode": "lockstep"},
+    ),
+    "rainbow": Difference(
+        "noisy",
+        {
+            "target_period": 8_000,
+            "replay_min_size": 20_000,
+            "n_step": 3,
+            "double": True,
+            "dueling": True,
+            "learning_rate": 6.25e-5,
+            "optimizer_eps": 1.5e-4,
+            "priority_exponent": 0.5,
+        },
+    ),
+}
+"""Of `dqn`. `noisy` is no paper's: C51 that explores by noise, which Rainbow is built on. Where the mode is lockstep,
+rollouts are one period long (`rollout_length`)."""
+
+PAPERS: dict[str, Difference] = {
+    "ppo": Difference(protocol="ppo"),
+    "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000}),
+    "r2d2": Difference(protocol="seed"),
+    "vtrace": Difference(protocol="impala"),
+}
+"""What goes with an agent's `CONFIG.atari()`, by agent. PQN's authors play as PPO's do, for 200M frames."""
+
+
+def resolve(name: str) -> Difference:
+    """A preset of DQN as what it changes of the agent's defaults: base None, its own entries before its base's."""
+    found = DQN[name]
+    if found.base is None:
+        return found
+    base = resolve(found.base)
+    return Difference(None, {**base.agent, **found.agent}, {**base.run, **found.run}, found.protocol or base.protocol)
+
+
+def rollout_length(target_period: int, num_envs: int) -> int:
+    """T of W lanes that act for one period between copies to the target network: C / W rows each.
+
+    Raises:
+      ValueError: where W does not divide C, with the nearest that do.
+    """
+    C, W = target_period, num_envs
+    if C % W:
+        fit = [n for n in range(1, C + 1) if C % n == 0]
+        nearest = [*[n for n in fit if n < W][-1:], *[n for n in fit if n > W][:1]]
+        raise ValueError(
+            f"num_envs={W} must divide target_period={C}, for its rollouts together are one period; use "
+            f"{' or '.join(map(str, nearest))} (or give rollout_length)."
+        )
+    return C // W
