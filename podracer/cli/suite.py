@@ -112,8 +112,10 @@ def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
         return list(atari.PROTOCOLS[protocol].games if protocol else atari.GAMES57)
     found: dict[str, None] = {}
     for text in asked:
-        known = games.SETS.get(text)
-        found |= dict.fromkeys(known or [games.name(text)])
+        name = text.rpartition(":")[2].partition("-v")[0]
+        if text not in games.SETS and name not in games.GAMES57:
+            raise InputError(f"unknown game {text!r}; {configs.suggest(name, [*games.SETS, *games.GAMES57])}")
+        found |= dict.fromkeys(games.SETS.get(text, (name,)))
     return list(found)
 
 
@@ -184,7 +186,6 @@ class ReportArguments:
 
 
 def report(argv: list[str]) -> int:
-    from podracer.atari import games
     from podracer.suite import collection
     from podracer.suite import report as reports
 
@@ -194,7 +195,7 @@ def report(argv: list[str]) -> int:
         raise InputError("suite report needs one or more directories of suites.")
     names = [directory.resolve().name for directory in directories]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories)]
-    found = [collection.read(path, games.SETS, label) for path, label in zip(directories, labels)]
+    found = [collection.read(path, label) for path, label in zip(directories, labels)]
     output = arguments.output or (directories[0] / "report" if len(directories) == 1 else pathlib.Path("report"))
     paths = reports.write(found, output, arguments.partial)
     for one in found:

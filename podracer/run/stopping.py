@@ -31,4 +31,3 @@ class StopSignal:
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from podracer import atari
 from podracer import config as configs
+from podracer.atari import games
 from podracer.suite import aggregates
 from podracer.suite.jobs import Job, read_json
 
@@ -24,7 +26,6 @@ class Collection:
       settings: of all its jobs.
       results: by job, in the order in which games and seeds were asked for.
       missing: why there is no result, by job.
-      sets: named sets of games, such as `podracer.atari.games.SETS`.
     """
 
     label: str
@@ -32,7 +33,6 @@ class Collection:
     settings: dict[str, Any]
     results: dict[Job, dict[str, Any]]
     missing: dict[Job, str]
-    sets: Mapping[str, tuple[str, ...]]
 
     @property
     def games(self) -> list[str]:
@@ -55,21 +55,21 @@ class Collection:
 
     @property
     def part(self) -> str:
-        """What aggregates are of if not of a whole named set of games, or ''."""
+        """What aggregates are of if not of a whole set of games that has a name, or ''."""
         counted = set(self.values("hns"))
-        wanted = counted | {job.game for job in self.missing}
-        fitting = [name for name, games in self.sets.items() if wanted <= set(games)]
-        name = min(fitting, key=lambda name: len(self.sets[name]), default="")
-        if name and counted == set(self.sets[name]) and not self.missing:
+        wanted = counted | {job.game for job in self.missing if job.game in games.TABLES[self.settings["table"]]}
+        if not self.missing and any(wanted == set(known) for known in games.SETS.values()):
             return ""
-        of = f"{len(self.sets[name])} games of {name}" if name else f"{len(wanted)} games"
-        lacking = (
-            f", {len(self.missing)} of {len(self.results) + len(self.missing)} runs missing" if self.missing else ""
-        )
-        return f"{len(counted)} of {of}{lacking}"
+        protocol = self.settings.get("protocol")
+        sets = [atari.PROTOCOLS[protocol].games] if protocol else []
+        sets += sorted(games.SETS.values(), key=len)
+        whole = next((known for known in sets if wanted <= set(known)), games.GAMES57)
+        text = f"{len(counted)} of {len(whole)} games"
+        runs = len(self.results) + len(self.missing)
+        return text + (f", and {len(self.missing)} of {runs} runs are missing" if self.missing else "")
 
 
-def read(directory: pathlib.Path, sets: Mapping[str, tuple[str, ...]], label: str = "") -> Collection:
+def read(directory: pathlib.Path, label: str = "") -> Collection:
     """The results in a suite's directory.
 
     Raises:
@@ -88,12 +88,12 @@ def read(directory: pathlib.Path, sets: Mapping[str, tuple[str, ...]], label: st
     for job, result in whole.items():
         if different := configs.differences(settings, result["settings"]):
             raise ValueError(f"{directory}: the result of {job.name} is of other settings: {'; '.join(different)}.")
-    games = [*(asked["games"] if asked else ()), *(job.game for job in whole)]
+    names = [*(asked["games"] if asked else ()), *(job.game for job in whole)]
     seeds = [*(asked["seeds"] if asked else ()), *(job.seed for job in whole)]
-    jobs = [Job(game, seed) for game in dict.fromkeys(games) for seed in sorted(set(seeds))]
+    jobs = [Job(game, seed) for game in dict.fromkeys(names) for seed in sorted(set(seeds))]
     missing = {job: _why(directory, job, found) for job in jobs if job not in whole}
     ordered = {job: whole[job] for job in jobs if job in whole}
-    return Collection(label or directory.resolve().name, directory, settings, ordered, missing, sets)
+    return Collection(label or directory.resolve().name, directory, settings, ordered, missing)
 
 
 def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:

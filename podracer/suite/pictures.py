@@ -26,7 +26,7 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
     """
     most = min(MOST, max(1.0, *(float(np.nanmax(values)) for values in scores.values())))
     tau = np.linspace(0, most, 161)
-    picture, axes = _figure(7, 4.2)
+    picture, axes = _figure(7, 4.2, layout="constrained")
     for colour, (label, values) in zip(colours(len(scores)), scores.items()):
         axes.plot(tau, aggregates.profile(values, tau), color=colour, label=label)
         band = aggregates.profile_band(values, tau)
@@ -48,7 +48,10 @@ def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
     games = list(dict.fromkeys(game for one in collections for game in one.games))
     wide = min(8, math.ceil(math.sqrt(len(games))))
     high = math.ceil(len(games) / wide)
-    picture, grid = _figure(max(4.0, 1.9 * wide), 1.5 * high + 0.6, rows=high, columns=wide)
+    width, height = 1.9 * wide + 0.4, 1.5 * high + 0.8
+    picture, grid = _figure(width, height, rows=high, columns=wide)
+    # Margins in inches: Matplotlib's own layouts take many seconds for so many axes.
+    picture.subplots_adjust(0.6 / width, 0.6 / height, 1 - 0.2 / width, 1 - 0.5 / height, wspace=0.45, hspace=0.45)
     cells = list(np.ravel(grid))
     for axes in cells[len(games) :]:
         axes.axis("off")
@@ -63,9 +66,9 @@ def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
             if of_seeds:
                 draw(axes, of_seeds, colour, "-")
                 handles.setdefault(one.label, axes.get_lines()[-1])
-    picture.supxlabel("million frames", fontsize="small")
+    picture.supxlabel("million frames", fontsize="small", y=0.1 / height)
     if len(collections) > 1:
-        picture.legend(handles.values(), handles.keys(), loc="outside upper right", frameon=False, fontsize="small")
+        picture.legend(handles.values(), handles.keys(), loc="upper right", ncols=4, frameon=False, fontsize="small")
     return _save(picture, path)
 
 
@@ -75,10 +78,10 @@ def _points(result: Mapping[str, Any]) -> np.ndarray:
     return np.array([(row["frames"] / 1e6, row["mean"]) for row in rows], float).reshape(-1, 2)
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, layout: Any = None) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # Figure without pyplot: no global state, no display
 
-    picture = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    picture = Figure(figsize=(width, height), dpi=120, layout=layout)
     return picture, picture.subplots(rows, columns)
 
 

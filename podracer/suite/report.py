@@ -124,8 +124,8 @@ def _what(suite: dict[str, Any]) -> str:
     named = [f"{key} {settings[key]}" for key in ("preset", "protocol") if settings.get(key)]
     part = ""
     if suite["part"]:
-        aggregated = "aggregates are of these" if suite["aggregates"] else "no aggregates without --partial"
-        part = f"; only {suite['part']}: {aggregated}"
+        aggregated = "aggregates are of part of the games" if suite["aggregates"] else "no aggregates without --partial"
+        part = f"; {suite['part']}: {aggregated}"
     return f"{', '.join([settings['agent'], *named])}; normalised by the table {settings['table']}{part}"
 
 
@@ -149,7 +149,9 @@ def _games(suites: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(game for suite in suites for game in suite["games"]))
     several = len(suites) > 1
     columns = [
-        f"{suite['label']}: {name}" if several else name for suite in suites for name in ("score", "human", "seeds")
+        f"{suite['label']}: {name}" if several else name
+        for suite in suites
+        for name in ("score", "normalised", "seeds")
     ]
     rows = [["game", *columns]]
     for game in names:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podracer import atari
+from podracer.atari import games
 from podracer.atari.protocols import FRAME_SKIP
 from podracer.run import metrics
 from podracer.suite.jobs import Job, Suite, read_json
@@ -50,7 +51,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
     frames = summary["env_steps"] * skip
     points = [at for at in protocol.at if at < frames] if protocol else []
     last = [_last(rows, point, skip) for point in (*points, frames)]
-    training = _each_million(rows, skip)
+    training = _each_million(rows, frames, skip)
     found = {
         "best": max((one["mean"] for one in evaluations), default=None),
         "final": evaluations[-1]["mean"] if evaluations else None,
@@ -89,7 +90,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
 
 def normalised(game: str, score: float, table: Any) -> float | None:
     """The human-normalised score; None where the table lacks the game."""
-    return atari.human_normalised(game, score, table) if game in atari.games.TABLES[table] else None
+    return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
 
 
 def _evaluations(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]:
@@ -112,24 +113,28 @@ def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, flo
 
 def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]:
     """The mean of the newest games of training at a point of it; fewer than `LAST` where there were no more."""
-    total, games = 0.0, 0.0
+    total, episodes = 0.0, 0.0
     for at, mean, number in reversed(_games(rows, skip)):
-        if at <= frames and games < LAST:
-            taken = min(number, LAST - games)
-            total, games = total + mean * taken, games + taken
-    return {"frames": frames, "mean": total / games if games else None, "episodes": int(games)}
+        if at <= frames and episodes < LAST:
+            taken = min(number, LAST - episodes)
+            total, episodes = total + mean * taken, episodes + taken
+    return {"frames": frames, "mean": total / episodes if episodes else None, "episodes": int(episodes)}
 
 
-def _each_million(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]:
-    """The mean of the games of training in each million frames, of those in which one ended."""
+def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[dict[str, Any]]:
+    """The mean of the games of training in each million frames, of those in which one ended.
+
+    What is left of the frames, to which runs are never equal, belongs to the last million unless it is most of one.
+    """
     sums: dict[int, tuple[float, float]] = {}
+    blocks = max(1, round(frames / MILLION))
     for at, mean, number in _games(rows, skip):
-        block = -(-at // MILLION)
-        total, games = sums.get(block, (0.0, 0.0))
-        sums[block] = total + mean * number, games + number
+        block = min(-(-at // MILLION), blocks)
+        total, episodes = sums.get(block, (0.0, 0.0))
+        sums[block] = total + mean * number, episodes + number
     return [
-        {"frames": block * MILLION, "mean": total / games, "episodes": int(games)}
-        for block, (total, games) in sorted(sums.items())
+        {"frames": min(block * MILLION, frames), "mean": total / episodes, "episodes": int(episodes)}
+        for block, (total, episodes) in sorted(sums.items())
     ]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from podracer import atari
 from podracer.suite import aggregates
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -118,3 +119,11 @@ def test_one_seed_has_no_interval():
     estimates = aggregates.aggregate(np.array([[0.1, 0.2, 5.0]]))
     assert all(estimate.interval is None for estimate in estimates.values())
     assert estimates["median"].value == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("method", "median"), [("seed", 18.46), ("r2d2", 19.23)])
+def test_seeds_table_10(method, median):
+    """Espeholt et al. 2020, table 10: 57 games, whose medians the text gives as 1846% and 1923%."""
+    rows = rows_of("seed_table_10.csv")
+    scores = np.array([[atari.human_normalised(row["game"], float(row[method])) for row in rows]])
+    assert round(float(aggregates.median(scores)), 2) == median

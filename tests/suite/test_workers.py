@@ -1,5 +1,6 @@
 """Workers: every job is run once and to its end, whatever happens to them."""
 
+import itertools
 import json
 import signal
 import time
@@ -67,7 +68,7 @@ def test_one_failure_among_others(tmp_path, capsys):
 
 
 def test_a_process_that_ends_well_without_a_result_has_failed(tmp_path):
-    suite = fakes.FakeSuite(tmp_path, games="A", body="rmdir {0}/runs/A-0/alone; exit 0".format(tmp_path))
+    suite = fakes.FakeSuite(tmp_path, games="A", body=f"rmdir {tmp_path}/runs/A-0/alone; exit 0")
     assert [job.name for job in run(suite).failed] == ["A-0"]
     assert "has no result: it is not complete" in suite.error_path(suite.jobs[0]).read_text()
 
@@ -128,7 +129,7 @@ def test_who_loses_a_claim_leaves_the_job(tmp_path, monkeypatch, capsys):
 def test_parts_have_every_job_once(jobs_, count):
     all_ = list(range(jobs_))
     shares = [jobs.part(all_, f"{i + 1}/{count}") for i in range(count)]
-    assert sorted(sum(shares, [])) == all_
+    assert sorted(itertools.chain(*shares)) == all_
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -145,7 +146,7 @@ def test_two_workers_never_share_a_job(tmp_path):
     """Processes that race over small jobs, each of which fails where another is at it."""
     settings = {"games": [f"G{i}" for i in range(12)], "body": "sleep 0.02"}
     suite = fakes.FakeSuite(tmp_path, **settings)
-    together = f"(suite.directory / str(__import__('os').getpid())).touch()\nwhile len(list(suite.directory.glob('[0-9]*'))) < 2: __import__('time').sleep(0.001)"
+    together = "(suite.directory / str(__import__('os').getpid())).touch()\nwhile len(list(suite.directory.glob('[0-9]*'))) < 2: __import__('time').sleep(0.001)"
     workers = [fakes.worker(tmp_path, together, **settings) for _ in range(2)]
     for process in workers:
         (_, failed, stopped, _, left), said = fakes.outcome(process)
