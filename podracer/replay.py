@@ -1,11 +1,14 @@
 """Replay: a ring of rollouts per lane, from which overlapping sequences are sampled, uniformly or by priority.
 
-A sequence has `length` rows and begins where a rollout of T rows began, so a new one begins every T rows, and the
-recurrent state that belongs to it is the one the rollout came with. Observations are stored once, as single frames:
-the frames before a sequence are rebuilt from its `context` rows.
+A sequence has `length` rows. It begins where a rollout of T rows began (`starts="rollouts"`), so that the recurrent
+state that belongs to it is the one the rollout came with; or at any row (`starts="rows"`) whose transition is real, of
+agents that have no such state. Observations are stored once, as single frames: the frames before a sequence are rebuilt
+from its `context` rows.
 
     rollout      |  j-1  |   j   |  j+1  |  j+2  |  j+3  |      T = 40
-    sequence j        ccc|===========================|          length 121, context 3
+    "rollouts"        ccc|===========================|          length 121, context 3, stride 40
+    "rows"            ccc|==|                                   length 4, context 3, stride 1
+                       ccc|==|
 
 Everything is a pure function of arrays of one shard, to be donated; which rollouts are there is a count that is the
 same everywhere (`Counts`), so that branches around collectives may read it. Lanes, groups, slots: docs/glossary.md.
@@ -43,7 +46,11 @@ class Ring(NamedTuple):
       policy_version: int32 [L, W T].
       actor_state: tree of [L, W, ...]; what the agent keeps of its state before each rollout.
       lane: int32 [L].
-      priority: float32 [L W]; to the power of the exponent; 0 where no sequence begins that is all there.
+      priority: float32 [L P]; of the P places of a lane where sequences may begin, to the power of the exponent; 0
+        where none begins that is all there.
+      largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
+
+    An empty ring is all zeros.
     """
 
     rows: TimeStep
@@ -53,6 +60,7 @@ class Ring(NamedTuple):
     actor_state: ArrayTree
     lane: jax.Array
     priority: jax.Array
+    largest: jax.Array
 
 
 class Sample(NamedTuple):
@@ -60,9 +68,9 @@ class Sample(NamedTuple):
 
     Attributes:
       index: int32; into `Ring.priority`.
-      generation: int32; the number of the rollout that the sequence begins with.
+      generation: int32; the number of the rollout that the sequence begins in.
       weight: float32; importance weight, at most 1 over the samples of all shards.
-      age: int32; rollouts of that lane since the sequence began.
+      age: int32; rollouts of that lane since that one.
     """
 
     index: jax.Array
@@ -76,6 +84,7 @@ class Layout(NamedTuple):
 
     Attributes:
       rollout_length: T.
+      stride: rows from one start to the next; divides T.
       length: rows of a sequence.
       context: rows before a sequence that its frames are rebuilt from.
       lanes: lanes of a group, the lanes of one trajectory on one shard.
@@ -84,6 +93,7 @@ class Layout(NamedTuple):
     """
 
     rollout_length: int
+    stride: int
     length: int
     context: int
     lanes: int
@@ -91,44 +101,68 @@ class Layout(NamedTuple):
     slots: int
 
     @property
-    def span(self) -> int:
-        """Rollouts that a sequence touches."""
-        return -(-self.length // self.rollout_length)
+    def starts(self) -> int:
+        """Sequences that begin in a rollout."""
+        return self.rollout_length // self.stride
+
+    @property
+    def places(self) -> int:
+        """P: where in a lane's ring sequences may begin."""
+        return self.slots * self.starts
+
+    @property
+    def open(self) -> int:
+        """Sequences of a lane that have begun and are not all there yet."""
+        return (self.length - 1) // self.stride
 
     @property
     def before(self) -> int:
-        """Rollouts that its context touches."""
-        return -(-self.context // self.rollout_length)
+        """Starts that a sequence's context touches."""
+        return -(-self.context // self.stride)
 
     @property
     def size(self) -> int:
         """Sequences of a lane that can be there at once."""
-        return self.slots - self.span - self.before + 1
+        return self.places - self.open - self.before
 
 
 def layout(replay: Replay, *, rollout_length: int, lanes: int, groups: int, num_shards: int) -> Layout:
     """The numbers of a shard's ring, for at least `replay.capacity` sequences over all shards.
 
     Raises:
-      ValueError: where a sequence is shorter than a rollout and its last row.
+      ValueError: where sequences that begin with rollouts are shorter than one and its last row, or where rollouts are
+        longer than what is kept.
     """
-    if replay.length <= rollout_length:
+    rows, T = replay.starts == "rows", rollout_length
+    if not rows and replay.length <= T:
         raise ValueError(
-            f"sequences of {replay.length} rows do not hold a rollout of {rollout_length} transitions; lower "
-            f"rollout_length to {replay.length - 1} or less."
+            f"sequences of {replay.length} rows do not hold a rollout of {T} transitions; lower rollout_length to "
+            f"{replay.length - 1} or less."
         )
-    per_lane = -(-replay.capacity // (lanes * groups * num_shards))
-    plan = Layout(rollout_length, replay.length, replay.context, lanes, groups, 0)
-    return plan._replace(slots=per_lane + plan.span + plan.before - 1)
+    all_lanes = lanes * groups * num_shards
+    per_lane = -(-replay.capacity // all_lanes)
+    if rows and per_lane < T:
+        raise ValueError(
+            f"replay_capacity={replay.capacity} is less than one rollout: {all_lanes} lanes of rollout_length={T} "
+            f"bring {all_lanes * T} rows; raise it to {all_lanes * T} or more, or lower rollout_length."
+        )
+    plan = Layout(T, 1 if rows else T, replay.length, replay.context, lanes, groups, 0)
+    return plan._replace(slots=-(-(per_lane + plan.open + plan.before) // plan.starts))
 
 
 def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
-    """An empty ring for trajectories like this one, [T, lanes] (shapes will do)."""
+    """An empty ring for trajectories like this one, [T, lanes] (shapes will do).
+
+    Raises:
+      ValueError: where sequences begin at every row, and the agent keeps a state of every rollout.
+    """
     L, rows = plan.groups * plan.lanes, plan.slots * plan.rollout_length
     by_row = lambda tree: jax.tree.map(lambda x: jnp.zeros((L, rows, *x.shape[2:]), x.dtype), tree)  # noqa: E731
     timesteps = trajectory.timesteps
     kept_rows = timesteps._replace(observation=jax.eval_shape(lambda x: flat(x, 2), timesteps.observation))
     kept = jax.eval_shape(replay.keep, trajectory.actor_state)
+    if replay.starts == "rows" and jax.tree.leaves(kept):
+        raise ValueError("sequences begin at every row: recurrent networks, whose state only rollouts have, cannot.")
     return Ring(
         rows=by_row(kept_rows),
         actions=by_row(trajectory.actions),
@@ -136,12 +170,13 @@ def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
         policy_version=by_row(trajectory.policy_version),
         actor_state=jax.tree.map(lambda x: jnp.zeros((L, plan.slots, *x.shape[1:]), x.dtype), kept),
         lane=jnp.zeros(L, jnp.int32),
-        priority=jnp.zeros(L * plan.slots),
+        priority=jnp.zeros(L * plan.places),
+        largest=jnp.float32(0),
     )
 
 
 def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group: jax.Array, number: jax.Array) -> Ring:
-    """Writes a rollout over the oldest one of its lanes; the sequence that it completes gets its first priority.
+    """Writes a rollout over the oldest one of its lanes; sequences that it completes get their first priority.
 
     Args:
       plan: the numbers.
@@ -169,20 +204,23 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
         actor_state=jax.tree.map(write_state, ring.actor_state, replay.keep(trajectory.actor_state)),
         lane=_write(ring.lane, trajectory.lane, (group * B,)),
     )
-    lanes = group * B + jnp.arange(B, dtype=jnp.int32)
-    lost = lanes * plan.slots + (number + plan.before) % plan.slots
-    begun = number - plan.span + 1
-    complete = begun >= plan.before
-    mass = jnp.ones(B)
-    if replay.priority is not None:
-        rows = _rows(plan, begun, jnp.arange(plan.length, dtype=jnp.int32), B)
-        take = lambda x: x[lanes[None], rows]  # noqa: E731
-        seen = jax.tree.map(take, ring.rows._replace(observation=()))
-        mass = _mass(replay, replay.priority(seen, jax.tree.map(take, ring.extras)))
-    priority = ring.priority.at[lost].set(0.0)
-    index = lanes * plan.slots + begun % plan.slots
-    priority = priority.at[index].set(jnp.where(complete, mass, priority[index]))
-    return ring._replace(priority=priority)
+    lanes = group * B + jnp.arange(B, dtype=jnp.int32)[None]
+    # Starts are counted from the slot's first, so that no number grows with the run.
+    new = slot * plan.starts - plan.open + jnp.arange(plan.starts, dtype=jnp.int32)
+    lost = slot * plan.starts + jnp.arange(plan.starts + plan.before, dtype=jnp.int32)
+    at = lambda starts: lanes * plan.places + starts[:, None] % plan.places  # noqa: E731
+    take = lambda rows: lambda x: x[lanes, rows[:, None] % (plan.slots * T)]  # noqa: E731
+    there = (new - slot * plan.starts + jnp.minimum(number, plan.slots) * plan.starts >= plan.before)[:, None]
+    if replay.starts == "rows":
+        there = there & ~take(new + 1)(ring.rows.first)
+    if replay.priority is None:
+        mass = _largest(ring)
+    else:
+        rows = new[0] * plan.stride + jnp.arange(plan.starts - 1 + plan.length, dtype=jnp.int32)
+        seen = jax.tree.map(take(rows), ring.rows._replace(observation=()))
+        mass = _mass(replay, replay.priority(seen, jax.tree.map(take(rows), ring.extras)))
+    priority = ring.priority.at[at(lost)].set(0.0)
+    return ring._replace(priority=priority.at[at(new)].set(jnp.where(there, mass, 0.0)))
 
 
 def _write(where: jax.Array, what: jax.Array, start: tuple[Any, ...]) -> jax.Array:
@@ -217,19 +255,19 @@ def _writer(batch_dims: int) -> Any:
     return write
 
 
-def sample(plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, key: jax.Array, n: int) -> Sample:
+def sample(plan: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
     """Draws sequences with replacement, with probability in proportion to their priority, stratified over the ring.
 
     Args:
       plan: the numbers.
-      replay: the agent's.
       ring: with at least one sequence.
       counts: int32 [groups]; rollouts of each group so far.
       key: consumed.
       n: how many, on this shard.
+      beta: float32 []; exponent of the importance weights.
     """
-    slots = ring.priority.shape[0]
-    blocks = jnp.pad(ring.priority, (0, -slots % BLOCK)).reshape(-1, BLOCK)
+    places = ring.priority.shape[0]
+    blocks = jnp.pad(ring.priority, (0, -places % BLOCK)).reshape(-1, BLOCK)
     first_key, second_key = jax.random.split(key)
     strata = (jnp.arange(n, dtype=jnp.float32) + jax.random.uniform(first_key, (n,))) / n
     sums = jnp.sum(blocks, axis=1)
@@ -237,7 +275,7 @@ def sample(plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, key: jax
     within = _invert(blocks[block], jax.random.uniform(second_key, (n,)))
     index = block * BLOCK + within
     # Factors that all shards share, such as how many sequences there are, cancel in the end.
-    weight = (ring.priority[index] / jnp.sum(sums)) ** -replay.importance_exponent
+    weight = (ring.priority[index] / jnp.sum(sums)) ** -beta
     generation, newest = _generation(plan, index, counts)
     return Sample(index, generation, weight / collectives.global_max(weight), newest - generation)
 
@@ -263,12 +301,12 @@ def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: A
       at: where they are.
       observations: tree of [any, any, ...]; what observations look like (shapes will do), for the ring has them flat.
     """
-    lane = at.index // plan.slots
+    lane, place = at.index // plan.places, at.index % plan.places
+    start = place * plan.stride
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
-    n = lane.shape[0]
-    before = _rows(plan, at.generation, jnp.arange(-plan.context, 0, dtype=jnp.int32), n)
-    rows = _rows(plan, at.generation, jnp.arange(plan.length, dtype=jnp.int32), n)
-    kept = jax.tree.map(lambda x: x[lane, at.generation % plan.slots], ring.actor_state)
+    before = _rows(plan, start, range(-plan.context, 0))
+    rows = _rows(plan, start, range(plan.length))
+    kept = jax.tree.map(lambda x: x[lane, place // plan.starts], ring.actor_state)
     seen = lambda where: shaped(jax.tree.map(take(where), ring.rows.observation), 2, observations)  # noqa: E731
     context = (seen(before), take(before)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
@@ -298,8 +336,15 @@ def update(
     again = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
     # Those that do not count are sent out of bounds, where nothing is written.
     index = jnp.where(there & ~again, at.index, ring.priority.shape[0])
-    written = ring.priority.at[index].set(_mass(replay, priority), mode="drop")
-    return ring._replace(priority=written), jnp.sum((~there).astype(jnp.float32))
+    mass = _mass(replay, priority)
+    ring = ring._replace(priority=ring.priority.at[index].set(mass, mode="drop"))
+    if replay.priority is None:
+        ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
+    return ring, jnp.sum((~there).astype(jnp.float32))
+
+
+def _largest(ring: Ring) -> jax.Array:
+    return jnp.where(ring.largest > 0, ring.largest, 1.0)
 
 
 def _mass(replay: Replay, priority: jax.Array) -> jax.Array:
@@ -307,18 +352,19 @@ def _mass(replay: Replay, priority: jax.Array) -> jax.Array:
 
 
 def num_sequences(plan: Layout, counts: jax.Array) -> jax.Array:
-    """How many sequences a shard has, int32 [], for rollouts `counts` [groups]."""
-    return plan.lanes * jnp.sum(jnp.clip(counts - plan.span + 1 - plan.before, 0, plan.size))
+    """How many sequences a shard has, int32 [], for rollouts `counts` [groups]; those that are masked count too."""
+    begun = jnp.minimum(counts, plan.slots) * plan.starts - plan.open - plan.before
+    return plan.lanes * jnp.sum(jnp.maximum(begun, 0))
 
 
 def _generation(plan: Layout, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The numbers of the rollout in a slot now and of the newest one of its lane."""
-    newest = counts[index // plan.slots // plan.lanes] - 1
-    return newest - (newest - index % plan.slots) % plan.slots, newest
+    lane, slot = index // plan.places, index % plan.places // plan.starts
+    newest = counts[lane // plan.lanes] - 1
+    return newest - (newest - slot) % plan.slots, newest
 
 
-def _rows(plan: Layout, number: Any, offsets: jax.Array, n: int) -> jax.Array:
-    """Where the rows are that lie `offsets` [m] after the start of rollouts `number` ([n] or []), [m, n]."""
-    T = plan.rollout_length
-    start = jnp.broadcast_to(number % plan.slots * T, (1, n))
-    return (start + offsets[:, None]) % (plan.slots * T)
+def _rows(plan: Layout, start: jax.Array, offsets: range) -> jax.Array:
+    """Where the rows are that lie `offsets` [m] after rows `start` [n], [m, n]."""
+    rows = start[None] + jnp.arange(offsets.start, offsets.stop, dtype=jnp.int32)[:, None]
+    return rows % (plan.slots * plan.rollout_length)

@@ -1,4 +1,4 @@
-"""Returns: V-trace, generalised advantages, n-step returns and the rescaling of values.
+"""Returns: V-trace, generalised advantages, n-step returns and transitions, and the rescaling of values.
 
 All sequences are time-major, [T, B] for transitions and [T+1, B] for rows. A masked transition (into a `first` row)
 has importance ratio 0: its temporal difference and its trace vanish, so nothing leaks across an episode boundary.
@@ -111,6 +111,41 @@ def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:
         longer = step.reward + step.discount * returns[1:]
         returns = jnp.concatenate([jnp.where(step.mask > 0, longer, values[:-1]), values[-1:]])
     return returns[:-1]
+
+
+class NStep(NamedTuple):
+    """The transition of up to n steps that opens a sequence, each [B] (see `n_step_transition`).
+
+    Attributes:
+      reward: float32; R, the discounted sum of its rewards.
+      discount: float32; G, what the value of the row behind it counts; 0 where the episode terminated within it.
+      length: int32; m, the row behind it, from 1 to n.
+    """
+
+    reward: jax.Array
+    discount: jax.Array
+    length: jax.Array
+
+
+def n_step_transition(step: Transitions, n: int) -> NStep:
+    """Joins n transitions into one, or as many as there are before a masked one (m, at least 1).
+
+    R = sum_{i<m} (prod_{j<i} d_j) r_i and G = prod_{i<m} d_i: the return of n steps from row 0 is R + G V(row m), and
+    no other row is needed for it.
+
+    Args:
+      step: rewards, discounts (already times gamma) and masks, [n, B] or longer; transition 0 is not masked.
+      n: how many rewards.
+    """
+    reward, discount = step.reward[0], step.discount[0]
+    going = jnp.ones(reward.shape, bool)
+    length = jnp.ones(reward.shape, jnp.int32)
+    for i in range(1, n):
+        going &= step.mask[i] > 0
+        reward = jnp.where(going, reward + discount * step.reward[i], reward)
+        discount = jnp.where(going, discount * step.discount[i], discount)
+        length += going.astype(jnp.int32)
+    return NStep(reward, discount, length)
 
 
 def rescale(x: jax.Array, eps: float = 1e-3) -> jax.Array:

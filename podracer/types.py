@@ -13,7 +13,7 @@ Rows, lanes and rollouts are terms of this library; docs/glossary.md defines the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -305,17 +305,20 @@ class Replay(NamedTuple):
       capacity: sequences that are kept.
       length: rows of a sequence, the bootstrap row included.
       context: rows before a sequence that `restore` sees.
-      keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a sequence.
+      keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a rollout; no leaves with "rows".
       restore: `(kept [B], observations [context, B], first [context, B]) -> actor_state [B]`.
       fraction: of every batch that is replayed: the newest rollout is the rest, and there is one update for each
         rollout. 0 learns from samples only, of which the next three numbers say how many and when.
-      min_size: sequences that must be there before the first update.
+      min_size: sequences that must be there (with "rows": rows that were added) before the first update.
       batch_size: sequences that are sampled for an update.
       ratio: sequences sampled per sequence added.
       priority_exponent: alpha; 0 samples uniformly.
-      importance_exponent: beta.
-      priority: `(TimeStep [length, B] without observations, extras [length, B]) -> [B]`; the first priority of a
-        sequence, from what acting recorded; None gives every sequence the same.
+      importance_exponent: beta, or `progress -> beta`.
+      priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; from what
+        acting recorded, the first priorities of the m sequences that a rollout completes: 1, or with "rows" T of them,
+        each a row later than the one before. None gives them the largest that any has had so far.
+      starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
+        Numbers of sequences are numbers of rows then.
     """
 
     capacity: int
@@ -328,8 +331,9 @@ class Replay(NamedTuple):
     batch_size: int = 1
     ratio: float = 1.0
     priority_exponent: float = 0.0
-    importance_exponent: float = 0.0
+    importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
+    starts: Literal["rollouts", "rows"] = "rollouts"
 
 
 class Agent(NamedTuple):

@@ -100,6 +100,7 @@ def make_program(
     population: int = 1,
     num_shards: int = 1,
     reset_pool: int = 0,
+    lockstep: bool = False,
 ) -> program.Program:
     """The program of a run on the first device."""
     layout = topology.make(
@@ -109,7 +110,7 @@ def make_program(
         population=population,
         devices=jax.local_devices()[:1],
     )
-    settings = program.Settings(agent.config.rollout_length, reset_pool)
+    settings = program.Settings(agent.config.rollout_length, reset_pool, lockstep)
     return program.make(agent, environment, layout, settings)
 
 

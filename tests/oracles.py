@@ -249,6 +249,24 @@ def rmsprop_tf1(
     ]
 
 
+def rmsprop_centred(
+    gradients: Sequence[npt.ArrayLike], learning_rate: float | Sequence[float], decay: float, epsilon: float
+) -> list[Array]:
+    """What the RMSProp of DQN's Lua code adds to a parameter at steps 1, 2, ..., given the gradients of all steps.
+
+    m_k, n_k = (1 - decay) sum_{i=1}^k decay^(k-i) g_i, and the same of g_i^2
+    update_k = -learning_rate_k g_k / sqrt(n_k - m_k^2 + epsilon)
+    """
+    grads = _float64(*gradients)
+    updates = []
+    for k, rate in enumerate(_rates(learning_rate, len(grads)), 1):
+        weights = [(1.0 - decay) * decay ** (k - i) for i in range(1, k + 1)]
+        mean = np.asarray(sum(w * g for w, g in zip(weights, grads)))
+        square = np.asarray(sum(w * g**2 for w, g in zip(weights, grads)))
+        updates.append(-rate * grads[k - 1] / np.sqrt(square - mean**2 + epsilon))
+    return updates
+
+
 def adam(
     gradients: Sequence[npt.ArrayLike],
     learning_rate: float | Sequence[float],

@@ -1,6 +1,7 @@
 """Replay against a plain record of everything that was ever added."""
 
 import functools
+import itertools
 
 import harness
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from jax import lax
 
 import envs_jax
 import podracer
@@ -19,6 +21,11 @@ from podracer.types import Replay, TimeStep, Trajectory
 T, B, GROUPS = 4, 3, 2
 
 
+def rows_of(length=4, capacity=30, **more):
+    """A replay whose sequences begin at every row."""
+    return spec_of(length=length, capacity=capacity, starts="rows", **more)
+
+
 def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=None, **more):
     frames = context + 1
     settings = {"min_size": 1, "batch_size": 8, "ratio": 1.0} | more
@@ -28,22 +35,22 @@ def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=Non
         context=context,
         priority_exponent=alpha,
         importance_exponent=beta,
-        keep=nets.without_frames,
+        keep=nothing if more.get("starts") == "rows" else nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, frames),
         priority=priority,
         **settings,
     )
 
 
-SQUARE = np.array([[0.0, 0.25], [0.5, 0.75]])
+SQUARE = np.array([[0.0, 0.25], [0.5, 0.75]], np.float32)
 """What is added to the number of a row: its observation has a shape, which the ring does not keep."""
 
 
 class Streams:
     """Endless streams of rows, every number of which is another; a rollout of any group can be cut off next."""
 
-    def __init__(self, seed, context):
-        self.rng, self.context = np.random.default_rng(seed), context
+    def __init__(self, seed, context, T=T):
+        self.rng, self.context, self.T = np.random.default_rng(seed), context, T
         self.rows = [
             [] for _ in range(GROUPS * B)
         ]  # of each lane: (observation, reward, discount, first, last, action)
@@ -56,7 +63,7 @@ class Streams:
         return (number + SQUARE, number + 0.25, 1.0, first, False, 10_000 * lane + t)
 
     def rollout(self, group):
-        lanes = np.arange(group * B, (group + 1) * B)
+        lanes, T = np.arange(group * B, (group + 1) * B), self.T
         begin = self.counts[group] * T
         for lane in lanes:
             while len(self.rows[lane]) < begin + T + 1:
@@ -90,8 +97,12 @@ class Streams:
         return np.array(out, np.float32)
 
 
-def filled(spec, order, seed=0):
-    streams = Streams(seed, spec.context)
+def nothing(state):
+    return nets.ActorState((), ())
+
+
+def filled(spec, order, seed=0, T=T):
+    streams = Streams(seed, spec.context, T)
     plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
     add = jax.jit(lambda ring, trajectory, group, number: replay.add(plan, spec, ring, trajectory, group, number))
     ring = None
@@ -104,14 +115,16 @@ def filled(spec, order, seed=0):
 
 
 def eligible(plan, spec, streams):
-    """(lane, rollout) of all sequences that are all there, by brute force."""
-    found = set()
+    """(lane, row) of all sequences that are all there, by brute force."""
+    found, T = set(), streams.T
+    every_row = spec.starts == "rows"
     for lane in range(GROUPS * B):
         end = int(streams.counts[lane // B]) * T
-        for start in range(0, end, T):
+        for start in range(0, end, 1 if every_row else T):
             rows = range(start - spec.context, start + spec.length)
-            if rows[0] >= 0 and rows[-1] < end and rows[0] // T > end // T - 1 - plan.slots:
-                found.add((lane, start // T))
+            there = rows[0] >= 0 and rows[-1] < end and rows[0] // T > end // T - 1 - plan.slots
+            if there and not (every_row and streams.rows[lane][start + 1][3]):
+                found.add((lane, start))
     return found
 
 
@@ -126,21 +139,46 @@ ORDERS = {
 @pytest.mark.parametrize("context", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 def test_sequences_are_the_streams(order, context):
-    spec = spec_of(context=context)
-    plan, ring, streams = filled(spec, order)
-    counts = jnp.asarray(streams.counts)
+    check_sequences(spec_of(context=context), order, T)
+
+
+@pytest.mark.parametrize(
+    ("length", "context", "T", "order"),
+    [
+        (2, 0, 1, "in turn"),
+        (4, 3, 4, "wrapped twice"),
+        (4, 3, 1, "one ahead"),
+        (11, 1, 4, "in turn"),
+        *(
+            pytest.param(length, context, rows, order, marks=pytest.mark.slow)
+            for length, context, rows, order in itertools.product((2, 4), (0, 3), (1, 3, 4), ORDERS)
+        ),
+    ],
+)
+def test_sequences_at_every_row_are_the_streams(length, context, T, order):
+    """Rollouts shorter and longer than a sequence and its context; those whose transition is masked are not there."""
+    check_sequences(rows_of(length=length, context=context), ORDERS[order], T)
+
+
+def check_sequences(spec, order, T):
+    plan, ring, streams = filled(spec, order, T=T)
+    counts, context = jnp.asarray(streams.counts), spec.context
     index = np.flatnonzero(np.asarray(ring.priority) > 0)
-    lanes = index // plan.slots
+    lanes = index // plan.places
+    slot, within = np.divmod(index % plan.places, plan.starts)
     newest = streams.counts[lanes // B] - 1
-    rollouts = newest - (newest - index % plan.slots) % plan.slots
-    assert set(zip(lanes, rollouts)) == eligible(plan, spec, streams)
-    assert len(index) == int(replay.num_sequences(plan, counts)) <= plan.size * B * GROUPS
+    rollouts = newest - (newest - slot) % plan.slots
+    starts = rollouts * T + within * plan.stride
+    assert set(zip(lanes, starts)) == eligible(plan, spec, streams)
+    there = int(replay.num_sequences(plan, counts))
+    assert len(index) <= there <= plan.size * B * GROUPS
+    assert len(index) == there or spec.starts == "rows"
     if not len(index):
         return
     at = replay.Sample(jnp.asarray(index, jnp.int32), jnp.asarray(rollouts, jnp.int32), None, None)
+    np.testing.assert_array_equal(replay._generation(plan, at.index, counts)[0], rollouts)
     found = replay.gather(plan, spec, ring, at, streams.observations)
-    for i, (lane, rollout) in enumerate(zip(lanes, rollouts)):
-        start = rollout * T
+    for i, (lane, start) in enumerate(zip(lanes, starts)):
         rows = streams.rows[lane][start : start + spec.length]
         for got, column in zip(found.timesteps, range(5)):
             np.testing.assert_array_equal(np.asarray(got)[:, i], np.stack([row[column] for row in rows]))
@@ -149,10 +187,33 @@ def test_sequences_are_the_streams(order, context):
         np.testing.assert_array_equal(np.asarray(found.extras["double"])[:, i], 2.0 * actions)
         versions = 1 + (start + np.arange(spec.length - 1)) // T
         np.testing.assert_array_equal(np.asarray(found.policy_version)[:, i], versions)
-        assert float(found.actor_state.core[0][i]) == rows[0][0][0, 0] + 0.5, "the state before row 0"
+        if spec.starts == "rollouts":
+            assert float(found.actor_state.core[0][i]) == rows[0][0][0, 0] + 0.5, "the state before row 0"
         assert int(found.lane[i]) == lane
         if context:
             np.testing.assert_array_equal(found.actor_state.frames[i], streams.frames(lane, start))
+
+
+def test_what_is_new_is_as_likely_as_the_likeliest():
+    """Without a first priority of their own, sequences get the largest there has been; with one, each row its own."""
+    spec = rows_of(alpha=0.5, length=3, context=0)
+    plan, ring, streams = filled(spec, [0, 1] * 3)
+    assert set(np.unique(ring.priority)) == {0.0, 1.0}
+    there = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0)[:2], jnp.int32)
+    counts = jnp.asarray(streams.counts)
+    at = replay.Sample(there, replay._generation(plan, there, counts)[0], None, None)
+    for priorities in (jnp.array([9.0, 0.25]), jnp.array([4.0, 4.0])):
+        ring, _ = replay.update(plan, spec, ring, counts, at, priorities)
+    ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), counts[0])
+    assert set(np.unique(ring.priority)) == {0.0, 1.0, 2.0, 3.0}
+    of_rows = lambda rows, extras: jax.vmap(  # noqa: E731
+        lambda i: jnp.sum(lax.dynamic_slice_in_dim(extras["double"], i, 2), axis=0)
+    )(jnp.arange(T))
+    spec = rows_of(alpha=1.0, length=3, context=0, priority=of_rows)
+    plan, ring, streams = filled(spec, [0, 1] * 3)
+    for lane, row in eligible(plan, spec, streams):
+        index = lane * plan.places + row % plan.places
+        assert ring.priority[index] == max(sum(2.0 * streams.rows[lane][row + i][5] for i in range(2)), 1e-6)
 
 
 def test_capacity_is_what_was_asked_for():
@@ -161,10 +222,17 @@ def test_capacity_is_what_was_asked_for():
         ring = filled(spec, [0, 1] * 40)[1]
         there = int(jnp.sum(ring.priority > 0))
         assert capacity <= there < capacity + B * GROUPS
+    for capacity in (B * GROUPS * T, 100):
+        plan, _, streams = filled(rows_of(capacity=capacity), [0, 1] * 20)
+        assert capacity <= replay.num_sequences(plan, jnp.asarray(streams.counts)) < capacity + B * GROUPS * T
+    with pytest.raises(
+        ValueError, match="replay_capacity=18 is less than one rollout: 6 lanes of rollout_length=4 .* 24"
+    ):
+        filled(rows_of(capacity=18), [0])
 
 
 def sampled(plan, spec, ring, counts, n, times, num_shards=1):
-    draw = lambda ring, key: replay.sample(plan, spec, ring, counts, key, n)  # noqa: E731
+    draw = lambda ring, key: replay.sample(plan, ring, counts, key, n, spec.importance_exponent)  # noqa: E731
     keys = jax.random.split(jax.random.key(1), (times, num_shards))
     rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_shards, *x.shape)), ring)
     run = jax.jit(
@@ -173,9 +241,12 @@ def sampled(plan, spec, ring, counts, n, times, num_shards=1):
     return run(keys)
 
 
-@pytest.mark.parametrize("alpha", [0.9, pytest.param(0.0, marks=pytest.mark.slow)])
-def test_sequences_are_drawn_by_priority(alpha):
-    spec = spec_of(alpha=alpha, capacity=900)
+@pytest.mark.parametrize(
+    ("alpha", "make"),
+    [(0.9, spec_of), (0.6, rows_of), *(pytest.param(0.0, make, marks=pytest.mark.slow) for make in (spec_of, rows_of))],
+)
+def test_sequences_are_drawn_by_priority(alpha, make):
+    spec = make(alpha=alpha, capacity=900)
     plan, ring, streams = filled(spec, [0, 1] * 180)
     counts = jnp.asarray(streams.counts)
     there = np.flatnonzero(np.asarray(ring.priority) > 0)
@@ -200,7 +271,7 @@ def test_sequences_are_drawn_by_priority(alpha):
     weights /= weights.max(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(drawn.weight, weights, rtol=1e-4)
     np.testing.assert_array_equal(
-        drawn.age, np.asarray(streams.counts)[np.asarray(drawn.index) // plan.slots // B] - 1 - drawn.generation
+        drawn.age, np.asarray(streams.counts)[np.asarray(drawn.index) // plan.places // B] - 1 - drawn.generation
     )
 
 
@@ -211,7 +282,9 @@ def test_weights_are_normalised_over_all_shards():
     rings = [ring, ring._replace(priority=ring.priority * jnp.linspace(0.1, 3.0, len(ring.priority)))]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rings)
     keys = jax.random.split(jax.random.key(0), 2)
-    drawn = harness.over_shards(lambda _, r, k: replay.sample(plan, spec, r, counts, k, 8), 0, stacked, keys)
+    drawn = harness.over_shards(
+        lambda _, r, k: replay.sample(plan, r, counts, k, 8, spec.importance_exponent), 0, stacked, keys
+    )
     raw = []
     for shard in range(2):
         mass = np.asarray(rings[shard].priority)
@@ -247,7 +320,7 @@ def test_priorities_of_what_is_gone_are_dropped(all_of_them):
     before = jnp.asarray(streams.counts)
     drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
     more = plan.slots if all_of_them else 1
-    old = np.asarray(drawn.age) + more > plan.size + plan.span - 2
+    old = np.asarray(drawn.age) + more > plan.size + plan.open - 1
     assert old.all() if all_of_them else 0 < old.sum() < 64
     for i in range(more):
         ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0] + i)
@@ -266,7 +339,7 @@ def test_priorities_of_what_is_gone_are_dropped(all_of_them):
 
 def test_what_is_learnt_to_the_last_bit_does_no_harm():
     """Priorities of 0 can be drawn, and weights stay finite."""
-    spec = spec_of(priority=lambda rows, extras: jnp.zeros(rows.reward.shape[1]))
+    spec = spec_of(priority=lambda rows, extras: jnp.zeros((1, rows.reward.shape[1])))
     plan, ring, streams = filled(spec, [0, 1] * 9)
     counts = jnp.asarray(streams.counts)
     assert int(jnp.sum(ring.priority > 0)) == int(replay.num_sequences(plan, counts))
@@ -370,7 +443,7 @@ class Learns:
 )
 def test_the_ratio_is_counted(ratio, batch):
     spec = spec_of(ratio=ratio, batch_size=batch, min_size=12, capacity=60)
-    core = learner.make(Learns(spec), lanes=B, groups=GROUPS, num_shards=1)
+    core = learner.make(Learns(spec), SQUARE, lanes=B, groups=GROUPS, num_shards=1)
     streams = Streams(0, spec.context)
     learn = harness.alone(core.learn)
     state, counts, ring = jnp.int32(0), core.counts(), None
@@ -400,7 +473,7 @@ def test_old_rollouts_join_new_ones():
     agent = Learns(spec)
     seen = []
     agent.learn = lambda state, trajectory, progress, key: (state + 1, {"rows": trajectory.timesteps.observation})
-    core = learner.make(agent, lanes=B, groups=GROUPS, num_shards=1)
+    core = learner.make(agent, SQUARE, lanes=B, groups=GROUPS, num_shards=1)
     streams = Streams(0, spec.context)
     learn = harness.alone(core.learn)
     state, counts, ring = jnp.int32(0), core.counts(), None
@@ -426,14 +499,14 @@ def test_old_rollouts_join_new_ones():
     assert int(state) == 40
     assert len(set(seen)) > 30
     with pytest.raises(ValueError, match=r"use 0.5, or n / \(n \+ 4\)"):
-        learner.make(Learns(spec._replace(fraction=0.3)), lanes=4, groups=1, num_shards=1)
+        learner.make(Learns(spec._replace(fraction=0.3)), SQUARE, lanes=4, groups=1, num_shards=1)
 
 
 def test_a_rollout_must_fit_into_a_sequence():
     with pytest.raises(ValueError, match="lower rollout_length to 3 or less"):
         replay.layout(spec_of(length=4), rollout_length=4, lanes=1, groups=1, num_shards=1)
     with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards"):
-        learner.make(Learns(spec_of()), lanes=1, groups=1, num_shards=3)
+        learner.make(Learns(spec_of()), SQUARE, lanes=1, groups=1, num_shards=3)
 
 
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])

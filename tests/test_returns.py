@@ -213,6 +213,54 @@ def test_gae_gradient_by_gamma_and_lambda() -> None:
     assert np.abs(gradient).min() > 0.1
 
 
+# Transitions of n steps.
+
+
+def n_step_by_loop(step: returns.Transitions, n: int, start: int, lane: int) -> tuple[float, float, int]:
+    """R, G and m of the sequence that begins at a row of a lane."""
+    reward, discount, mask = (np.asarray(x, np.float64)[start:, lane] for x in step)
+    m = next((i for i in range(1, n) if not mask[i]), n)
+    total, product = 0.0, 1.0
+    for i in range(m):
+        total += product * reward[i]
+        product *= discount[i]
+    return total, product, m
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_transitions_of_n_steps(n: int) -> None:
+    """Ends of all kinds at every offset: as a loop says, and R + G V(row m) is `n_step`'s return from row 0."""
+    inputs = lanes()
+    step = step_of(inputs)
+    values = jnp.asarray(inputs["values"], jnp.float32)
+    whole = jax.jit(lambda step: returns.n_step_transition(step, n))
+    horizon = jax.jit(lambda values, step: returns.n_step(values, step, n)[0])
+    lengths = set()
+    for start in range(T - n + 1):
+        rows = slice(start, start + n)
+        part = jax.tree.map(lambda x, rows=rows: x[rows], step)
+        real = np.asarray(part.mask[0]) > 0
+        found = jax.tree.map(np.asarray, whole(part))
+        assert [x.dtype for x in found] == [np.float32, np.float32, np.int32]
+        for lane in np.flatnonzero(real):
+            expected = n_step_by_loop(step, n, start, int(lane))
+            np.testing.assert_allclose([x[lane] for x in found], expected, rtol=1e-5, atol=1e-6)
+        behind = values[start : start + n + 1]
+        bootstrap = np.take_along_axis(np.asarray(behind), found.length[None], 0)[0]
+        returned = np.asarray(horizon(behind, part))
+        np.testing.assert_allclose(
+            (found.reward + found.discount * bootstrap)[real], returned[real], rtol=1e-5, atol=1e-6
+        )
+        lengths |= set(found.length[real].tolist())
+    assert lengths == set(range(1, n + 1))
+
+
+def test_longer_rows_change_nothing_of_n_steps() -> None:
+    step = step_of(lanes(3))
+    one = returns.n_step_transition(step, 3)
+    harness.assert_same(one, returns.n_step_transition(jax.tree.map(lambda x: x[:3], step), 3))
+
+
 # Alignment.
 
 

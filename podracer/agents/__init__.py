@@ -3,9 +3,22 @@
 agent = podracer.agents.vtrace.make(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
 """
 
-from podracer.agents import ppo, r2d2, vtrace
+from podracer.agents import dqn, ppo, pqn, r2d2, vtrace
+from podracer.agents.dqn import DQNConfig
 from podracer.agents.ppo import PPOConfig
+from podracer.agents.pqn import PQNConfig
 from podracer.agents.r2d2 import R2D2Config
 from podracer.agents.vtrace import VTraceConfig
 
-__all__ = ["PPOConfig", "R2D2Config", "VTraceConfig", "ppo", "r2d2", "vtrace"]
+__all__ = [
+    "DQNConfig",
+    "PPOConfig",
+    "PQNConfig",
+    "R2D2Config",
+    "VTraceConfig",
+    "dqn",
+    "ppo",
+    "pqn",
+    "r2d2",
+    "vtrace",
+]

@@ -28,6 +28,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
+from podracer.exploration import epsilon_greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
 
@@ -183,8 +184,8 @@ def loss(
     Returns:
       The scalar, the metrics, and the temporal differences [T, B], of which priorities are made; 0 where masked.
     """
-    bootstrap = _of(target_q, jnp.argmax(q, axis=-1).astype(jnp.int32))
-    taken = _of(q[:-1], actions)
+    bootstrap = value_of(target_q, jnp.argmax(q, axis=-1).astype(jnp.int32))
+    taken = value_of(q[:-1], actions)
     errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, hyper, config)) - taken)
     total = jnp.sum(weight * 0.5 * jnp.sum(jnp.square(errors), axis=0)) / batch_size
     mean = lambda x: jnp.sum(step.mask * x) / count  # noqa: E731
@@ -242,12 +243,8 @@ def make(
         actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, Memory]:
         q, _, net = nets.step(network, actor.params, memory.net, timestep)
-        num_actions = q.shape[-1]
-        chance, choice = jax.random.uniform(key, (2, q.shape[0]))
-        any_action = jnp.minimum(jnp.floor(choice * num_actions).astype(jnp.int32), num_actions - 1)
-        epsilon = config.evaluation_epsilon if evaluation else memory.epsilon
-        action = jnp.where(chance < epsilon, any_action, jnp.argmax(q, axis=-1).astype(jnp.int32))
-        extras = {"q_taken": _of(q, action), "q_max": jnp.max(q, axis=-1)}
+        action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else memory.epsilon, key)
+        extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
         return action, extras, memory._replace(net=net.after(action))
 
     def unroll(params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
@@ -302,7 +299,7 @@ def make(
         )
         step = returns.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
         numbers = {name: jnp.float32(value) for name, value in hyper.items()}
-        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)
+        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)[None]
 
     replay = Replay(
         capacity=config.replay_capacity,
@@ -328,10 +325,3 @@ def make(
         hyper=hyper,
         replay=replay,
     )
-
-
-def _of(q: jax.Array, action: jax.Array) -> jax.Array:
-    """The values [...] of actions [...] among q [..., A]."""
-    # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.
-    actions = jnp.arange(q.shape[-1]).reshape((1,) * action.ndim + (-1,))
-    return jnp.sum(jnp.where(action[..., None] == actions, q, 0.0), axis=-1)

@@ -34,11 +34,12 @@ class Anakin:
         reset_pool: int,
         seeds: np.ndarray,
         hyper: dict[str, np.ndarray],
+        lockstep: bool = False,
     ):
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
         self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
         self.program = program.make(
-            agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool)
+            agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
         )
         self._compiled: runner.Compiled | None = None
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from podracer import topology
+from podracer import spaces, topology
 from podracer.anakin.rollout import Actors, Settings, rollout
 from podracer.driver import RunState, run_keys
 from podracer.environments import autoreset
@@ -103,7 +103,10 @@ class Program(NamedTuple):
 def make(agent: Agent, environment: Environment, layout: Topology, settings: Settings) -> Program:
     """Builds the program of a run; nothing is compiled before the first call."""
     population, shards = layout.population, layout.num_shards
-    learning = learner.make(agent, lanes=layout.envs_per_shard, groups=1, num_shards=shards)
+    observation = spaces.zeros(environment.spec.observation_space)
+    learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=shards)
+    if settings.lockstep and learning.steps is None:
+        raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
     state_specs = _by_part(PartitionSpec)
 
     def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> Member:
@@ -281,7 +284,14 @@ def _update_shard(
     keys = jax.random.split(actors.key, 4 + settings.rollout_length)
     key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
     actors, trajectory, episodes = rollout(agent, environment, settings, state, actors, progress, rollout_keys)
-    state, counts, ring, metrics = learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
+    if settings.lockstep:
+        assert learning.steps is not None
+        # What actors and learners depend on where they run side by side: the newest rollout is not learnt from yet.
+        state, counts, ring, metrics = learning.steps.drain(state, counts, ring, counts.pending, progress, learn_key)
+        counts, ring, call = learning.steps.add(counts, ring, trajectory, 0)
+        metrics |= call
+    else:
+        state, counts, ring, metrics = learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
     sums = collectives.global_sum((episodes, transitions))
     return (actors._replace(key=key), ring), (state, counts, metrics, *sums)

@@ -32,10 +32,17 @@ class Actors(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Static settings of the program: T, and the reset pool per shard (0: none)."""
+    """Static settings of the program.
+
+    Attributes:
+      rollout_length: T.
+      reset_pool: states to open episodes with, per shard; 0 for none.
+      lockstep: whether a rollout is learnt from only after the next was acted, as where they run side by side.
+    """
 
     rollout_length: int
     reset_pool: int = 0
+    lockstep: bool = False
 
 
 def rollout(

@@ -160,7 +160,7 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     )
     driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
     compile_seconds = driver.compile(driver.init())
-    acting, training = _Acting(driver, layout), _Training(driver, layout)
+    acting, training = Acting(driver, layout), _Training(driver, layout)
     measured: dict[str, Measured] = {"acting": acting, "training": training}
     crews = [acting.crew, training.crew]
     if len(layout.devices) > 1:
@@ -199,7 +199,7 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     }
 
 
-class _Acting:
+class Acting:
     """Actors into trajectories, which nobody learns from: n rollouts."""
 
     def __init__(self, driver: Sebulba, layout: topology.HostTopology):
@@ -221,7 +221,7 @@ class _Acting:
         return n * self._rows
 
 
-class _Training(_Acting):
+class _Training(Acting):
     """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place.
 
     `stages` says where the time of the last call went.

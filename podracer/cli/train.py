@@ -25,7 +25,7 @@ from podracer.run.experiment import AGENTS, stored_options
 
 SEBULBA = (
     *("mode", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout", "env_restarts"),
-    "replay_memory",
+    *("updates_per_call", "replay_memory"),
 )
 """Run settings that only Sebulba has."""
 

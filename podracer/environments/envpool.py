@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import functools
 import os
 from typing import Any, Literal, NamedTuple
 
@@ -100,6 +101,7 @@ def _import() -> Any:
     return envpool
 
 
+@functools.cache
 def _settings(task: str) -> tuple[str, ...]:
     """The names of a task's settings."""
     envpool = _import()

@@ -1,7 +1,8 @@
 """What a driver does with a rollout: learn from it at once, or add it to a replay and learn from samples.
 
 How many updates follow a rollout is decided by counting what went into the replay and what came out, never by time:
-runs repeat, and the replay ratio is what the configuration says.
+runs repeat, and the replay ratio is what the configuration says. Updates that are due are a number in the run's state
+(`Counts.pending`), so that a driver may do them all at once, a few at a time, or beside the next rollout.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ class Counts(NamedTuple):
     """What has happened, the same on all shards of all devices and for all members of a population.
 
     Attributes:
-      batches: int32 []; calls of `learn` since the run began.
+      batches: int32 []; rollouts that were learnt from or added since the run began.
       rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
       owed: int32 []; the part of an update that is owed, in units of the replay ratio's denominator, or ().
+      pending: int32 []; updates that are due, or () where updates are on the newest rollout.
+      updates: int32 []; updates on samples since the run began, or (); their keys are made from it.
     """
 
     batches: jax.Array
     rollouts: Any = ()
     owed: Any = ()
+    pending: Any = ()
+    updates: Any = ()
 
     def emptied(self) -> Counts:
         """The counts once the replay was lost."""
-        return self._replace(**jax.tree.map(jnp.zeros_like, {"rollouts": self.rollouts, "owed": self.owed}))
+        lost = {"rollouts": self.rollouts, "owed": self.owed, "pending": self.pending}
+        return self._replace(**jax.tree.map(jnp.zeros_like, lost))
 
 
 class Experience(NamedTuple):
@@ -52,14 +58,16 @@ class Experience(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """The functions of a learner; `ring` is one shard's.
+    """The functions of a learner, on one shard, under `collectives.DATA_AXES`.
+
+    Metrics are sums over updates (see `means`).
 
     Attributes:
       counts: `() -> Counts`; at the beginning.
       ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
       learn: `(LearnerState, Counts, ring, Trajectory, group int32, progress, key) -> (LearnerState, Counts, ring,
-        Metrics)`; runs under `collectives.DATA_AXES`. Metrics are sums over the updates of this call (see `means`).
-      steps: what `learn` is made of, or None without replay.
+        Metrics)`; from a rollout, or after adding it, all that is due.
+      steps: what `learn` is made of where all of a batch is replayed, else None.
     """
 
     counts: Callable[[], Counts]
@@ -69,23 +77,26 @@ class Learner(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of learning with a replay, on one shard, each under `collectives.DATA_AXES`.
+    """The steps of learning from samples (see `Learner`).
 
     Attributes:
-      add: `(Counts, ring, Trajectory, group) -> (Counts, ring, num_updates int32, Metrics)`; the metrics of a call.
-      draw: `(Counts, ring, Trajectory, key) -> (Sample, what Agent.learn takes, Metrics)`.
-      learn: `(LearnerState, what was drawn, progress, key) -> (LearnerState, Metrics, priorities [n] or ())`.
-      write: `(Counts, ring, Sample, priorities) -> (Ring.priority, Metrics)`.
+      add: `(Counts, ring, Trajectory, group) -> (Counts, ring, Metrics)`; raises `Counts.pending` by what is due.
+      draw: `(Counts, ring, progress, key) -> (Sample, Batch, Metrics)`.
+      learn: `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [n])`.
+      write: `(Counts, ring, Sample, priorities) -> (ring, Metrics)`; changes priorities only.
+      drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; draws,
+        learns and writes, `number` times: a Python integer, or int32 [].
     """
 
-    add: Callable[..., tuple[Counts, replay.Ring, jax.Array, Metrics]]
-    draw: Callable[..., tuple[replay.Sample, Any, Metrics]]
-    learn: Callable[..., tuple[LearnerState, Metrics, Any]]
-    write: Callable[..., tuple[jax.Array, Metrics]]
+    add: Callable[..., tuple[Counts, replay.Ring, Metrics]]
+    draw: Callable[..., tuple[replay.Sample, Batch, Metrics]]
+    learn: Callable[..., tuple[LearnerState, Metrics, jax.Array]]
+    write: Callable[..., tuple[replay.Ring, Metrics]]
+    drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]]
 
 
 def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
-    """The keys of `draw` and `learn` for one of the updates of a call."""
+    """The keys of `draw` and `learn` for an update by its number since the run began."""
     sample_key, learn_key = jax.random.split(jax.random.fold_in(key, number))
     return sample_key, learn_key
 
@@ -135,11 +146,12 @@ def means(sums: Mapping[str, Any], calls: int) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) / (calls if name in PER_CALL else updates) for name, x in sums.items()}
 
 
-def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
+def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_shards: int) -> Learner:
     """The learner of an agent.
 
     Args:
       agent: the agent.
+      observation: what a lane shows (shapes will do).
       lanes: of a trajectory on one shard.
       groups: actors whose trajectories come in turn, each with lanes of its own.
       num_shards: S.
@@ -150,14 +162,30 @@ def make(agent: Agent, *, lanes: int, groups: int, num_shards: int) -> Learner:
     spec = agent.replay
     if spec is None:
         return Learner(lambda: Counts(jnp.int32(0)), lambda trajectory: (), _at_once(agent))
-    counts = lambda: Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), jnp.int32(0))  # noqa: E731
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
-    make_steps = _mixed if spec.fraction else _sampled
-    steps = make_steps(agent, spec, plan, num_shards)
+    zero = lambda: jnp.int32(0)  # noqa: E731
+    rollouts = lambda: jnp.zeros(groups, jnp.int32)  # noqa: E731
     ring = lambda trajectory: replay.init(plan, spec, trajectory)  # noqa: E731
-    return Learner(counts, ring, _with_replay(steps), steps)
+    if spec.fraction:
+        return Learner(lambda: Counts(zero(), rollouts()), ring, _mixed(agent, spec, plan, num_shards))
+    steps = _sampled(agent, spec, plan, num_shards, observation)
+
+    def learn(
+        state: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        trajectory: Trajectory,
+        group: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        counts, ring, call = steps.add(counts, ring, trajectory, group)
+        state, counts, ring, metrics = steps.drain(state, counts, ring, counts.pending, progress, key)
+        return state, counts, ring, metrics | call
+
+    return Learner(lambda: Counts(zero(), rollouts(), zero(), zero(), zero()), ring, learn, steps)
 
 
 def _at_once(agent: Agent) -> Callable[..., Any]:
@@ -168,42 +196,6 @@ def _at_once(agent: Agent) -> Callable[..., Any]:
     ) -> tuple[LearnerState, Counts, Any, Metrics]:
         learner, metrics = agent.learn(learner, trajectory, *rest)
         return learner, counts._replace(batches=counts.batches + 1), ring, metrics
-
-    return learn
-
-
-def _with_replay(steps: Steps) -> Callable[..., Any]:
-    """Adding every rollout, and as many updates as are due."""
-
-    def learn(
-        learner: LearnerState,
-        counts: Counts,
-        ring: replay.Ring,
-        trajectory: Trajectory,
-        group: jax.Array,
-        progress: jax.Array,
-        key: jax.Array,
-    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        counts, ring, num_updates, call = steps.add(counts, ring, trajectory, group)
-
-        def update(number: Any, learner: LearnerState, priority: jax.Array) -> tuple[LearnerState, jax.Array, Metrics]:
-            # Of the ring, an update changes nothing but the priorities.
-            now = ring._replace(priority=priority)
-            sample_key, learn_key = update_keys(key, number)
-            at, batch, drawn = steps.draw(counts, now, trajectory, sample_key)
-            learner, metrics, priorities = steps.learn(learner, batch, progress, learn_key)
-            priority, written = steps.write(counts, now, at, priorities)
-            return learner, priority, metrics | drawn | written
-
-        def body(i: jax.Array, carry: Any) -> Any:
-            learner, priority, sums = carry
-            learner, priority, metrics = update(i, learner, priority)
-            return learner, priority, jax.tree.map(jnp.add, sums, metrics)
-
-        shapes = jax.eval_shape(update, jnp.int32(0), learner, ring.priority)[2]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learner, priority, metrics = lax.fori_loop(0, num_updates, body, (learner, ring.priority, nothing))
-        return learner, counts, ring._replace(priority=priority), metrics | call
 
     return learn
 
@@ -221,7 +213,7 @@ def _added(
     return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
 
 
-def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Steps:
+def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
     """One update for every rollout, on that rollout next to replayed ones."""
     lanes = plan.lanes
     n = round(lanes * spec.fraction / (1.0 - spec.fraction))
@@ -231,68 +223,109 @@ def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> 
             f"n / (n + {lanes}) with n up to {lanes}."
         )
 
-    def size_of(counts: Counts) -> jax.Array:
-        return num_shards * replay.num_sequences(plan, counts.rollouts)
-
-    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+    def learn(
+        state: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        trajectory: Trajectory,
+        group: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
-        return counts, ring, jnp.int32(1), {"replay/size": size_of(counts).astype(jnp.float32)}
-
-    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:
-        there = size_of(counts) > 0
-        at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
+        sample_key, learn_key = update_keys(key, 0)
+        size = num_shards * replay.num_sequences(plan, counts.rollouts)
+        at = replay.sample(plan, ring, counts.rollouts, sample_key, n, _beta(spec, progress))
         # Before there is anything to replay, the newest rollout is seen twice.
         observations = trajectory.timesteps.observation
         new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
-        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), replay.gather(plan, spec, ring, at, observations), new)
+        drawn = replay.gather(plan, spec, ring, at, observations)
+        old = jax.tree.map(lambda x, y: jnp.where(size > 0, x, y), drawn, new)
         both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
-        age = jnp.where(there, at.age, 0).astype(jnp.float32)
-        return at, both, {"replay/age": collectives.global_mean(age, jnp.ones(n))}
+        age = jnp.where(size > 0, at.age, 0).astype(jnp.float32)
+        state, metrics = agent.learn(state, both, progress, learn_key)
+        metrics |= {
+            "replay/age": collectives.global_mean(age, jnp.ones(n)),
+            "replay/size": size.astype(jnp.float32),
+        }
+        return state, counts, ring, metrics
 
-    def learn(learner: LearnerState, both: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
-        return *agent.learn(learner, both, progress, key), ()
-
-    return Steps(add, draw, learn, lambda counts, ring, at, priorities: (ring.priority, {}))
+    return learn
 
 
-def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Steps:
+def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
+    """The exponent of importance weights."""
+    beta = spec.importance_exponent
+    return beta(progress) if callable(beta) else jnp.float32(beta)
+
+
+def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, observation: ArrayTree) -> Steps:
     """Updates on samples alone, as often as the replay ratio says."""
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
-    n = spec.batch_size // num_shards
-    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * plan.lanes * num_shards / spec.batch_size
+    n, lanes = spec.batch_size // num_shards, plan.lanes * num_shards
+    starts = lanes * plan.starts  # sequences that a rollout adds
+    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / spec.batch_size
+    observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
     mean = lambda x: collectives.global_mean(x, jnp.ones(n))  # noqa: E731
 
     def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         size = num_shards * replay.num_sequences(plan, counts.rollouts)
+        ready = size >= spec.min_size
+        if spec.starts == "rows":
+            enough = -(-spec.min_size // starts)  # rollouts
+            ready = (size > 0) & (jnp.sum(jnp.minimum(counts.rollouts, enough)) >= enough)
         whole, part = divmod(per_call.numerator, per_call.denominator)
-        ready, owed = size >= spec.min_size, counts.owed + part
+        owed = counts.owed + part
         more = owed >= per_call.denominator
         owed = jnp.where(ready, jnp.where(more, owed - per_call.denominator, owed), counts.owed)
-        num_updates = jnp.where(ready, whole + more.astype(jnp.int32), 0)
-        updates = num_updates.astype(jnp.float32)
-        call = {
-            "replay/size": size.astype(jnp.float32),
-            "replay/updates": updates,
-            "replay/ratio": updates * (spec.batch_size / (plan.lanes * num_shards)),
-        }
-        return counts._replace(owed=owed), ring, num_updates, call
+        due = jnp.where(ready, whole + more.astype(jnp.int32), 0)
+        call = {"replay/size": size.astype(jnp.float32)}
+        return counts._replace(owed=owed, pending=counts.pending + due), ring, call
 
-    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, key: jax.Array) -> Any:
-        at = replay.sample(plan, spec, ring, counts.rollouts, key, n)
+    def draw(counts: Counts, ring: replay.Ring, progress: jax.Array, key: jax.Array) -> Any:
+        at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
         metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
-        observations = trajectory.timesteps.observation
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight), metrics
 
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
         ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
         average = mean(priorities)
-        return ring.priority, {
+        return ring, {
             "replay/priority": average,
             "replay/priority_std": jnp.sqrt(mean(jnp.square(priorities - average))),
             "replay/priority_max": collectives.global_max(priorities),
             "replay/overwritten": collectives.global_sum(overwritten),
+            "replay/updates": jnp.float32(1),
+            "replay/ratio": jnp.float32(spec.batch_size / starts),
         }
 
-    return Steps(add, draw, agent.learn, write)
+    def drain(
+        state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array, key: jax.Array
+    ) -> Any:
+        def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
+            # Of the ring, an update changes nothing but the priorities.
+            now = ring._replace(priority=changes[0], largest=changes[1])
+            sample_key, learn_key = update_keys(key, counts.updates + i)
+            at, batch, drawn = draw(counts, now, progress, sample_key)
+            state, metrics, priorities = agent.learn(state, batch, progress, learn_key)
+            now, written = write(counts, now, at, priorities)
+            return state, (now.priority, now.largest), metrics | drawn | written
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            state, changes, sums = carry
+            state, changes, metrics = update(i, state, changes)
+            return state, changes, jax.tree.map(jnp.add, sums, metrics)
+
+        changes = ring.priority, ring.largest
+        if isinstance(number, int) and number == 1:  # no loop, in which XLA:CPU is slow at convolutions
+            state, changes, metrics = update(0, state, changes)
+        else:
+            shapes = jax.eval_shape(update, jnp.int32(0), state, changes)[2]
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            state, changes, metrics = lax.fori_loop(0, number, body, (state, changes, nothing))
+        counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
+        return state, counts, ring._replace(priority=changes[0], largest=changes[1]), metrics
+
+    return Steps(add, draw, agent.learn, write, drain)

@@ -6,16 +6,17 @@ costs more in launches and compilation than the copies do.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from podracer.types import ArrayTree
 
-Name = Literal["rmsprop", "adam", "sgd"]
+Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
 
 
 def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) -> optax.GradientTransformation:
@@ -23,19 +24,38 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
 
     Args:
       name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
-        (papers quote epsilon for this form); "adam" is Kingma and Ba's; "sgd" leaves gradients as they are.
+        (papers quote epsilon for this form); "centred_rmsprop" is that of Graves (2013, equations 38 to 41), as DQN
+        has it: g / sqrt(E[g^2] - E[g]^2 + eps) from moments of 0; "adam" is Kingma and Ba's; "radam" is Liu et al.'s
+        (2020), momentum alone for five steps; "sgd" leaves gradients as they are.
       eps: the numerical epsilon.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
     """
     if name == "adam":
         return optax.scale_by_adam(eps=eps)
+    if name == "radam":
+        return optax.scale_by_radam(eps=eps)
     parts = []
     if name == "rmsprop":
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
+    if name == "centred_rmsprop":
+        parts.append(_scale_by_deviation(decay, eps))
     if momentum:
         parts.append(optax.trace(decay=momentum))
     return optax.chain(*parts) if parts else optax.identity()
+
+
+def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
+    def init(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros_like(vector), jnp.zeros_like(vector)
+
+    def update(gradient: jax.Array, moments: tuple[jax.Array, jax.Array], _: Any = None) -> Any:
+        mean, square = (decay * m + (1.0 - decay) * x for m, x in zip(moments, (gradient, jnp.square(gradient))))
+        # `optax.scale_by_stddev`, but that a gradient which hardly changes has no negative variance by rounding.
+        variance = jnp.maximum(square - jnp.square(mean), 0.0)
+        return gradient * lax.rsqrt(variance + eps), (mean, square)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
 def init(transformation: optax.GradientTransformation, params: ArrayTree) -> ArrayTree:

@@ -25,6 +25,7 @@ from podracer.nets.networks import (
     make,
     make_q,
 )
+from podracer.nets.noise import perturb
 from podracer.nets.protocol import check
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "inputs",
     "make",
     "make_q",
+    "perturb",
     "stack_frames",
     "stacked_spec",
     "start",

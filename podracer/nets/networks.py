@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import distributions, spaces
-from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet
+from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet, Weights
 from podracer.types import ArrayTree, EnvSpec
 
-Torso = Literal["auto", "mlp", "shallow", "nature", "resnet"]
+Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
 """What torsos compute in. Parameters, recurrent cores, heads and losses are float32 in either case."""
@@ -115,7 +115,8 @@ def make(
       spec: of the environment.
       torso: "mlp"; "shallow" and "resnet" (IMPALA, figure 3: convolutions 16 8x8/4 and 32 4x4/2 with 256 units, and
         residual blocks of 16, 32, 32 channels with 256 units); "nature" (Mnih et al. 2015: 32 8x8/4, 64 4x4/2,
-        64 3x3/1, 512 units). "auto" takes "shallow" for uint8 images of at least 36x36 and "mlp" for all else.
+        64 3x3/1, 512 units), and "nature_conv" without those units. "auto" takes "shallow" for uint8 images of at
+        least 36x36 and "mlp" for all else.
       hidden_sizes: of the MLP.
       activation: of the MLP.
       separate: whether policy and value have a torso each.
@@ -146,8 +147,13 @@ def make_q(
     lstm_size: int = 0,
     head_size: int = 512,
     compute_dtype: ComputeDtype = "float32",
+    dueling: bool = True,
+    norm: bool = False,
+    num_atoms: int = 1,
+    noise: float = 0.0,
+    init: Literal["glorot", "uniform"] = "glorot",
 ) -> Network:
-    """A network of action values: torso, optional LSTM and dueling heads (Wang et al. 2016), Glorot uniform weights.
+    """A network of action values, or of K numbers for each action: torso, optional LSTM and head.
 
     Args:
       spec: of the environment; its actions are discrete.
@@ -155,15 +161,32 @@ def make_q(
       hidden_sizes: of the MLP.
       activation: of the MLP.
       lstm_size: as in `make`.
-      head_size: units of each head.
+      head_size: units of a hidden layer of each head, 0 for none.
       compute_dtype: as in `make`.
+      dueling: whether heads for the state's value and the actions' advantages make up the action values (Wang et al.
+        2016), or one head is all.
+      norm: whether `layers.LayerNorm` follows each layer of the torso, whose weights are then He's normal ones (Gallici
+        et al. 2024).
+      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. Where K > 1 the network's values are
+        0: what such numbers are worth is the agent's.
+      noise: sigma_0 of the heads' layers, which `perturb` makes noisy; 0 for plain layers.
+      init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
 
     Raises:
       ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
     """
     A = num_actions(spec)
-    body = dataclasses.replace(_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype), scale=None)
-    return _network(spec, DuelingQ(body=body, head_size=head_size, num_actions=A), lstm_size)
+    body = _body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype)
+    scale: Weights = "he" if norm else "uniform" if init == "uniform" else None
+    module = ActionValues(
+        body=dataclasses.replace(body, scale=scale, norm=norm),
+        head_size=head_size,
+        num_actions=A,
+        dueling=dueling,
+        num_atoms=num_atoms,
+        noise=noise,
+    )
+    return _network(spec, module, lstm_size)
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -228,7 +251,7 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """What comes before the heads; see `make`. `scale` is that of `layers.Dense`; None is Glorot's everywhere."""
+    """What comes before the heads; see `make` and `make_q`. `scale` is that of `layers.Dense`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -237,18 +260,20 @@ class Body:
     activation: str
     lstm_size: int
     compute_dtype: ComputeDtype = "float32"
-    scale: float | None = np.sqrt(2)
+    scale: Weights = 2**0.5
+    norm: bool = False
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
         """[T, B, F] of the torso, float32, within a module's compact call."""
         dtype = jnp.dtype(self.compute_dtype)
         if self.torso == "mlp":
             features = encode(observation, self.observation_space, leading=2)
-            return MLP(self.hidden_sizes, self.activation, self.scale, dtype, name=name)(features).astype(jnp.float32)
+            mlp = MLP(self.hidden_sizes, self.activation, self.scale, dtype, self.norm, name=name)
+            return mlp(features).astype(jnp.float32)
         image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
         module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
         image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
-        features = module(name=name, scale=self.scale, dtype=dtype)(image.astype(dtype) / 255.0)
+        features = module(name=name, scale=self.scale, dtype=dtype, norm=self.norm)(image.astype(dtype) / 255.0)
         return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
@@ -300,20 +325,34 @@ class ActorCritic(nn.Module):
         return outputs, values, state
 
 
-class DuelingQ(nn.Module):
-    """Torso, optional LSTM, and dueling heads: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
+class ActionValues(nn.Module):
+    """Torso, optional LSTM, and a head; dueling: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
 
     body: Body
     head_size: int
     num_actions: int
+    dueling: bool = True
+    num_atoms: int = 1
+    noise: float = 0.0
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         features = self.body.features("torso", inputs.observation)
         if self.body.lstm_size:
             features, state = self.body.core([features], inputs, state)
-        head = lambda name, size: Dense(size, None, name=name)(  # noqa: E731
-            nn.relu(Dense(self.head_size, None, name=f"{name}_hidden")(features))
-        )
-        values, advantages = head("value", 1), head("advantage", self.num_actions)
-        return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state
+        K, scale = self.num_atoms, "uniform" if self.body.scale == "uniform" else None
+
+        def head(name: str, size: int) -> jax.Array:
+            dense = lambda name, size: Dense(size, scale, noise=self.noise, name=name)  # noqa: E731
+            x = nn.relu(dense(f"{name}_hidden", self.head_size)(features)) if self.head_size else features
+            return dense(name, size)(x)
+
+        if not self.dueling:
+            outputs = head("q", self.num_actions * K)
+            return outputs, jnp.max(outputs, axis=-1) if K == 1 else jnp.zeros(outputs.shape[:-1]), state
+        values, advantages = head("value", K), head("advantage", self.num_actions * K)
+        if K == 1:
+            return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state
+        advantages = advantages.reshape(*values.shape[:-1], self.num_actions, K)
+        outputs = values[..., None, :] + advantages - jnp.mean(advantages, axis=-2, keepdims=True)
+        return outputs.reshape(*values.shape[:-1], -1), jnp.zeros(values.shape[:-1]), state

@@ -24,7 +24,7 @@ LIBRARIES = {
 """Where a class comes from, and how its networks become functions of parameters."""
 
 
-def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False) -> None:
+def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False, num_atoms: int = 1) -> None:
     """Checks a user's own network; nothing is compiled or run.
 
     Args:
@@ -32,6 +32,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
       spec: what it sees, frames stacked (`stacked_spec`).
       agent: the name of who needs it.
       action_values: whether its outputs are values of actions; else they are those of a policy.
+      num_atoms: K, how many numbers stand for the value of an action.
 
     Raises:
       NetworkError: for what is no `Network`, a function of it that cannot be traced, parameters that cannot be learnt,
@@ -64,7 +65,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
             f"the network returns outputs {_show(outputs)} and values {_show(values)} for rows [{T}, {B}]; they must "
             f"be floats [{T}, {B}, P] and [{T}, {B}]."
         )
-    P, meaning = _outputs(spec, action_values)
+    P, meaning = _outputs(spec, action_values, num_atoms)
     if outputs.shape[-1] != P:
         raise NetworkError(
             f"{agent} on {_brief(spec.action_space)} needs P = {P} outputs: {meaning}; the network returns "
@@ -77,12 +78,13 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
         )
 
 
-def _outputs(spec: EnvSpec, action_values: bool) -> tuple[int, str]:
+def _outputs(spec: EnvSpec, action_values: bool, num_atoms: int) -> tuple[int, str]:
     """How many outputs there must be, and what they are."""
     space = spec.action_space
     if action_values:
         P = num_actions(spec)
-        return P, "the value of each action"
+        meaning = "the value of each action" if num_atoms == 1 else f"{num_atoms} numbers for the value of each action"
+        return P * num_atoms, meaning
     P = distributions.for_space(space).num_outputs
     if isinstance(space, spaces.Box):
         return P, f"{P // 2} means and {P // 2} log standard deviations"

@@ -16,12 +16,15 @@ from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
+from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, Environment, HostEnvironments
 from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "dqn": (agents.DQNConfig, agents.dqn.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
+    "pqn": (agents.PQNConfig, agents.pqn.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
 }
@@ -41,8 +44,10 @@ class RunConfig:
       reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
         is expensive; 0 resets exactly.
       arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
-      mode: of Sebulba. "async" learns from rollouts as they come; "lockstep" keeps a fixed order, bit for bit
-        (docs/glossary.md).
+      mode: in which order acting and learning go (docs/glossary.md). Of Sebulba: "async" learns from rollouts as they
+        come; "lockstep" and "serial" keep a fixed order, bit for bit: in "lockstep" rollouts are acted while the ones
+        before are learnt from, in "serial" afterwards. Anakin is serial by itself; with "lockstep" agents that replay
+        learn as late as in Sebulba.
       actor_devices: of Sebulba; a quarter of the devices if None.
       actor_threads: of Sebulba, per actor device.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
@@ -50,6 +55,8 @@ class RunConfig:
       env_timeout: of Sebulba; seconds that environments may take to answer.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
         before the run ends with an error.
+      updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
+        again, a tenth of a second of them if None.
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
@@ -66,13 +73,14 @@ class RunConfig:
     population: int = configs.field(1, low=1)
     reset_pool: int = configs.field(0, low=0)
     arch: Literal["auto", "anakin", "sebulba"] = "auto"
-    mode: Literal["async", "lockstep"] = "async"
+    mode: Mode = "async"
     actor_devices: int | None = configs.field(None, low=1)
     actor_threads: int = configs.field(1, low=1)
     updates_per_batch: int = configs.field(1, low=1)
     queue_capacity: int | None = configs.field(None, low=1)
     env_timeout: float = configs.field(60.0, low=0.1)
     env_restarts: int = configs.field(0, low=0)
+    updates_per_call: int | None = configs.field(None, low=1)
     replay_memory: Literal["device", "host"] = "device"
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
@@ -199,6 +207,11 @@ def _anakin(
 ) -> tuple[Driver, int, int]:
     if run.replay_memory != "device":
         raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
+    if run.updates_per_call is not None:
+        raise ValueError(
+            f"updates_per_call={run.updates_per_call}: only Sebulba has it, whose learner looks at signals in between; "
+            "leave it out, or add arch='sebulba'."
+        )
     layout = topology.make(
         num_envs=run.num_envs,
         envs_per_device=agent.config.envs_per_device,
@@ -207,7 +220,9 @@ def _anakin(
         devices=devices,
     )
     seeds = run.seed + np.arange(run.population, dtype=np.int32)
-    driver = Anakin(agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper)
+    driver = Anakin(
+        agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper, lockstep=run.mode == "lockstep"
+    )
     return driver, layout.num_envs, layout.num_shards
 
 
@@ -241,11 +256,12 @@ def _sebulba(
         layout,
         seed=run.seed,
         hyper={name: float(value[0]) for name, value in hyper.items()},
-        lockstep=run.mode == "lockstep",
+        mode=run.mode,
         updates_per_batch=run.updates_per_batch,
         queue_capacity=run.queue_capacity,
         env_timeout=run.env_timeout,
         env_restarts=run.env_restarts,
         replay_memory=run.replay_memory,
+        updates_per_call=run.updates_per_call,
     )
     return driver, layout.num_envs, layout.num_shards

@@ -107,7 +107,7 @@ def _find(name: str, agent: str, environment: str) -> Settings:
         whose = [other for other in AGENTS if name in names(other)]
         if whose:
             has = ", ".join(names(agent)) or "none"
-            raise ValueError(f"preset={name!r} is of {' and '.join(whose)}; the presets of {agent}: {has}.")
+            raise ValueError(f"preset={name!r} is of {', '.join(whose)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
     found = _classic(agent, environment) if name == "classic" else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})

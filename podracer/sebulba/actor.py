@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,11 @@ from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
 from podracer.types import EpisodeStats, HostEnvironment, HostStep, Trajectory
 
+Mode = Literal["async", "lockstep", "serial"]
+"""In which order actors and learner work (see `Wiring.publication`)."""
+
 STAGES = ("environment", "inference", "transfer", "queue", "parameters")
-"""Where an actor's time goes: stepping, acting, handing over, waiting for room, waiting for parameters (lockstep)."""
+"""Where an actor's time goes: stepping, acting, handing over, waiting for room, waiting for parameters."""
 
 
 class ActorError(RuntimeError):
@@ -61,7 +64,7 @@ class Wiring:
       spread: sends a trajectory to the learner devices.
       store: where parameters come from.
       channel: where rollouts go.
-      lockstep: rollout k of all takes publication k - `num_actors`; otherwise every step takes the newest.
+      mode: see `publication`.
       num_actors: threads in all.
       keep_resume: whether rollouts say where the next begins.
     """
@@ -73,9 +76,19 @@ class Wiring:
     spread: Callable[[Trajectory], Trajectory]
     store: ParamsStore
     channel: Channel
-    lockstep: bool
+    mode: Mode
     num_actors: int
     keep_resume: bool
+
+    def publication(self, number: int) -> int | None:
+        """Which parameters act in rollout `number` of all: in "async" the newest at every step, which is None.
+
+        In "lockstep" those after rollout `number - num_actors`, so that the rollouts since then can be learnt from
+        meanwhile. In "serial" those after all rollouts before this round of the actors: nothing overlaps.
+        """
+        if self.mode == "async":
+            return None
+        return number - self.num_actors if self.mode == "lockstep" else number - number % self.num_actors
 
 
 class Actor(threading.Thread):
@@ -148,7 +161,8 @@ class Actor(threading.Thread):
         self.waiting_since = None
         while True:
             t0 = clock()
-            published = store.wait(self.number - wiring.num_actors) if wiring.lockstep else None
+            wanted = wiring.publication(self.number)
+            published = store.wait(wanted) if wanted is not None else None
             waited = clock() - t0
             transitions, inference, stepping = 0, 0.0, 0.0
             versions = np.empty(T, np.int32)  # a new one: the last one may not have crossed yet

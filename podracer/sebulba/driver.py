@@ -18,17 +18,19 @@ from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, require_room
 from podracer.sebulba import acting, learning, runner
-from podracer.sebulba.actor import Actor, Resume, Wiring
+from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
 from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.sebulba.programs import Programs
 from podracer.topology import HostTopology, compiling_for
 from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
 
 
 class LockstepState(NamedTuple):
-    """The acting side of a lockstep run whose environments can be saved.
+    """The acting side of a run in a fixed order whose environments can be saved.
 
     Attributes:
-      published: the parameters that the next rollout of each actor is acted by, oldest first.
+      published: the last publications, as many as there are actors, oldest first; that after the newest rollout is not
+        among them, for it is made of the learner's state again.
       resumes: where the next rollout of each actor begins, by actor.
     """
 
@@ -45,13 +47,17 @@ class Sebulba:
       layout: actors and learners.
       seed: of the run.
       hyper: tunable numbers.
-      lockstep: rollouts are acted and learnt in a fixed order, rollout k by the parameters after update k - `actors`;
-        otherwise learnt as they come, each step acted by the newest parameters.
+      mode: "async": rollouts are learnt from as they come, each step acted by the newest parameters. "lockstep" and
+        "serial": in a fixed order, acted by those that `actor.Wiring.publication` says.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
       queue_capacity: rollouts that may wait for the learner; one per actor if None.
       env_timeout: seconds after which an environment that does not answer ends the run,
       env_restarts: or is replaced, so many times.
       replay_memory: whether a replay is on the learner devices or in the host's memory.
+      updates_per_call: pending updates that are done in one call at most (see `learning.make`).
+
+    Raises:
+      ValueError: where a setting does not fit the agent or the layout.
     """
 
     arch = "sebulba"
@@ -64,18 +70,25 @@ class Sebulba:
         *,
         seed: int,
         hyper: dict[str, float],
-        lockstep: bool = False,
+        mode: Mode = "async",
         updates_per_batch: int = 1,
         queue_capacity: int | None = None,
         env_timeout: float = 60.0,
         env_restarts: int = 0,
         replay_memory: Literal["device", "host"] = "device",
+        updates_per_call: int | None = None,
     ):
+        if mode == "serial" and updates_per_batch > 1:
+            raise ValueError(
+                f"updates_per_batch={updates_per_batch}: with mode='serial' actors wait for the learner, so that every "
+                "update is on rollouts of the newest parameters; use mode='lockstep', or 1."
+            )
         # Optional, as not all environments have threads of their own.
         shared_by = getattr(environments, "shared_by", None)
         environments = shared_by(len(layout.actors)) if shared_by else environments
         self._agent, self._environments, self._layout = agent, environments, layout
-        self._seed, self._hyper, self._lockstep = seed, hyper, lockstep
+        self._seed, self._hyper = seed, hyper
+        self._mode: Mode = mode
         self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
         self._replay_memory = replay_memory
         self._capacity = max(queue_capacity or 0, len(layout.actors))
@@ -87,12 +100,12 @@ class Sebulba:
         names = environments.spec.metrics
         self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs, names)
         trajectory = self._shapes(layout.actors[0]).trajectory
-        self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory)
+        self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory, updates_per_call)
         self._start = jax.jit(self.acting.start)
         self._begin: dict[Any, Callable[..., Any]] = {}
         self._act: dict[Any, Callable[..., Any]] = {}
         self._finish: dict[Any, Callable[..., Any]] = {}
-        self._update: Callable[..., Any] = self.learning.update
+        self._programs = Programs()
 
     @property
     def devices(self) -> list[Any]:
@@ -103,7 +116,10 @@ class Sebulba:
         return self._agent.config.rollout_length
 
     def describe(self) -> str:
-        return self._layout.describe() + (", in lockstep" if self._lockstep else "")
+        return (
+            self._layout.describe()
+            + {"async": "", "lockstep": ", in lockstep", "serial": ", one after the other"}[self._mode]
+        )
 
     # States
 
@@ -146,7 +162,7 @@ class Sebulba:
 
     def _first_resumes(self) -> tuple[Resume, ...]:
         """Where the actors of a fresh run begin; () where that cannot be saved, or need not be."""
-        if not self._lockstep:
+        if self._mode == "async":
             return ()
         resumes = []
         for index, device in enumerate(self._layout.actors):
@@ -234,7 +250,7 @@ class Sebulba:
         learner = jax.eval_shape(self._initial_learner)
         everywhere = self.learning.state_sharding
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
-        self._update = self.learning.compile(learner, self.like().experience, trajectory)
+        self._programs = self.learning.compile(learner, self.like().experience, trajectory)
         return time.perf_counter() - start
 
     # Running
@@ -250,7 +266,10 @@ class Sebulba:
         should_stop: Callable[[], bool],
     ) -> tuple[RunState, bool]:
         loop = self.learner(state, total_steps)
-        with self.crew(loop.learner, loop.env_steps / total_steps, state.actors, loop.rollouts) as crew:
+        if not state.actors and loop.pending and not loop.drain(should_stop):  # what acts next is not there before
+            return self._state(loop.learner, (), loop.env_steps, loop.experience), False
+        crew = self.crew(loop.learner, loop.progress, state.actors, loop.rollouts, newest_is_there=not loop.pending)
+        with crew:
             complete = loop.run(
                 crew,
                 next_milestone=next_milestone,
@@ -264,7 +283,7 @@ class Sebulba:
         """The loop of a run, at a state."""
         learner = _without_member_axis(state.learner)
         return runner.Learner(
-            update=self._update,
+            programs=self._programs,
             publish=self.learning.publish,
             key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
             parts=self._parts,
@@ -276,7 +295,14 @@ class Sebulba:
             resumes=list(state.actors.resumes) if state.actors else [],
         )
 
-    def crew(self, learner: LearnerState, progress: float, saved: Any = (), begun: int = 0) -> runner.Crew:
+    def crew(
+        self,
+        learner: LearnerState,
+        progress: float,
+        saved: Any = (),
+        begun: int = 0,
+        newest_is_there: bool = True,
+    ) -> runner.Crew:
         """The actors of a run, wired up and not started.
 
         Args:
@@ -284,13 +310,15 @@ class Sebulba:
           progress: of the run, in [0, 1].
           saved: a `LockstepState` to go on from, or ().
           begun: rollouts that were handed over before.
+          newest_is_there: whether `learner` has learnt all that it has to from them.
         """
         num_actors = len(self._layout.actors)
         store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
         newest = self.learning.publish(learner, progress)
         for i, params in enumerate(saved.published if saved else (newest,) * num_actors):
             store.publish(begun - num_actors + i, params)
-        store.publish(begun, newest)
+        if newest_is_there:
+            store.publish(begun, newest)
         wiring = Wiring(
             rollout_length=self.rollout_length,
             begin=self._begin,
@@ -299,7 +327,7 @@ class Sebulba:
             spread=self.learning.spread,
             store=store,
             channel=Channel(self._capacity),
-            lockstep=self._lockstep,
+            mode=self._mode,
             num_actors=num_actors,
             keep_resume=bool(saved),
         )
@@ -320,9 +348,9 @@ class Sebulba:
     def _snapshot(self, loop: runner.Learner, crew: runner.Crew) -> RunState:
         saved: Any = ()
         if loop.resumes:
-            # The newest is not among them: it is made of the learner's state again.
-            versions = crew.wiring.store.snapshot()[:-1]
-            published = [self._save(version.params[self._layout.actors[0]]) for version in versions]
+            device, oldest = self._layout.actors[0], loop.rollouts - len(self._layout.actors)
+            versions = [v for v in crew.wiring.store.snapshot() if oldest <= v.number < loop.rollouts]
+            published = [self._save(version.params[device]) for version in versions]
             saved = LockstepState(tuple(published), tuple(loop.resumes))
         return self._state(loop.learner, saved, loop.env_steps, loop.experience)
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from podracer.driver import program_bytes, require_memory
 from podracer.learning import learner
 from podracer.learning.learner import Counts, Experience
 from podracer.learning.trajectories import split_lanes
+from podracer.sebulba.programs import Programs, policy_lag
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpu
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
@@ -29,22 +29,20 @@ class HostReplay:
     Args:
       steps: the agent's.
       layout: actors and learners.
-      lag: `(Trajectory of a shard, num_updates) -> Metrics`.
 
     Attributes:
       trajectory_sharding: of a Trajectory, a prefix of its tree.
       experience_sharding: of an Experience, a prefix of its tree.
     """
 
-    def __init__(self, steps: learner.Steps, layout: HostTopology, lag: Callable[[Trajectory, jax.Array], Metrics]):
-        self._steps, self._layout, self._lag = steps, layout, lag
-        self._newest: tuple[Any, int] = (None, 0)  # the number of updates of the newest state, and its value
+    def __init__(self, steps: learner.Steps, layout: HostTopology):
+        self._steps, self._layout = steps, layout
         self._cpu: Any = SingleDeviceSharding(host_cpu("replay_memory='host'"))
         self.trajectory_sharding = Trajectory(*(self._cpu for _ in Trajectory._fields))
         self.experience_sharding = Experience(self._cpu, self._cpu)
         self._everywhere = NamedSharding(layout.mesh, PartitionSpec())
         self._by_shard = NamedSharding(layout.mesh, PartitionSpec(DATA_AXIS))
-        self._jitted = _Programs(
+        self._jitted = _Steps(
             add=jax.jit(self._add_shards, donate_argnums=1),
             draw=jax.jit(self._draw_shards),
             learn=jax.jit(self._learn_shards(), donate_argnums=0),
@@ -53,28 +51,23 @@ class HostReplay:
 
     # The steps over all shards
 
-    def _add_shards(
-        self, counts: Counts, ring: ArrayTree, trajectory: Trajectory, num_updates: jax.Array, key: jax.Array
-    ) -> Any:
+    def _add_shards(self, counts: Counts, ring: ArrayTree, trajectory: Trajectory, num_updates: jax.Array) -> Any:
         group = trajectory.lane[0] // self._layout.envs_per_actor
 
         def add(ring: ArrayTree, trajectory: Trajectory) -> Any:
-            now, ring, due, metrics = self._steps.add(counts, ring, trajectory, group)
-            return ring, (now, due, metrics | self._lag(trajectory, num_updates))
+            now, ring, metrics = self._steps.add(counts, ring, trajectory, group)
+            return ring, (now, metrics | policy_lag(trajectory, num_updates))
 
-        ring, (now, due, metrics) = _on_host(add)(ring, split_lanes(trajectory, self._layout.num_shards))
-        return now, ring, due, metrics, jax.random.fold_in(key, counts.batches)
+        ring, (now, metrics) = _on_host(add)(ring, split_lanes(trajectory, self._layout.num_shards))
+        return now, ring, metrics
 
-    def _draw_shards(
-        self, counts: Counts, ring: ArrayTree, trajectory: Trajectory, key: jax.Array, number: jax.Array
-    ) -> Any:
-        def draw(ring: ArrayTree, trajectory: Trajectory, shard: jax.Array) -> Any:
-            sample_key, learn_key = learner.update_keys(jax.random.fold_in(key, shard), number)
-            at, batch, metrics = self._steps.draw(counts, ring, trajectory, sample_key)
+    def _draw_shards(self, counts: Counts, ring: ArrayTree, progress: jax.Array, key: jax.Array) -> Any:
+        def draw(ring: ArrayTree, shard: jax.Array) -> Any:
+            sample_key, learn_key = learner.update_keys(jax.random.fold_in(key, shard), counts.updates)
+            at, batch, metrics = self._steps.draw(counts, ring, progress, sample_key)
             return (at, (batch, learn_key)), metrics
 
-        S = self._layout.num_shards
-        return _on_host(draw)(ring, split_lanes(trajectory, S), jnp.arange(S, dtype=jnp.int32))
+        return _on_host(draw)(ring, jnp.arange(self._layout.num_shards, dtype=jnp.int32))
 
     def _learn_shards(self) -> Callable[..., Any]:
         def learn(state: LearnerState, drawn: Any, progress: jax.Array) -> Any:
@@ -96,85 +89,70 @@ class HostReplay:
         )
 
     def _write_shards(self, counts: Counts, ring: ArrayTree, at: Any, priorities: Any) -> Any:
-        write = functools.partial(self._steps.write, counts)
-        priority, metrics = _on_host(write)(ring, at, priorities)
-        return ring._replace(priority=priority), metrics
+        ring, metrics = _on_host(functools.partial(self._steps.write, counts))(ring, at, priorities)
+        return counts._replace(pending=counts.pending - 1, updates=counts.updates + 1), ring, metrics
 
     # As the driver calls them
 
-    def update(self, *arguments: Any) -> tuple[LearnerState, Experience, Metrics]:
-        """See `Learning.update`; there is one part. Of the experience, the ring is donated."""
-        return self._run(self._jitted, *arguments)
+    def _add(
+        self, add: Callable[..., Any], experience: Experience, trajectory: Trajectory, num_updates: jax.Array
+    ) -> tuple[Experience, Metrics]:
+        counts, ring, metrics = add(*experience, trajectory, jax.device_put(num_updates, self._cpu))
+        return Experience(counts, ring), metrics
 
-    def _run(
+    def _drain(
         self,
-        steps: _Programs,
+        steps: _Steps,
         state: LearnerState,
         experience: Experience,
-        trajectory: Trajectory,
-        part: jax.Array,
+        sums: tuple[Metrics, ...],
+        number: int,
         progress: jax.Array,
         key: jax.Array,
-    ) -> tuple[LearnerState, Experience, Metrics]:
-        del part
-        here = lambda tree: jax.device_put(tree, self._cpu)  # noqa: E731
-        # Read once and then counted: reading what the last update returned would wait for it.
-        newest, updates = self._newest
-        if newest is not state.num_updates:
-            updates = int(state.num_updates)
-        version, key, progress = here(np.int32(updates)), here(key), jax.device_put(progress, self._everywhere)
-        counts, ring, due, call, key = steps.add(experience.counts, experience.ring, trajectory, version, key)
-        # Summed where they are: fetching the learners' once is enough.
-        learnt, seen = steps.nothing
-        due = int(due)
-        for number in range(due):
-            (at, batch), drawn = steps.draw(counts, ring, trajectory, key, here(np.int32(number)))
-            state, metrics, priorities = steps.learn(state, jax.device_put(batch, self._by_shard), progress)
-            ring, written = steps.write(counts, ring, at, here(priorities))
-            learnt, seen = _sum(learnt, metrics), _sum(seen, drawn | written)
-        self._newest = state.num_updates, updates + due
-        return state, Experience(counts, ring), here(learnt) | seen | call
+    ) -> tuple[LearnerState, Experience, tuple[Metrics, ...]]:
+        (counts, ring), (learnt, seen) = experience, sums
+        here, there = jax.device_put((progress, key), self._cpu), jax.device_put(progress, self._everywhere)
+        for _ in range(number):
+            (at, drawn), metrics = steps.draw(counts, ring, *here)
+            state, more, priorities = steps.learn(state, jax.device_put(drawn, self._by_shard), there)
+            counts, ring, written = steps.write(counts, ring, at, jax.device_put(priorities, self._cpu))
+            learnt, seen = _add(learnt, more), _add(seen, metrics | written)
+        return state, Experience(counts, ring), (learnt, seen)
 
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
         """See `Learning.trace`; returns the arguments of every step, and the metrics of an update, as shapes."""
         place = lambda sharding: lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         here = lambda tree: jax.tree.map(place(self._cpu), tree)  # noqa: E731
         everywhere = lambda tree: jax.tree.map(place(self._everywhere), tree)  # noqa: E731
-        key, number = here(jax.eval_shape(lambda: jax.random.key(0))), here(jax.ShapeDtypeStruct((), jnp.int32))
+        key, progress = jax.eval_shape(lambda: (jax.random.key(0), jnp.float32(0)))
         counts, ring, trajectory = here((experience.counts, experience.ring, trajectory))
-        add = (counts, ring, trajectory, number, key)
-        draw = (counts, ring, trajectory, key, number)
+        add = (counts, ring, trajectory, here(state.num_updates))
+        draw = (counts, ring, here(progress), here(key))
         jax.eval_shape(self._add_shards, *add)
-        (at, batch), drawn = here(jax.eval_shape(self._draw_shards, *draw))
-        progress = everywhere(jax.ShapeDtypeStruct((), jnp.float32))
-        learn = (everywhere(state), jax.tree.map(place(self._by_shard), batch), progress)
+        (at, drawn), seen = here(jax.eval_shape(self._draw_shards, *draw))
+        learn = (everywhere(state), jax.tree.map(place(self._by_shard), drawn), everywhere(progress))
         _, learnt, priorities = jax.eval_shape(self._jitted.learn, *learn)
         write = (counts, ring, at, here(priorities))
-        written = jax.eval_shape(self._write_shards, *write)[1]
-        return _Programs(add, draw, learn, write, (everywhere(learnt), here(drawn | written)))
+        written = jax.eval_shape(self._write_shards, *write)[2]
+        return _Steps(add, draw, learn, write), (everywhere(learnt), here(seen | written))
 
-    def compile(self, *shapes: Any) -> Callable[..., Any]:
+    def compile(self, *shapes: Any) -> Programs:
         """See `Learning.compile`."""
-        wanted = self.trace(*shapes)
-        compiled: Any = [step.lower(*arguments).compile() for step, arguments in zip(self._jitted[:-1], wanted[:-1])]
-        require_memory(program_bytes(compiled[2]), self._layout.mesh.devices.flat[0])
-        # So that calls without an update name the same metrics.
-        zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)  # noqa: E731
-        return functools.partial(self._run, _Programs(*compiled)._replace(nothing=jax.tree.map(zeros, wanted.nothing)))
+        wanted, sums = self.trace(*shapes)
+        steps = _Steps(*(step.lower(*arguments).compile() for step, arguments in zip(self._jitted, wanted)))
+        require_memory(program_bytes(steps.learn), self._layout.mesh.devices.flat[0])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), sums)
+        add, drain = functools.partial(self._add, steps.add), functools.partial(self._drain, steps)
+        return Programs(add=add, drain=drain, nothing=nothing)
 
 
-class _Programs(NamedTuple):
-    """The steps over all shards (or their arguments), and the metrics of no update: the learners' and the host's."""
+class _Steps(NamedTuple):
+    """The steps over all shards (or their arguments)."""
 
     add: Any
     draw: Any
     learn: Any
     write: Any
-    nothing: Any = ({}, {})
-
-
-def _sum(sums: Metrics, metrics: Metrics) -> Metrics:
-    return _add(sums, metrics) if sums else metrics
 
 
 @jax.jit

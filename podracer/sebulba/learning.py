@@ -16,25 +16,23 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from podracer.driver import program_bytes, require_memory
-from podracer.learning import collectives, learner, trajectories
+from podracer.learning import learner, trajectories
 from podracer.learning.learner import Experience
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.host_replay import HostReplay
+from podracer.sebulba.programs import Programs, policy_lag
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, quick_to_compile
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
 class Learning(NamedTuple):
-    """The compiled functions of a learner.
+    """The functions of a learner.
 
     Attributes:
       init: `(key, hyper) -> LearnerState`, a copy on every learner device.
       experience: `() -> Experience`; at the beginning, ring [S] over the learner devices, or on the host.
-      update: `(LearnerState, Experience, Trajectory, part int32, progress, key) -> (LearnerState, Experience,
-        Metrics)`; learns from the `part`-th of `updates_per_batch` parts of every shard's lanes. State and ring are
-        donated.
       trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
-      compile: `(LearnerState, Experience, Trajectory) -> update`, compiled for these shapes.
+      compile: `(LearnerState, Experience, Trajectory) -> Programs`, compiled for these shapes.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
       like: the shapes of a trajectory, with the shardings of one that was spread.
       spread: puts a trajectory of one device where it is learnt from, or replayed, without waiting.
@@ -44,9 +42,8 @@ class Learning(NamedTuple):
 
     init: Callable[..., LearnerState]
     experience: Callable[[], Experience]
-    update: Callable[..., tuple[LearnerState, Experience, Metrics]]
     trace: Callable[..., Any]
-    compile: Callable[..., Callable[..., tuple[LearnerState, Experience, Metrics]]]
+    compile: Callable[..., Programs]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
     spread: Callable[[Trajectory], Trajectory]
@@ -60,6 +57,7 @@ def make(
     trajectory: Trajectory,
     updates_per_batch: int = 1,
     replay_memory: Literal["device", "host"] = "device",
+    updates_per_call: int | None = None,
 ) -> Learning:
     """The learning functions on the learner mesh, whose only axis is `data`.
 
@@ -69,6 +67,7 @@ def make(
       trajectory: of one actor, for its shapes.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
       replay_memory: where a replay is kept.
+      updates_per_call: pending updates that are done in one call at most; as many as take a moment, if None.
 
     Raises:
       ValueError: where a replay does not fit the layout.
@@ -80,14 +79,17 @@ def make(
         )
     core = learner.make(
         agent,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), trajectory.timesteps.observation),
         lanes=layout.envs_per_actor // num_shards,
         groups=len(layout.actors),
         num_shards=num_shards,
     )
+    if core.steps is None and updates_per_call is not None:
+        raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
     if replay_memory == "device":
-        place: Any = OnDevices(core, layout, updates_per_batch)
+        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call)
     elif core.steps is not None:
-        place = HostReplay(core.steps, layout, _lag)
+        place = HostReplay(core.steps, layout)
     else:
         raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
 
@@ -116,7 +118,6 @@ def make(
     return Learning(
         init=jax.jit(agent.init, out_shardings=everywhere, compiler_options=quick_to_compile(layout.platform)),
         experience=jax.jit(experience, out_shardings=experience_sharding),
-        update=place.update,
         trace=place.trace,
         compile=place.compile,
         publish=lambda learner, progress: jax.tree.map(
@@ -129,39 +130,74 @@ def make(
     )
 
 
+MOST_AT_ONCE = 256
+"""Pending updates in one call off CPU, where each call is a launch: as many as the runner finds to take a moment."""
+
+
 class OnDevices:
-    """Learning on the learner devices, where the replay is too, if there is one: one program.
+    """Learning on the learner devices, where the replay is too, if there is one.
 
     Args:
       core: the agent's learner.
       layout: actors and learners.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
+      updates_per_call: see `make`.
 
     Attributes:
-      update: see `Learning`.
       trajectory_sharding: of a Trajectory, a prefix of its tree.
       experience_sharding: of an Experience, a prefix of its tree.
     """
 
-    def __init__(self, core: learner.Learner, layout: HostTopology, updates_per_batch: int):
+    def __init__(
+        self, core: learner.Learner, layout: HostTopology, updates_per_batch: int, updates_per_call: int | None
+    ):
         self._core, self._layout, self._parts = core, layout, updates_per_batch
+        # On CPU one by one: XLA is slow at convolutions in loops there (podracer/nets/layers.py), and quick to call.
+        self._at_once = updates_per_call or (1 if layout.platform == "cpu" else MOST_AT_ONCE)
+        shared = layout.platform != "cpu" and not set(layout.actors).isdisjoint(layout.mesh.devices.flat)
+        self._seconds = 0.005 if shared else 0.1  # actions wait for what was dispatched before them
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
         by_lane: Any = Trajectory(*(PartitionSpec(None, DATA_AXIS) for _ in Trajectory._fields))  # type: ignore[arg-type]
         by_lane = by_lane._replace(actor_state=by_shard, lane=by_shard)
         experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
-        mapped = jax.shard_map(
-            compiling_for(layout.platform)(self._update),
-            mesh=layout.mesh,
-            in_specs=(everywhere, experience, by_lane, everywhere, everywhere, everywhere),
-            out_specs=(everywhere, experience, everywhere),
-            # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
-            check_vma=False,
+
+        def jitted(function: Callable[..., Any], donate: tuple[int, ...], in_specs: Any, out_specs: Any) -> Any:
+            mapped = jax.shard_map(
+                compiling_for(layout.platform)(function),
+                mesh=layout.mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
+                check_vma=False,
+            )
+            return jax.jit(mapped, donate_argnums=donate)
+
+        both = (everywhere, experience)
+        self._learn = jitted(
+            self._learn_shards, (0, 1), (*both, by_lane, everywhere, everywhere, everywhere), (*both, everywhere)
         )
-        self.update = jax.jit(mapped, donate_argnums=(0, 1))
+        self._add = jitted(self._add_shards, (0,), (experience, by_lane, everywhere), (experience, everywhere))
+        self._drain = jitted(self._drain_shards, (0, 1), (*both, *[everywhere] * 4), (*both, everywhere))
         self.trajectory_sharding = Trajectory(*(NamedSharding(layout.mesh, spec) for spec in by_lane))  # type: ignore[arg-type]
         self.experience_sharding = Experience(*(NamedSharding(layout.mesh, spec) for spec in experience))  # type: ignore[arg-type]
 
-    def _update(
+    # On one device: its shards side by side. What learning returns is reduced over shards and so has no shard axis:
+    # out_axes=None refuses anything else.
+
+    def _over_shards(self, shard: Callable[..., Any], *by_shard: Any) -> Any:
+        """`shard(index of the shard, *of the shard)`; its first result [shards], and its second."""
+        shards_here = self._layout.num_shards // self._layout.mesh.size
+        index = lax.axis_index(DATA_AXIS) * shards_here + jnp.arange(shards_here, dtype=jnp.int32)
+        return jax.vmap(shard, axis_name="shard", out_axes=(0, None))(index, *by_shard)
+
+    def _split(self, trajectory: Trajectory) -> Trajectory:
+        return split_lanes(trajectory, self._layout.num_shards // self._layout.mesh.size)
+
+    def _group(self, trajectory: Trajectory) -> jax.Array:
+        """Which actor's lanes they are, the same on all shards."""
+        return trajectory.lane[0] // self._layout.envs_per_actor
+
+    def _learn_shards(
         self,
         state: LearnerState,
         experience: Experience,
@@ -170,26 +206,15 @@ class OnDevices:
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Experience, Metrics]:
-        """On one device: its shards side by side."""
-        shards_here = self._layout.num_shards // self._layout.mesh.size
-        first_shard = lax.axis_index(DATA_AXIS) * shards_here
-        counts = experience.counts
+        counts, group = experience.counts, self._group(trajectory)
         key = jax.random.fold_in(key, counts.batches)
-        # Which actor's lanes they are, the same on all shards.
-        group = trajectory.lane[0] // self._layout.envs_per_actor
 
-        def shard(trajectory: Trajectory, ring: ArrayTree, index: jax.Array) -> Any:
-            shard_key = jax.random.fold_in(key, first_shard + index)
-            new, now, ring, metrics = self._core.learn(
-                state, counts, ring, self._part(trajectory, part), group, progress, shard_key
-            )
-            return ring, (new, now, metrics | _lag(trajectory, state.num_updates))
+        def shard(index: jax.Array, trajectory: Trajectory, ring: ArrayTree) -> Any:
+            rest = self._part(trajectory, part), group, progress, jax.random.fold_in(key, index)
+            new, now, ring, metrics = self._core.learn(state, counts, ring, *rest)
+            return ring, (new, now, metrics | policy_lag(trajectory, state.num_updates))
 
-        # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
-        split = split_lanes(trajectory, shards_here)
-        ring, (new, now, metrics) = jax.vmap(shard, axis_name="shard", out_axes=(0, None))(
-            split, experience.ring, jnp.arange(shards_here, dtype=jnp.int32)
-        )
+        ring, (new, now, metrics) = self._over_shards(shard, self._split(trajectory), experience.ring)
         return new, Experience(now, ring), metrics
 
     def _part(self, trajectory: Trajectory, part: jax.Array) -> Trajectory:
@@ -199,24 +224,60 @@ class OnDevices:
         cut = lambda axis, x: lax.dynamic_slice_in_dim(x, part * size, size, axis)  # noqa: E731
         return trajectories.by_lane(cut, trajectory)
 
-    def trace(self, *shapes: Any) -> Any:
+    def _add_shards(self, experience: Experience, trajectory: Trajectory, num_updates: jax.Array) -> Any:
+        assert self._core.steps is not None
+        add, group = self._core.steps.add, self._group(trajectory)
+
+        def shard(index: jax.Array, trajectory: Trajectory, ring: ArrayTree) -> Any:
+            now, ring, metrics = add(experience.counts, ring, trajectory, group)
+            return ring, (now, metrics | policy_lag(trajectory, num_updates))
+
+        ring, (now, metrics) = self._over_shards(shard, self._split(trajectory), experience.ring)
+        return Experience(now, ring), metrics
+
+    def _drain_shards(
+        self,
+        state: LearnerState,
+        experience: Experience,
+        sums: tuple[Metrics, ...],
+        number: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> Any:
+        assert self._core.steps is not None
+        drain, many = self._core.steps.drain, 1 if self._at_once == 1 else number
+
+        def shard(index: jax.Array, ring: ArrayTree) -> Any:
+            new, now, ring, metrics = drain(
+                state, experience.counts, ring, many, progress, jax.random.fold_in(key, index)
+            )
+            return ring, (new, now, metrics)
+
+        ring, (new, now, metrics) = self._over_shards(shard, experience.ring)
+        return new, Experience(now, ring), jax.tree.map(jnp.add, sums, (metrics,)) if sums else (metrics,)
+
+    def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
         """See `Learning.trace`."""
-        return jax.eval_shape(self.update, *shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0))
+        number, progress, key = jnp.int32(0), jnp.float32(0), jax.random.key(0)
+        if self._core.steps is None:
+            return jax.eval_shape(self._learn, state, experience, trajectory, number, progress, key)
+        jax.eval_shape(self._add, experience, trajectory, number)
+        return jax.eval_shape(self._drain, state, experience, (), number, progress, key)
 
-    def compile(self, *shapes: Any) -> Callable[..., Any]:
+    def compile(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Programs:
         """See `Learning.compile`."""
-        compiled = self.update.lower(*shapes, jnp.int32(0), jnp.float32(0), jax.random.key(0)).compile()
-        require_memory(program_bytes(compiled), self._layout.mesh.devices.flat[0])
-        return compiled
-
-
-def _lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
-    """How many updates older than the learner the policy was that acted."""
-    lag = (num_updates - trajectory.policy_version).astype(jnp.float32)
-    return {
-        "sebulba/policy_lag": collectives.global_mean(lag, jnp.ones_like(lag)),
-        "sebulba/policy_lag_max": collectives.global_max(lag),
-    }
+        number, progress, key = jnp.int32(0), jnp.float32(0), jax.random.key(0)
+        if self._core.steps is None:
+            learn = self._learn.lower(state, experience, trajectory, number, progress, key).compile()
+            require_memory(program_bytes(learn), self._layout.mesh.devices.flat[0])
+            return Programs(learn)
+        everywhere = NamedSharding(self._layout.mesh, PartitionSpec())
+        sums = self.trace(state, experience, trajectory)[2]
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=everywhere), sums)
+        add = self._add.lower(experience, trajectory, state.num_updates).compile()
+        drain = self._drain.lower(state, experience, nothing, number, progress, key).compile()
+        require_memory(program_bytes(drain), self._layout.mesh.devices.flat[0])
+        return Programs(None, add, drain, self._at_once, self._seconds, nothing)
 
 
 def _spread(prefix: Any, tree: ArrayTree) -> Any:

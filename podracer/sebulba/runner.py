@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from podracer.driver import Progress, TrainingDivergedError, episode_means
 from podracer.learning.learner import Experience, means
 from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
+from podracer.sebulba.programs import Programs
 from podracer.types import LearnerState, Metrics
 
 SECONDS_PER_REPORT = 0.5
@@ -65,12 +67,12 @@ class Crew:
             actor.join(max(0.0, deadline - time.monotonic()))
 
     def next_rollout(self, number: int, should_stop: Callable[[], bool]) -> Rollout | None:
-        """The next rollout (in lockstep, rollout `number`), or None where the run should stop.
+        """The next rollout (where they have an order, rollout `number`), or None where the run should stop.
 
         Raises:
           ActorError: where an actor failed, or its environment does not answer.
         """
-        source = number % self.wiring.num_actors if self.wiring.lockstep else None
+        source = number % self.wiring.num_actors if self.wiring.mode != "async" else None
         while not should_stop():
             self.check()
             rollout = self.wiring.channel.get(POLL_SECONDS, source)
@@ -108,12 +110,16 @@ class Crew:
 
 
 class Learner:
-    """Learns from rollouts as they come and publishes parameters (arguments: see `podracer.sebulba.driver`)."""
+    """Learns from rollouts as they come and publishes parameters (arguments: see `podracer.sebulba.driver`).
+
+    What is due after a rollout may be thousands of updates: they are done a few at a time, and in between the loop
+    looks at signals and at its actors. At a milestone they wait, for a state may have pending updates.
+    """
 
     def __init__(
         self,
         *,
-        update: Callable[..., tuple[LearnerState, Experience, Metrics]],
+        programs: Programs,
         publish: Callable[[LearnerState, float], Any],
         key: jax.Array,
         parts: int,
@@ -124,10 +130,21 @@ class Learner:
         total_steps: int,
         resumes: list[Resume],
     ):
-        self._update, self._publish, self._key = update, publish, key
+        self._programs, self._publish, self._key = programs, publish, key
         self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
         self.learner, self.experience, self.rollouts = learner, experience, rollouts
         self.env_steps, self.resumes = env_steps, resumes
+        self._pace = _Pace(programs.at_once, programs.seconds)
+        self._sums = programs.nothing
+        self.pending = self._count_pending()
+
+    def _count_pending(self) -> int:
+        return 0 if self._programs.add is None else int(self.experience.counts.pending)
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done."""
+        return min(self.env_steps / self._total_steps, 1.0)
 
     def run(
         self,
@@ -140,6 +157,17 @@ class Learner:
     ) -> bool:
         """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
         report = _Report(self)
+
+        def finish() -> bool:
+            """Does what is pending, and publishes; returns whether it got there."""
+            if self.pending:
+                if not self.drain(should_stop, crew.check):
+                    return False
+                self._publish_to(crew)
+            return True
+
+        if not finish():
+            return False
         while self.env_steps < self._total_steps:
             target = next_milestone(self.env_steps)
             while self.env_steps < target:
@@ -149,30 +177,101 @@ class Learner:
                     report.send(on_progress, crew)
                     return False
                 start = time.perf_counter()
-                metrics = self._learn(crew, rollout)
+                metrics = self._learn(rollout) if self._programs.add is None else [self._add(rollout)]
+                if rollout.resume is not None:
+                    self.resumes[(self.rollouts - 1) % crew.wiring.num_actors] = rollout.resume
+                if not self.pending:
+                    self._publish_to(crew)
+                at_milestone = target <= self.env_steps < self._total_steps
+                complete = at_milestone or finish()
+                metrics[0] = self._with_sums(metrics[0])
                 report.add(rollout, metrics, start - waited, time.perf_counter() - start, len(crew.wiring.channel))
-                if report.seconds > SECONDS_PER_REPORT:
+                if not complete or report.seconds > SECONDS_PER_REPORT:
                     report.send(on_progress, crew)
+                if not complete:
+                    return False
             report.send(on_progress, crew)
             on_milestone()
             report.restart_clock()
+            if not finish():
+                return False
         return True
 
-    def _learn(self, crew: Crew, rollout: Rollout) -> list[Metrics]:
-        progress = jnp.float32(min(self.env_steps / self._total_steps, 1.0))
-        metrics = []
+    def drain(self, should_stop: Callable[[], bool], check: Callable[[], None] = lambda: None) -> bool:
+        """Does pending updates until there are none, or `should_stop()`; returns whether there are none."""
+        progress = jnp.float32(self.progress)
+        assert self._programs.drain is not None
+        self._pace.restart()
+        while self.pending:
+            if should_stop():
+                return False
+            check()
+            number = min(self.pending, self._pace.number)
+            self.learner, self.experience, self._sums = self._programs.drain(
+                self.learner, self.experience, self._sums, np.int32(number), progress, self._key
+            )
+            self.pending -= number
+            self._pace.dispatched(number, self._sums)
+        return True
+
+    def _learn(self, rollout: Rollout) -> list[Metrics]:
+        assert self._programs.learn is not None
+        progress, metrics = jnp.float32(self.progress), []
         for part in self._parts:
-            self.learner, self.experience, part_metrics = self._update(
+            self.learner, self.experience, part_metrics = self._programs.learn(
                 self.learner, self.experience, rollout.trajectory, part, progress, self._key
             )
             metrics.append(part_metrics)
         self.env_steps += rollout.transitions
         self.rollouts += 1
-        params = self._publish(self.learner, min(self.env_steps / self._total_steps, 1.0))
-        crew.wiring.store.publish(self.rollouts, params)
-        if rollout.resume is not None:
-            self.resumes[(self.rollouts - 1) % crew.wiring.num_actors] = rollout.resume
         return metrics
+
+    def _add(self, rollout: Rollout) -> Metrics:
+        assert self._programs.add is not None
+        self.experience, metrics = self._programs.add(self.experience, rollout.trajectory, self.learner.num_updates)
+        self.env_steps += rollout.transitions
+        self.rollouts += 1
+        self.pending = self._count_pending()
+        return metrics
+
+    def _with_sums(self, metrics: Metrics) -> Metrics:
+        """The metrics of a rollout, with those of all updates on samples since the last."""
+        for sums in self._sums:
+            metrics = metrics | sums
+        self._sums = self._programs.nothing
+        return metrics
+
+    def _publish_to(self, crew: Crew) -> None:
+        crew.wiring.store.publish(self.rollouts, self._publish(self.learner, self.progress))
+
+
+class _Pace:
+    """How many pending updates go into a call: as many as take `seconds`, at most `most`.
+
+    No more than two calls are under way. Programs of one GPU run in the order of their dispatch, so where actors share
+    it with the learner, every action waits for all updates that were dispatched before it.
+    """
+
+    def __init__(self, most: int, seconds: float):
+        self._most, self._seconds, self.number = most, seconds, 1
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing is under way."""
+        self._under_way: deque[tuple[int, jax.Array]] = deque()
+        self._clock = time.perf_counter()
+
+    def dispatched(self, number: int, result: Any) -> None:
+        """So many updates were dispatched, of which `result` is what nobody donates."""
+        self._under_way.append((number, jax.tree.leaves(result)[0]))
+        if len(self._under_way) < 2:
+            return
+        number, oldest = self._under_way.popleft()
+        oldest.block_until_ready()
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        fitting = int(self._seconds * number / max(seconds, 1e-6))
+        self.number = max(1, min(self._most, fitting, 4 * self.number))
 
 
 class _Report:

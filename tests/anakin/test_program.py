@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents
+from podracer import agents, spaces
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.anakin import program, rollout
 from podracer.learning import collectives, learner
@@ -389,7 +389,8 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
     state = jax.tree.map(lambda x: x[0], member.learner)
     actors, ring = jax.tree.map(lambda x: x[0, 0], (member.actors, member.ring))
     settings = rollout.Settings(T, reset_pool)
-    core = learner.make(agent, lanes=2, groups=1, num_shards=1)
+    observation = spaces.zeros(COUNTING.spec.observation_space)
+    core = learner.make(agent, observation, lanes=2, groups=1, num_shards=1)
 
     @jax.jit
     def update(state: LearnerState, actors: rollout.Actors, ring: Any) -> Any:

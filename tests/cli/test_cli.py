@@ -18,9 +18,8 @@ from PIL import Image
 import envs_jax
 import podracer
 from podracer import cli, environments
-from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 from podracer.cli import results
-from podracer.run import metrics, presets, rundir
+from podracer.run import metrics, rundir
 from podracer.run.experiment import AGENTS
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
@@ -124,7 +123,17 @@ def complaint(capsys, command):
             "train ppo envpool:CartPole-v1 --preset classic",
             "preset='classic': there is none for ppo on envpool:CartPole",
         ),
-        ("train vtrace catch --preset atary", "invalid choice 'atary' for argument '--preset'"),
+        ("train vtrace catch --preset atary", "preset='atary': unknown; did you mean 'atari'?"),
+        (
+            "train vtrace envpool:Pong-v5 --preset fast_dqn",
+            "preset='fast_dqn' is of dqn; the presets of vtrace: atari.",
+        ),
+        ("train vtrace catch --preset", "Missing value for argument '--preset"),
+        ("train dqn envpool:Pong-v5 --preset fast_dqn --protocol machao", "did you mean 'machado'"),
+        (
+            "train dqn envpool:Pong-v5 --preset fast_dqn --num-envs 12",
+            "num_envs=12 must divide target_period=10000, for its rollouts together are one period; use 10 or 16",
+        ),
         ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
         (
             "train vtrace catch --num-envs 10 --num-shards 4",
@@ -152,8 +161,8 @@ def complaint(capsys, command):
         ("train ppo lunar_lander", "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? Known: "),
         ("train ppo LunarLander-v2", "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? Known: "),
         ("agents ppo", "agents takes no arguments, but got ppo."),
-        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|replay."),
-        ("bench everything", "podracer bench anakin|sebulba|replay, not 'everything'."),
+        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|dqn|replay."),
+        ("bench everything", "podracer bench anakin|sebulba|dqn|replay, not 'everything'."),
         ("bench anakin --env cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("bench anakin --env catch --env-options {", "env_options='{' is not JSON: "),
         ("bench anakin --env catch --env-options 3", "env_options='3': must be"),
@@ -214,7 +223,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("help", "podracer train AGENT ENV"),
         ("help train", "environments: cartpole, catch"),
         ("help eval", "--episodes"),
-        ("-h", "podracer bench anakin|sebulba|replay"),
+        ("-h", "podracer bench anakin|sebulba|dqn|replay"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
         ("train --help", "environments: cartpole, catch"),
@@ -225,7 +234,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("plot --help", "--metric"),
         ("envs --help", "pixel_catch"),
         ("agents --help", "Proximal policy optimisation"),
-        ("bench --help", "podracer bench anakin|sebulba|replay"),
+        ("bench --help", "podracer bench anakin|sebulba|dqn|replay"),
         ("bench anakin --help", "--repeats"),
     ],
 )
@@ -275,9 +284,8 @@ def test_sebulbas_settings_are_shown_where_it_runs(asked, capsys):
         assert ("--mode" in text) == ("sebulba options" in text) == (command != "catch"), command
         assert "--seed" in text
     assert run("train vtrace catch --run-dir nowhere --mode=lockstep --env_timeout 5") == 2
-    assert podracer.RunConfig(mode="lockstep", env_timeout=5.0) == podracer.RunConfig(
-        **{name: asked[0][name] for name in podracer.RunConfig.__dataclass_fields__}
-    )
+    settings = {name: asked[0][name] for name in podracer.RunConfig.__dataclass_fields__ if name in asked[0]}
+    assert settings == {"mode": "lockstep", "env_timeout": 5.0, "seed": 0}
 
 
 def test_integers_may_be_written_as_people_do(asked):
@@ -287,23 +295,35 @@ def test_integers_may_be_written_as_people_do(asked):
     ):
         assert run(f"train vtrace catch --run-dir nowhere {command}") == 2
     assert asked[0] == asked[1]
-    assert (asked[0]["total_steps"], asked[0]["config"].hidden_sizes) == (100_000, (32, 16))
+    assert (asked[0]["total_steps"], asked[0]["config"]) == (100_000, {"hidden_sizes": (32, 16)})
     assert type(asked[0]["num_envs"]) is int
 
 
-def test_a_preset_is_what_flags_change(asked):
-    run("train r2d2 envpool:Pong-v5 --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
-    run("train vtrace envpool:Pong-v5 --agent.lstm-size 256 --preset=atari --run-dir nowhere")
-    run("train ppo gymnasium:MountainCar-v0 --preset classic --agent.gae-lambda 0.5 --seed 3")
-    r2d2, vtrace, ppo = asked
-    assert r2d2["config"] == R2D2Config.atari(batch_size=8)
-    assert r2d2["env_options"]["full_action_space"]
-    assert (r2d2["env_options"]["noop_max"], vtrace["env_options"]["noop_max"]) == (5, 30)
-    assert vtrace["config"] == VTraceConfig.atari(lstm_size=256)
-    assert vtrace["env_options"]["episodic_life"]
-    chosen = presets.find("classic", "ppo", "mountain_car")
-    assert ppo["config"] == PPOConfig(**dict(chosen.agent) | {"gae_lambda": 0.5})
-    assert (ppo["total_steps"], ppo["seed"]) == (chosen.run["total_steps"], 3)
+def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
+    """Which goes before it, also where it is what the help shows."""
+    game = "envpool:Pong-v5"
+    run(f"train r2d2 {game} --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
+    run(
+        f"train dqn {game} --preset=fast_dqn --protocol machado --num_envs=8 --agent.rollout-length 1250 --agent.double"
+    )
+    run(f"train dqn {game} --preset fast_dqn --agent.no-double --checkpoint-replay --env.no-episodic-life")
+    asked = [{name: value for name, value in settings.items() if value is not None} for settings in asked]
+    for settings in asked:
+        for name in ("run_dir", "resume", "progress", "seed", "hyper"):
+            del settings[name]
+    none = {"config": {}, "env_options": {}}
+    assert asked == [
+        {"preset": "atari", "config": {"batch_size": 8}, "env_options": {"noop_max": 5}},
+        none
+        | {"preset": "fast_dqn", "protocol": "machado", "num_envs": 8}
+        | {"config": {"rollout_length": 1250, "double": True}},
+        {"preset": "fast_dqn", "checkpoint_replay": True}
+        | {"config": {"double": False}, "env_options": {"episodic_life": False}},
+    ]
+    capsys.readouterr()
+    assert run(f"train dqn {game} --preset rainbow --help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in ("nature,fast_dqn,double,c51,qr,noisy,rainbow", "machado", "(default: 8000)"))
 
 
 def test_envs_and_agents(capsys):

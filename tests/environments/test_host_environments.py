@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracer import atari, environments, spaces
+from podracer import environments, spaces
 from podracer.environments import envpool, gymnasium_spaces
 from podracer.environments.envpool import AtariOptions
 from podracer.environments.seeds import first_seed
@@ -285,23 +285,6 @@ def test_seeds_of_uses_are_apart():
     gaps = np.diff(sorted(firsts))
     assert gaps.min() > 4096, "two uses share lanes"
     assert max(firsts) < 2**30
-
-
-def test_atari_protocols_and_scores():
-    assert atari.impala().episodic_life
-    assert atari.seed().full_action_space
-    assert not atari.seed().episodic_life
-    assert (atari.seed().frame_skip, atari.seed().noop_max, atari.seed().sticky_actions) == (4, 30, 0.0)
-    assert atari.human_normalised("envpool:Pong-v5", 9.3) == pytest.approx(1.0)
-    assert atari.human_normalised("Pong", -20.7) == 0.0
-    # The paper's own normalised figures for DQN: table 4, last columns.
-    for game, score, norm in (("Breakout-v5", 401.2, 13.272), ("Hero", 19950, 0.765), ("Krull", 3805, 2.769)):
-        assert atari.human_normalised(game, score) == pytest.approx(norm, abs=2e-3)
-    assert len(atari.scores.RANDOM_AND_HUMAN) == 49
-    with pytest.raises(ValueError, match="no human score of 'Pitfall' is known here"):
-        atari.human_normalised("Pitfall", 0.0)
-    full = environments.make("envpool:Pong-v5", full_action_space=True)
-    assert full.spec.action_space == spaces.Discrete(18)
 
 
 def test_a_first_row_carries_no_reward():

@@ -52,7 +52,7 @@ def updates(
 
 
 @pytest.mark.parametrize("max_norm", [2.0, np.inf])
-@pytest.mark.parametrize("name", ["rmsprop", "adam", "sgd"])
+@pytest.mark.parametrize("name", ["rmsprop", "centred_rmsprop", "adam", "sgd"])
 def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
     made = optimizer.make(name, eps=0.01, decay=0.9)  # type: ignore[arg-type]
     moves, norms = updates(made, RATES, max_norm)
@@ -61,6 +61,7 @@ def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
     )
     expected = {
         "rmsprop": lambda: oracles.rmsprop_tf1(clipped, RATES, decay=0.9, epsilon=0.01),
+        "centred_rmsprop": lambda: oracles.rmsprop_centred(clipped, RATES, decay=0.9, epsilon=0.01),
         "adam": lambda: oracles.adam(clipped, RATES, epsilon=0.01),
         "sgd": lambda: [-rate * g for rate, g in zip(RATES, clipped, strict=True)],
     }[name]()
@@ -79,6 +80,22 @@ def test_momentum(name: str) -> None:
     else:
         expected = [-0.1 * sum(0.7 ** (k - i) * gradients()[i] for i in range(k + 1)) for k in range(STEPS)]
     np.testing.assert_allclose(moves, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_never_changes_is_divided_by_epsilon() -> None:
+    """Its variance is 0, and not what rounding leaves of the difference of two large squares."""
+    made = optimizer.make("centred_rmsprop", eps=1e-6, decay=0.95)
+
+    @jax.jit
+    def after(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = made.init(gradient)
+        updates, _ = jax.lax.scan(lambda state, _: made.update(gradient, state)[::-1], state, length=1000)
+        return made.update(gradient, updates)[0], gradient
+
+    gradient = jnp.linspace(10.0, 300.0, 64)
+    found, expected = after(gradient)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(np.abs(found / expected).max(), 1e3, rtol=1e-5)
 
 
 def test_clipping_to_nothing() -> None:

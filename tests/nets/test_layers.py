@@ -92,6 +92,55 @@ def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 3, 16), (7, 1)])
+def test_normalisation_and_its_gradient_are_flaxs(shape: tuple[int, ...]) -> None:
+    """Also of features that are all equal, where the variance is 0."""
+    x = 3.0 + 2.0 * jax.random.normal(KEY, shape)
+    x = jnp.concatenate([x, jnp.ones_like(x[:1])])
+    params = {"scale": jnp.linspace(0.5, 2.0, shape[-1]), "bias": jnp.linspace(-1.0, 1.0, shape[-1])}
+    cotangent = jax.random.normal(jax.random.key(1), x.shape)
+
+    def both(module: nn.Module) -> Any:
+        loss = lambda p, x: jnp.sum(cotangent * module.apply({"params": p}, x))  # noqa: E731
+        return jax.jit(lambda p, x: (module.apply({"params": p}, x), jax.grad(loss, (0, 1))(p, x)))(params, x)
+
+    with jax.numpy_rank_promotion("allow"):
+        expected = both(nn.LayerNorm(use_fast_variance=False))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), both(layers.LayerNorm()), expected
+    )
+    assert jax.tree.map(jnp.shape, layers.LayerNorm().init(KEY, x)) == {
+        "params": {"scale": shape[-1:], "bias": shape[-1:]}
+    }
+
+
+class FlaxConvNet(nn.Module):
+    """A torso as PQN's authors write it: normalisation after each layer, over channels, before the activation."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features in (4, 6):
+            x = nn.relu(nn.LayerNorm()(nn.Conv(features, (3, 3), (2, 2), "VALID")(x)))
+        return nn.relu(nn.LayerNorm()(nn.Dense(5)(x.reshape(x.shape[0], -1))))
+
+
+def test_a_normalised_torso_is_flaxs() -> None:
+    module = layers.ConvNet(layers.ConvNetSpec(((4, 3, 2), (6, 3, 2)), 5), "he", norm=True)
+    x = jax.random.normal(KEY, (2, 9, 11, 3))
+    params = jax.jit(lambda: jax.tree.map(lambda p: p + 0.1 * jax.random.normal(KEY, p.shape), module.init(KEY, x)))()
+    with jax.numpy_rank_promotion("allow"):
+        expected = jax.jit(FlaxConvNet().apply)(params, x)
+    np.testing.assert_allclose(jax.jit(module.apply)(params, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "variance"), [("he", 2 / 480), (None, 2 / (480 + 96))])
+def test_weights_begin_as_said(scale: Any, variance: float) -> None:
+    dense = layers.Dense(96, scale).init(KEY, jnp.zeros((1, 480)))["params"]["kernel"]
+    assert np.var(dense) == pytest.approx(variance, rel=0.03)
+    conv = layers.Conv(96, 4, 1, scale=scale).init(KEY, jnp.zeros((1, 4, 4, 30)))["params"]["kernel"]
+    assert np.var(conv) == pytest.approx(variance if scale else 2 / (480 + 96 * 16), rel=0.03)
+
+
 @pytest.mark.parametrize("torso", ["mlp", "shallow", "resnet"])
 def test_torsos_compute_in_bfloat16_and_keep_float32_parameters(torso: str) -> None:
     make = {

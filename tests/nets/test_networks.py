@@ -211,12 +211,70 @@ def test_initial_policy_is_nearly_uniform() -> None:
     assert np.ptp(outputs) > 0.0
 
 
+@pytest.mark.parametrize(("dueling", "head_size", "norm"), [(False, 0, True), (False, 5, False), (True, 0, False)])
+def test_heads_of_action_values(dueling: bool, head_size: int, norm: bool) -> None:
+    """By hand, from the parameters."""
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=head_size, dueling=dueling, norm=norm)
+    params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
+    inputs = random_inputs(np.zeros((2, 3), bool))
+    q, values, _ = network.apply(params, inputs, ())
+    p = jax.tree.map(np.asarray, params["params"])
+    dense = lambda p, x: x @ p["kernel"] + p["bias"]  # noqa: E731
+    x = dense(p["torso"]["Dense_0"], np.asarray(inputs.observation))
+    if norm:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = x * p["torso"]["LayerNorm_0"]["scale"] + p["torso"]["LayerNorm_0"]["bias"]
+    x = np.maximum(x, 0)
+    head = lambda name: dense(p[name], np.maximum(dense(p[f"{name}_hidden"], x), 0) if head_size else x)  # noqa: E731
+    if dueling:
+        expected = head("value") + head("advantage") - head("advantage").mean(-1, keepdims=True)
+        np.testing.assert_allclose(values, head("value")[..., 0], rtol=1e-5, atol=1e-5)
+    else:
+        expected = head("q")
+        np.testing.assert_allclose(values, expected.max(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(q, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_heads_of_several_numbers_an_action(dueling: bool) -> None:
+    """Each of the K numbers is joined from the streams by itself; the first action's come first."""
+    A, K = 4, 3
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=0, dueling=dueling, num_atoms=K)
+    params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
+    inputs = random_inputs(np.zeros((2, 3), bool))
+    outputs, values, _ = network.apply(params, inputs, ())
+    assert (outputs.shape, values.shape) == ((2, 3, A * K), (2, 3))
+    p = jax.tree.map(np.asarray, params["params"])
+    dense = lambda p, x: x @ p["kernel"] + p["bias"]  # noqa: E731
+    x = np.maximum(dense(p["torso"]["Dense_0"], np.asarray(inputs.observation)), 0)
+    for k in range(K):
+        if dueling:
+            advantages = dense(p["advantage"], x)[..., k::K]
+            expected = dense(p["value"], x)[..., k, None] + advantages - advantages.mean(-1, keepdims=True)
+        else:
+            expected = dense(p["q"], x)[..., k::K]
+        np.testing.assert_allclose(outputs[..., k::K], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_uniform_weights_are_within_their_limits() -> None:
+    """1 / sqrt(inputs), of convolutions the pixels of a kernel; biases too, and heads."""
+    spec = spec_of(spaces.Box(0, 255, (36, 36, 2), np.uint8))
+    network = nets.make_q(spec, torso="shallow", head_size=300, dueling=False, init="uniform")
+    params = jax.jit(network.init)(KEY)["params"]
+    for layer in (*params["torso"].values(), params["q_hidden"], params["q"]):
+        limit = 1.0 / np.sqrt(np.prod(layer["kernel"].shape[:-1]))
+        for array in (layer["kernel"], layer["bias"]):
+            assert np.abs(array).max() <= limit
+            assert array.size < 100 or np.std(array) == pytest.approx(limit / np.sqrt(3), rel=0.1)
+
+
 # Torsos.
 
 
 @pytest.mark.parametrize(
     ("torso", "shape", "kernels", "dense"),
     [
+        ("nature_conv", (84, 84, 4), [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)], None),
         ("shallow", (84, 84, 4), [(8, 8, 4, 16), (4, 4, 16, 32)], (9 * 9 * 32, 256)),
         ("shallow", (72, 96, 3), [(8, 8, 3, 16), (4, 4, 16, 32)], (7 * 10 * 32, 256)),
         ("nature", (84, 84, 4), [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)], (7 * 7 * 64, 512)),
@@ -225,13 +283,13 @@ def test_initial_policy_is_nearly_uniform() -> None:
         ("resnet", (10, 7, 2), [(3, 3, 2, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (2 * 1 * 32, 256)),
     ],
 )  # fmt: skip
-def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[int, ...]], dense: tuple) -> None:
+def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[int, ...]], dense: tuple | None) -> None:
     """Convolutions and the dense layer behind them as in the papers' figures (order aside), and the heads' shapes."""
     network = nets.make(spec_of(spaces.Box(0, 255, shape, np.uint8)), torso=torso)
     params = jax.eval_shape(network.init, KEY)
     shapes = [leaf.shape for leaf in jax.tree.leaves(params["params"]["torso"]) if len(leaf.shape) > 1]
     assert sorted(s for s in shapes if len(s) == 4) == sorted(kernels)
-    assert [s for s in shapes if len(s) == 2] == [dense]
+    assert [s for s in shapes if len(s) == 2] == [dense] * (dense is not None)
     rows = nets.Inputs(jnp.zeros((2, 3, *shape), jnp.uint8), jnp.zeros((2, 3)), jnp.zeros((2, 3), bool), ())
     outputs, values, _ = jax.eval_shape(network.apply, params, rows, ())
     assert (outputs.shape, values.shape) == ((2, 3, 4), (2, 3))

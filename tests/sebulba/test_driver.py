@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import types
 
 import counting
 import harness
@@ -11,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
 
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.learning import collectives
-from podracer.sebulba import host_replay, runner
+from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 
 T, B = 5, 8
@@ -44,7 +42,7 @@ _drivers = {}
 
 
 def driver_of(
-    agent, threads=1, lockstep=False, seed=0, hyper=None, num_shards=1, updates_per_batch=1, replay_memory="device"
+    agent, threads=1, mode="async", seed=0, hyper=None, num_shards=1, updates_per_batch=1, replay_memory="device"
 ):
     """A driver of its own. It shares its compiled programs, which neither order nor seed nor numbers are part of."""
     key = (id(agent), threads, num_shards, updates_per_batch, replay_memory)
@@ -67,7 +65,7 @@ def driver_of(
             replay_memory=replay_memory,
         )
     driver = copy.copy(_drivers[key])
-    driver._lockstep, driver._seed, driver._hyper = lockstep, seed, agent.hyper | (hyper or {})
+    driver._mode, driver._seed, driver._hyper = mode, seed, agent.hyper | (hyper or {})
     driver.shared = _drivers[key]
     return driver
 
@@ -86,7 +84,7 @@ def run(driver, total_steps=600, state=None, milestone=None):
     state = driver.init() if state is None else state
     if not driver.shared._act:
         driver.shared.compile(state)
-    driver._update = driver.shared._update
+    driver._programs = driver.shared._programs
     final, complete = driver.run(
         state,
         total_steps=total_steps,
@@ -100,11 +98,11 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "threads", "lockstep"),
-    [("vtrace", 1, False), ("vtrace", 2, True), pytest.param("ppo", 2, False, marks=pytest.mark.slow)],
+    ("name", "threads", "mode"),
+    [("vtrace", 1, "async"), ("vtrace", 2, "lockstep"), pytest.param("ppo", 2, "async", marks=pytest.mark.slow)],
 )
-def test_trajectories_keep_the_contract(name, threads, lockstep):
-    driver = driver_of(agent_of(name), threads, lockstep)
+def test_trajectories_keep_the_contract(name, threads, mode):
+    driver = driver_of(agent_of(name), threads, mode)
     final, captured, progress, _ = run(driver)
     assert sorted(captured) == [B * i for i in range(threads)], "a lane belongs to one actor"
     for first_lane, trajectories in captured.items():
@@ -244,7 +242,7 @@ def test_memory_and_what_was_recorded_belong_to_their_rows(name):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_lockstep_has_a_fixed_lag_and_repeats(threads):
-    runs = [run(driver_of(agent_of("vtrace"), threads, lockstep=True)) for _ in range(2)]
+    runs = [run(driver_of(agent_of("vtrace"), threads, mode="lockstep")) for _ in range(2)]
     final, captured, progress, _ = runs[0]
     for first_lane, trajectories in captured.items():
         index = first_lane // B
@@ -253,7 +251,7 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
             assert np.all(trajectory.policy_version == max(0, number - threads))
     assert progress[-1].metrics["sebulba/policy_lag_max"][0] == threads
     harness.assert_same(final.learner, runs[1][0].learner)
-    other = run(driver_of(agent_of("vtrace"), threads, lockstep=True, seed=1))[0]
+    other = run(driver_of(agent_of("vtrace"), threads, mode="lockstep", seed=1))[0]
     first = jax.tree.leaves(final.learner.params)
     assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params)) if a.size > 8)
 
@@ -265,10 +263,10 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
 def test_lockstep_resumes_bit_for_bit(threads, milestone):
     """From a state in the middle, in a new driver, as if nothing had happened."""
     agent = agent_of("ppo", lstm_size=3)
-    whole, _, _, states = run(driver_of(agent, threads, lockstep=True), milestone=milestone)
+    whole, _, _, states = run(driver_of(agent, threads, mode="lockstep"), milestone=milestone)
     middle = states[0]
     assert int(middle.env_steps.low[0]) < 500
-    resumed, captured, *_ = run(driver_of(agent, threads, lockstep=True), state=middle)
+    resumed, captured, *_ = run(driver_of(agent, threads, mode="lockstep"), state=middle)
     harness.assert_same(resumed.learner, whole.learner)
     harness.assert_same(resumed.env_steps, whole.env_steps)
     for trajectories in captured.values():
@@ -277,8 +275,8 @@ def test_lockstep_resumes_bit_for_bit(threads, milestone):
 
 
 def test_a_state_is_like_what_like_says():
-    for name, lockstep, memory in (("ppo", False, "device"), ("ppo", True, "device"), ("r2d2", False, "host")):
-        driver = driver_of(agent_of(name, lstm_size=3), 2, lockstep, replay_memory=memory)
+    for name, mode, memory in (("ppo", "async", "device"), ("ppo", "lockstep", "device"), ("r2d2", "async", "host")):
+        driver = driver_of(agent_of(name, lstm_size=3), 2, mode, replay_memory=memory)
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
 
@@ -311,39 +309,6 @@ def test_environments_hear_how_many_share_the_machine():
     agent = agent_of("vtrace")
     Sebulba(agent, Sharing(COUNTING), layout, seed=0, hyper=agent.hyper)
     assert heard == [2]
-
-
-def test_a_replay_on_the_host_counts_updates_itself():
-    """Reading what the last update returned would wait for it."""
-    place = SingleDeviceSharding(jax.local_devices()[0])
-    reads, versions = [], []
-
-    class Number:
-        def __init__(self, value):
-            self.value = value
-
-        def __int__(self):
-            reads.append(self.value)
-            return self.value
-
-    def add(counts, ring, trajectory, version, key):
-        versions.append(int(version))
-        return counts, ring, np.int32(2), {}, key
-
-    def learn(state, batch, progress):
-        return types.SimpleNamespace(num_updates=Number(state.num_updates.value + 1)), {}, np.zeros(1)
-
-    draw = lambda *args: ((np.zeros(1), np.zeros(1)), {})  # noqa: E731
-    write = lambda counts, ring, at, priorities: (ring, {})  # noqa: E731
-    replay_on_host = object.__new__(host_replay.HostReplay)
-    replay_on_host.__dict__.update(_cpu=place, _everywhere=place, _by_shard=place, _newest=(None, 0))
-    update = functools.partial(replay_on_host._run, host_replay._Programs(add, draw, learn, write))
-    state = first = types.SimpleNamespace(num_updates=Number(7))
-    for _ in range(3):
-        state, _, _ = update(state, host_replay.Experience((), ()), None, 0, np.float32(0), np.uint32(0))
-    update(first, host_replay.Experience((), ()), None, 0, np.float32(0), np.uint32(0))
-    assert versions == [7, 9, 11, 7]
-    assert reads == [7, 7], "of a state that it has not made itself"
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
@@ -379,7 +344,8 @@ def test_the_learner_is_anakins(name, num_shards):
         lambda state, trajectory, key: agent.learn(state, trajectory, progress, key), learner, whole, keys
     )
     expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
-    actual, _, found = driver.learning.update(
+    driver.compile(driver.init())
+    actual, _, found = driver._programs.learn(
         learner, driver.learning.experience(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
     )
     jax.tree.map(
@@ -400,7 +366,6 @@ def test_updates_per_batch_take_every_lane_once():
         return new, metrics | {"lanes": collectives.global_sum(lanes), "tags": collectives.global_sum(tags)}
 
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
-    update = driver.learning.update
 
     def observed(learner, experience, trajectory, part, progress, key):
         new, experience, metrics = update(learner, experience, trajectory, part, progress, key)
@@ -408,7 +373,8 @@ def test_updates_per_batch_take_every_lane_once():
         return new, experience, metrics
 
     driver.compile(driver.init())
-    driver._update = observed
+    update = driver._programs.learn
+    driver._programs = driver._programs._replace(learn=observed)
     final, _ = driver.run(
         driver.init(),
         total_steps=100,

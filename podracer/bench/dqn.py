@@ -1,0 +1,326 @@
+"""`podracer bench dqn`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside what a model of it predicts.
+
+    standard        W threads of one lane each, mode="serial": nothing is learnt while something is acted
+    concurrent      W threads of one lane each, mode="lockstep": a period is learnt from while the next is acted
+    synchronised    one thread of W lanes, one batched inference a round, mode="serial"
+    both            one thread of W lanes, mode="lockstep"
+
+With S_W seconds of acting and R seconds of learning for a row, each measured alone, a row should take S_W + R, and
+max(S_W, R) where they run side by side. In the paper, R / S_1 is 4.44 / 20.64 hours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import tyro
+
+from podracer import config as configs
+from podracer import environments, topology
+from podracer.bench.measure import describe_machine, in_turns, table, write
+from podracer.bench.sebulba import Acting
+from podracer.run.experiment import make_agent
+from podracer.sebulba.driver import Sebulba
+from podracer.types import Agent, EnvSpec, HostEnvironment, HostEnvironments, HostStep
+from podracer.version import __version__
+
+LEARNING_OVER_SAMPLING = 4.44 / 20.64
+"""R / S_1 in the paper (table 1: hours of one thread with and without concurrency)."""
+
+CORES = 8
+"""Lanes of an emulator that the paper's processor steps at a time."""
+
+KINDS = {
+    "standard": ("threads", "serial"),
+    "concurrent": ("threads", "lockstep"),
+    "synchronised": ("lanes", "serial"),
+    "both": ("lanes", "lockstep"),
+}
+"""How W lanes are acted, and in which order things go."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is measured: an environment and the agent's settings; `paced` lanes wait instead of computing."""
+
+    env: str
+    config: Mapping[str, Any]
+    paced: bool
+
+
+_COMMON = {
+    "update_period": 4,
+    "replay_capacity": 20_000,
+    "replay_min_size": 500,
+    "epsilon_start": 0.1,
+    "epsilon_final": 0.1,
+}
+SETTINGS = {
+    "paced": Setting(
+        "envpool:Catch-v0", _COMMON | {"target_period": 800, "batch_size": 64, "hidden_sizes": (128, 128)}, True
+    ),
+    "pong": Setting(
+        "envpool:Pong-v5",
+        _COMMON | {"target_period": 400, "batch_size": 32, "torso": "shallow", "frame_stack": 4, "clip_rewards": True},
+        False,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DQNArguments:
+    """Measure the concurrency and the batched inference of fast DQN.
+
+    Attributes:
+      setting: "paced" lanes of catch wait as long as R / S_1 of the paper says, eight at a time, which costs no core;
+        "pong" computes.
+      lanes: W, each a row of the grid.
+      repeats: measurements of each cell, taken in turns; the median counts.
+      seconds: how long one measurement should take.
+      json: also write the figures to this file.
+    """
+
+    setting: Literal["paced", "pong"] = "paced"
+    lanes: tuple[int, ...] = configs.field((1, 2, 4, 8), low=1)
+    repeats: int = configs.field(3, low=1)
+    seconds: float = configs.field(3.0, low=0.01)
+    json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
+
+    def __post_init__(self):
+        configs.check(self)
+        period = SETTINGS[self.setting].config["target_period"]
+        for lanes in self.lanes:
+            if period % lanes:
+                raise ValueError(f"lanes={lanes} must divide the target period of {period} rows.")
+
+
+class Paced:
+    """Environments (see `podracer.types.HostEnvironments`) that answer `seconds` after they were asked, or later.
+
+    Of many lanes, `CORES` wait at a time.
+    """
+
+    def __init__(self, environments: HostEnvironments, seconds: float):
+        self._environments, self.seconds = environments, seconds
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._environments.spec
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> _PacedEnvironment:
+        """Starts lanes."""
+        running = self._environments.make(num_lanes, seed, evaluation=evaluation)
+        return _PacedEnvironment(running, self, math.ceil(num_lanes / CORES))
+
+
+class _PacedEnvironment:
+    """Running lanes (see `podracer.types.HostEnvironment`)."""
+
+    def __init__(self, running: HostEnvironment, pace: Paced, rounds: int):
+        self._running, self._pace, self._rounds, self._due = running, pace, rounds, 0.0
+        self.spec, self.close = running.spec, running.close
+
+    def send(self, lanes: np.ndarray, actions: Any) -> None:
+        self._due = time.perf_counter() + self._rounds * self._pace.seconds
+        self._running.send(lanes, actions)
+
+    def recv(self) -> tuple[np.ndarray, HostStep]:
+        answer = self._running.recv()
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+        return answer
+
+
+class _Training:
+    """A cell of the grid: n rollouts of every thread acted, learnt from and published; returns rows."""
+
+    def __init__(self, driver: Sebulba, threads: int, lanes: int):
+        self._driver, self._threads = driver, threads
+        self._rows = threads * lanes * driver.rollout_length
+        state = driver.init()
+        self._learner = driver.learner(state)
+        self.crew = driver.crew(self._learner.learner, 0.0)
+        self.crew.__enter__()
+
+    def prepare(self) -> None:
+        """Takes the rollout that was made before the clock started."""
+        self(1)
+
+    def __call__(self, n: int) -> int:
+        until = self._learner.rollouts + n * self._threads
+        self._learner.run(
+            self.crew,
+            next_milestone=lambda steps: 2**50,
+            on_progress=lambda progress: None,
+            on_milestone=lambda: None,
+            should_stop=lambda: self._learner.rollouts >= until and not self._learner.pending,
+        )
+        return n * self._rows
+
+
+class _Updates:
+    """n updates on a replay that is there; returns updates."""
+
+    def __init__(self, training: _Training):
+        training(4)
+        self._learner = training._learner
+
+    def __call__(self, n: int) -> int:
+        self._learner.pending = n
+        self._learner.drain(lambda: False)
+        jax.block_until_ready(self._learner.learner)
+        return n
+
+
+class _Grid:
+    """The cells of a setting, which share an agent for each number of lanes."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        source: Any = environments.make(setting.env, num_threads=1 if setting.paced else None)
+        self.environments: Any = Paced(source, 0.0) if setting.paced else source
+
+    def agent(self, lanes: int) -> Agent:
+        """With rollouts of a target period, over all lanes."""
+        rollout_length = self.setting.config["target_period"] // lanes
+        return make_agent("dqn", self.environments, {**self.setting.config, "rollout_length": rollout_length})
+
+    def driver(self, lanes: int, threads: int, mode: Any, agent: Agent) -> Sebulba:
+        """Compiled; `lanes` are those of each thread."""
+        layout = topology.make_host(
+            num_envs=lanes * threads,
+            envs_per_actor=lanes,
+            actor_threads=threads,
+            num_shards=1,
+            devices=jax.local_devices()[:1],
+        )
+        driver = Sebulba(agent, self.environments, layout, seed=0, hyper=agent.hyper, mode=mode)
+        driver.compile(driver.init())
+        return driver
+
+
+def main(arguments: DQNArguments) -> int:
+    """Measures, prints a table, writes JSON."""
+    setting = SETTINGS[arguments.setting]
+    grid = _Grid(setting)
+    say = lambda what: print(f"{what} ...", file=sys.stderr, flush=True)  # noqa: E731
+    say("measuring acting and learning alone")
+    acting, update = _alone(grid, arguments)
+    if setting.paced:
+        period = setting.config["update_period"]
+        grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
+        if grid.environments.seconds <= 0:
+            raise RuntimeError(
+                f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait "
+                "for less than no time; use a quieter machine."
+            )
+    predicted = _predicted(grid, acting, update, arguments.lanes)
+    cells: dict[str, Any] = {}
+    for W in arguments.lanes:
+        agent = grid.agent(W)
+        for kind, (how, mode) in KINDS.items():
+            if W == 1 and how == "lanes":
+                continue  # one thread of one lane is there already
+            say(f"compiling {kind} with {W} lane(s)")
+            lanes, threads = (1, W) if how == "threads" else (W, 1)
+            cells[f"{kind} {W}"] = _Training(grid.driver(lanes, threads, mode, agent), threads, lanes)
+    say("measuring the grid in turns")
+    results = _measure(cells, predicted, arguments)
+    _show(results, arguments, acting, update, grid)
+    if arguments.json:
+        alone = {
+            "acting_seconds": acting,
+            "update_seconds": update,
+            "pace_seconds": getattr(grid.environments, "seconds", 0),
+        }
+        write(arguments.json, "podracer bench dqn", arguments, {"alone": alone, "cells": results})
+    return 0
+
+
+def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float]:
+    """Seconds of a round of acting by its lanes, without waiting, and of an update."""
+    measured: dict[str, Any] = {}
+    for lanes in sorted({1, *arguments.lanes}):
+        driver = grid.driver(lanes, 1, "async", grid.agent(lanes))
+        measured[str(lanes)] = Acting(driver, driver._layout)
+        if lanes == 1:
+            training = _Training(driver, 1, 1)
+            measured["update"] = _Updates(training)
+            training.crew.__exit__()
+    rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    for name, call in measured.items():
+        if name != "update":
+            call.crew.__exit__()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    update = 1.0 / medians.pop("update")
+    return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update
+
+
+def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
+    """Rows per second of every cell, by the model."""
+    wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.config["update_period"]
+    predicted = {}
+    for W in lanes:
+        sampling = {"threads": (wait + acting[1]) / W, "lanes": (math.ceil(W / CORES) * wait + acting[W]) / W}
+        for kind, (how, mode) in KINDS.items():
+            S = sampling[how]
+            predicted[f"{kind} {W}"] = 1.0 / (S + R if mode == "serial" else max(S, R))
+    return predicted
+
+
+def _measure(cells: dict[str, Any], predicted: Mapping[str, float], arguments: DQNArguments) -> list[dict[str, Any]]:
+    """Every cell, next to the model."""
+    try:
+        rates = in_turns(cells, arguments.repeats, arguments.seconds)
+    finally:
+        for cell in cells.values():
+            cell.crew.__exit__()
+    first = f"standard {arguments.lanes[0]}"
+    results = []
+    for name, values in rates.items():
+        kind, _, W = name.partition(" ")
+        ratios = [value / base for value, base in zip(values, rates[first])]
+        results.append(
+            {
+                "kind": kind,
+                "lanes": int(W),
+                "rows_per_second": statistics.median(values),
+                "speed_up": statistics.median(ratios),
+                "speed_up_range": [min(ratios), max(ratios)],
+                "predicted_rows_per_second": predicted[name],
+                "measured_over_predicted": statistics.median(values) / predicted[name],
+                "rates": values,
+            }
+        )
+    return results
+
+
+def _show(
+    results: list[dict[str, Any]], arguments: DQNArguments, acting: Mapping[int, float], update: float, grid: _Grid
+) -> None:
+    print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    header = [""] + [f"{kind} (x) [model]" for kind in KINDS]
+    lines = [header]
+    for W in arguments.lanes:
+        line = [f"{W} lane(s)"]
+        for kind in KINDS:
+            cell = next((r for r in results if (r["kind"], r["lanes"]) == (kind, W)), None)
+            line.append(
+                f"{cell['rows_per_second']:,.0f} ({cell['speed_up']:.2f}x) [{cell['measured_over_predicted']:.2f}]"
+                if cell
+                else "-"
+            )
+        lines.append(line)
+    print(table(lines))
+    print("rows/s, medians of cells measured in turn; (x) over the first cell; [model] over what the model predicts.")
+    wait = f", a wait of {grid.environments.seconds * 1e3:.2f} ms" if grid.setting.paced else ""
+    rounds = ", ".join(f"{seconds * 1e3:.2f} ms with {lanes}" for lanes, seconds in acting.items())
+    print(f"alone: an update {update * 1e3:.2f} ms; a round of acting {rounds} lane(s){wait}.")

@@ -1,0 +1,112 @@
+"""What a network says of an action's value: its mean, or a distribution of returns; and the losses of DQN's family.
+
+    z <- R + G z'        z: the distribution of (x_0, a_0); z': that of (x_m, a*), by the target network
+
+Either is K numbers an action. R and G are those of `returns.n_step_transition`. Targets are constants: gradients are
+with respect to what is predicted alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Kind = Literal["mean", "categorical", "quantile"]
+
+
+class ValueDistribution(NamedTuple):
+    """A way to represent the values of actions.
+
+    Attributes:
+      size: K, how many numbers an action has.
+      mean: `([..., K]) -> float32 [...]`; the action value, by which actions are compared.
+      errors: `(predicted [B, K], bootstrap [B, K], R [B], G [B]) -> (loss [B], priority [B])`, float32; of what is
+        predicted for an action against R + G times what is bootstrapped from, and how surprising that was.
+    """
+
+    size: int
+    mean: Callable[[jax.Array], jax.Array]
+    errors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def make(kind: Kind, *, num_atoms: int, v_max: float) -> ValueDistribution:
+    """The representation of a name.
+
+    Args:
+      kind: "mean", "categorical" or "quantile".
+      num_atoms: K of a distribution.
+      v_max: the largest return that a categorical one knows; the least is -v_max.
+    """
+    if kind == "mean":
+        return mean()
+    return categorical(num_atoms, v_max) if kind == "categorical" else quantile(num_atoms)
+
+
+def mean() -> ValueDistribution:
+    """The expected return alone, by Huber's loss (Mnih et al. 2015, whose clipped error is its gradient)."""
+
+    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
+        error = lax.stop_gradient(R + G * bootstrap[..., 0]) - predicted[..., 0]
+        return huber(error), jnp.abs(error)
+
+    return ValueDistribution(1, lambda x: x[..., 0], errors)
+
+
+def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
+    """Logits of K returns z, evenly spaced in [-v_max, v_max] (Bellemare et al. 2017).
+
+    The loss is the cross-entropy to the target as `project` sees it; the priority is its excess over the target's
+    entropy, which is their Kullback-Leibler divergence (Hessel et al. 2018).
+    """
+    z = np.linspace(-v_max, v_max, num_atoms, dtype=np.float32)
+
+    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = lax.stop_gradient(project(jax.nn.softmax(bootstrap), z, R, G))
+        cross_entropy = -jnp.sum(target * jax.nn.log_softmax(predicted), axis=-1)
+        return cross_entropy, cross_entropy - jnp.sum(jax.scipy.special.entr(target), axis=-1)
+
+    return ValueDistribution(num_atoms, lambda x: jnp.matmul(jax.nn.softmax(x), z), errors)
+
+
+def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
+    """The distribution of R + G z on the atoms themselves (Bellemare et al. 2017, equation 7), float32 [B, K].
+
+    Each return's probability goes to the two atoms around it, the nearer the more; beyond the ends, to the last atom.
+
+    Args:
+      probs: [B, K]; of the atoms before.
+      z: [K]; evenly spaced, increasing.
+      R: [B].
+      G: [B].
+    """
+    moved = jnp.clip(R[:, None] + G[:, None] * z[None], z[0], z[-1])
+    distance = jnp.abs(moved[:, None, :] - z[None, :, None]) / (z[1] - z[0])
+    return jnp.sum(probs[:, None, :] * jnp.maximum(0.0, 1.0 - distance), axis=-1)
+
+
+def quantile(num_atoms: int) -> ValueDistribution:
+    """The quantiles (i + 1/2) / K of the return, by quantile regression with Huber's loss (Dabney et al. 2018).
+
+    The priority is the loss.
+    """
+    tau = (np.arange(num_atoms, dtype=np.float32) + np.float32(0.5)) / np.float32(num_atoms)
+
+    def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = lax.stop_gradient(R[:, None] + G[:, None] * bootstrap)
+        error = target[:, None, :] - predicted[:, :, None]
+        slope = jnp.abs(tau[None, :, None] - (error < 0).astype(jnp.float32))
+        loss = jnp.sum(jnp.mean(slope * huber(error), axis=-1), axis=-1)
+        return loss, loss
+
+    return ValueDistribution(num_atoms, lambda x: jnp.mean(x, axis=-1), errors)
+
+
+def huber(x: jax.Array) -> jax.Array:
+    """x^2 / 2 within [-1, 1], and |x| - 1/2 beyond."""
+    inside = jnp.minimum(jnp.abs(x), 1.0)
+    return inside * (jnp.abs(x) - 0.5 * inside)

@@ -1,0 +1,364 @@
+"""DQN: what is learnt, from which rows, by which passes, and how it explores, against loops and identities."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, nets, spaces
+from podracer.agents import DQNConfig
+from podracer.learning import value_distributions
+from podracer.types import Agent, Batch, EnvSpec, Trajectory
+
+SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
+A, K = 4, 5
+SMALL: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": K, "v_max": 3.0, "target_period": 12}
+ROWS, LANES = 12, 6
+
+
+@functools.cache
+def made(**overrides: Any) -> Agent:
+    return agents.dqn.make(SPEC, DQNConfig(**(SMALL | overrides)))
+
+
+def network_of(agent: Agent) -> nets.Network:
+    """The network of the agent's config, without noise."""
+    config = agent.config
+    return nets.make_q(
+        nets.stacked_spec(SPEC, config.frame_stack),
+        hidden_sizes=(8,),
+        head_size=config.head_size,
+        dueling=config.dueling,
+        num_atoms=1 if config.values == "mean" else K,
+    )
+
+
+@functools.cache
+def sequences(n: int, context: int = 0, seed: int = 0) -> tuple[Trajectory, Any]:
+    """All sequences of n + 1 rows, with ends of all kinds, whose first transition is real; and the rows before them."""
+    rows = jax.tree.map(np.asarray, harness.timesteps(seed, ROWS, LANES))
+    rng = np.random.default_rng(seed)
+    actions = rng.integers(0, A, (ROWS, LANES), np.int32)
+    starts = [(r, i) for i in range(LANES) for r in range(context, ROWS - n + 1) if not rows.first[r + 1, i]]
+    starts = starts[: len(starts) // 2 * 2]
+    row, lane = (np.array(x, np.int32) for x in zip(*starts))
+    window = lambda x, offsets: x[row[None] + np.asarray(offsets, np.int32)[:, None], lane[None]]  # noqa: E731
+    timesteps = jax.tree.map(lambda x: window(x, np.arange(n + 1)), rows)
+    before = window(rows.observation, np.arange(-context, 0)), window(rows.first, np.arange(-context, 0))
+    version = np.zeros((n, len(row)), np.int32)
+    return Trajectory(timesteps, window(actions, np.arange(n)), {}, (), version, lane), before  # type: ignore[arg-type]
+
+
+def batch_of(agent: Agent) -> Batch:
+    """Sequences as the agent's replay gives them, with importance weights."""
+    spec: Any = agent.replay
+    trajectory, before = sequences(spec.length - 1, spec.context)
+    N = trajectory.lane.shape[0]
+    kept = spec.keep(agent.start(jnp.zeros(N, jnp.int32), N))
+    assert jax.tree.leaves(kept) == []
+    weight = np.random.default_rng(1).random(N).astype(np.float32)
+    state = jax.jit(spec.restore)(kept, *before)
+    return jax.tree.map(jnp.asarray, Batch(trajectory._replace(actor_state=state), weight))  # type: ignore[arg-type]
+
+
+def learner_of(agent: Agent) -> Any:
+    """A learner whose target network is another one, 3 updates after it was copied."""
+    init = jax.jit(agent.init)
+    learner, other = (init(jax.random.key(seed), harness.hyper(agent)) for seed in (0, 9))
+    return learner._replace(aux=jax.tree.map(lambda x: 2.0 * x, other.params), num_updates=jnp.int32(3))
+
+
+def learn(agent: Agent, learner: Any, batch: Batch, key: int = 0) -> Any:
+    return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(key))
+
+
+def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: bool = False) -> np.ndarray:
+    """The actions [B] on observations [B, ...] that each open an episode."""
+    B = len(observation)
+    row = jax.tree.map(lambda x: jnp.broadcast_to(x[0, :1], (B, *x.shape[2:])), harness.timesteps(0, 1, 1))
+    row = row._replace(observation=jnp.asarray(observation), first=jnp.ones(B, bool))
+    params = agent.actor_params(learner, jnp.float32(0))
+    state = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    action, _, _ = jax.jit(agent.act, static_argnums=4)(params, state, row, jax.random.key(key), evaluation)
+    assert action.dtype == jnp.int32
+    return np.asarray(action)
+
+
+# Learning.
+
+
+CASES: list[Any] = [
+    {"n_step": 3, "double": True, "clip_rewards": True},
+    {"n_step": 1, "double": False, "frame_stack": 3},
+    {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6},
+    pytest.param({"n_step": 2, "double": False, "values": "quantile"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
+    """Row by row: up to n rewards, the target network's value of what it, or the learner, thinks best; weights."""
+    agent = made(**case)
+    config, learner, batch = agent.config, learner_of(agent), batch_of(agent)
+    values = value_distributions.make(config.values, num_atoms=K, v_max=config.v_max)
+    network = network_of(agent)
+    unroll = jax.jit(lambda params: nets.unroll(network, params, batch.trajectory)[0])
+    said = [unroll(params).reshape(config.n_step + 1, -1, A, values.size) for params in (learner.params, learner.aux)]
+    online, target = said
+    worth = [np.asarray(values.mean(x)) for x in said]
+    steps = jax.tree.map(lambda x: np.asarray(x), batch.trajectory.timesteps)
+    taken, bootstrap, returns, discounts = [], [], [], []
+    for i, action in enumerate(np.asarray(batch.trajectory.actions[0])):
+        R, G, m = 0.0, 1.0, 0
+        while m < config.n_step and not steps.first[m + 1, i]:
+            reward = steps.reward[m + 1, i]
+            R += G * (np.clip(reward, -1, 1) if config.clip_rewards else reward)
+            G *= config.discount * steps.discount[m + 1, i]
+            m += 1
+        best = np.argmax(worth[0 if config.double else 1][m, i])
+        taken.append(online[0, i, action])
+        bootstrap.append(target[m, i, best])
+        returns.append(R)
+        discounts.append(G)
+    numbers = (jnp.asarray(x, jnp.float32) for x in (returns, discounts))
+    each, expected = jax.jit(values.errors)(jnp.stack(taken), jnp.stack(bootstrap), *numbers)
+    if config.values == "mean":  # without the library's loss
+        error = np.abs(np.array(returns) + np.array(discounts) * np.ravel(bootstrap) - np.ravel(taken))
+        each, expected = np.where(error < 1, error**2 / 2, error - 0.5), error
+        assert error.min() < 1 < error.max()
+    _, metrics, priorities = learn(agent, learner, batch)
+    np.testing.assert_allclose(metrics["loss/total"], np.mean(batch.weight * each), rtol=1e-4)
+    np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-5)
+    assert min(discounts) == 0.0 < max(discounts), "ends, and what goes on"
+
+
+def test_the_passes_are_of_single_rows() -> None:
+    """theta- on row m, theta on row m if double, theta on row 0 with a gradient: never all n + 1 rows."""
+    inner = network_of(made(n_step=3))
+    shapes: list[tuple[int, ...]] = []
+
+    def apply(params: Any, inputs: nets.Inputs, state: Any) -> Any:
+        shapes.append(inputs.observation.shape)
+        return inner.apply(params, inputs, state)
+
+    network = nets.Network(inner.init, apply, inner.start)
+    for double, passes in ((True, 3), (False, 2)):
+        agent = agents.dqn.make(SPEC, DQNConfig(**SMALL, n_step=3, double=double), network)
+        learner, batch = learner_of(agent), batch_of(agent)
+        shapes.clear()
+        jax.eval_shape(
+            harness.over_axes(agent.learn), *jax.tree.map(lambda x: x[None, None], _arguments(learner, batch))
+        )
+        assert shapes == [(1, batch.weight.shape[0], 3)] * passes
+
+
+def _arguments(learner: Any, batch: Batch) -> tuple[Any, ...]:
+    return learner, batch, jnp.float32(0), jax.random.key(0)
+
+
+def test_what_follows_row_m_changes_nothing() -> None:
+    """Rows of the next episode, and what a masked transition holds."""
+    agent = made(n_step=3, clip_rewards=True)
+    learner, batch = learner_of(agent), batch_of(agent)
+    steps = batch.trajectory.timesteps
+    after = np.cumsum(np.asarray(steps.first[1:]), axis=0) > 0
+    assert 0 < after.sum() < after.size
+    later = np.concatenate([np.zeros_like(after[:1]), after])
+    spoilt = batch.trajectory._replace(
+        actions=jnp.where(np.arange(3)[:, None] > 0, 3 - batch.trajectory.actions, batch.trajectory.actions),
+        timesteps=steps._replace(
+            observation=jnp.where(later[..., None], 7.0, steps.observation),
+            reward=jnp.where(later, 0.5, steps.reward),
+            discount=jnp.where(later, 0.3, steps.discount),
+        ),
+    )
+    harness.assert_same(learn(agent, learner, batch), learn(agent, learner, batch._replace(trajectory=spoilt)))
+
+
+def test_shards_learn_as_one() -> None:
+    agent = made(n_step=3, learning_rate=0.1)
+    learner, batch = learner_of(agent), batch_of(agent)
+    half = batch.weight.shape[0] // 2
+    parts: Any = Batch(Trajectory(1, 1, 1, 0, 1, 0), 0)  # type: ignore[arg-type]
+
+    def part(start: int) -> Batch:
+        cut = lambda axis: lambda x: jax.lax.slice_in_dim(x, start, start + half, axis=axis)  # noqa: E731
+        fields = (jax.tree.map(cut(axis), x) for axis, x in zip(parts.trajectory, batch.trajectory))
+        return Batch(Trajectory(*fields), batch.weight[start : start + half])
+
+    whole = learn(agent, learner, batch)
+    halves = jax.tree.map(lambda *x: jnp.stack(x), part(0), part(half))
+    split = harness.over_shards(
+        lambda state, b: agent.learn(state, b, jnp.float32(0), jax.random.key(0)), learner, halves
+    )
+    for shard in range(2):
+        mine = jax.tree.map(lambda x, s=shard: x[s], split[:2])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5), mine, whole[:2])
+    np.testing.assert_allclose(jnp.concatenate(split[2]), whole[2], rtol=1e-4)
+
+
+def test_the_target_network_is_copied_every_so_many_rows() -> None:
+    """Every C / F updates, bit for bit; in between it stays."""
+    agent = made(target_period=12, update_period=4)
+    learner, batch = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)), batch_of(agent)
+    kept = learner.params
+    for i in range(1, 8):
+        learner, *_ = learn(agent, learner, batch)
+        kept = learner.params if i % 3 == 0 else kept
+        harness.assert_same(learner.aux, kept)
+        assert int(learner.num_updates) == i
+
+
+def test_one_update_by_hand() -> None:
+    """The gradient is that of the value at row 0 alone; RMSProp is centred, epsilon inside its root, from moments 0."""
+    agent = made(optimizer="rmsprop", optimizer_eps=1e-4, max_grad_norm=float("inf"), learning_rate=0.01)
+    learner, batch = learner_of(agent), batch_of(agent)
+    network, N = network_of(agent), batch.weight.shape[0]
+    rows = batch.trajectory.timesteps
+
+    @jax.jit
+    def by_hand(params: Any) -> Any:
+        (_, after), (_, target) = (nets.unroll(network, p, batch.trajectory)[0] for p in (learner.params, learner.aux))
+        best = target[np.arange(N), jnp.argmax(after, axis=-1)]
+        wanted = rows.reward[1] + 0.99 * rows.discount[1] * best
+
+        def total(params: Any) -> jax.Array:
+            before, _ = nets.unroll(network, params, batch.trajectory)[0]
+            error = jnp.abs(wanted - before[np.arange(N), batch.trajectory.actions[0]])
+            return jnp.mean(batch.weight * jnp.where(error < 1, 0.5 * error**2, error - 0.5))
+
+        return jax.grad(total)(params)
+
+    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
+    gradient = flat(by_hand(learner.params))
+    after, metrics, _ = learn(agent, learner, batch)
+    np.testing.assert_allclose(np.linalg.norm(gradient), metrics["grad/norm"], rtol=1e-4)
+    assert np.abs(gradient).max() > 0.05
+    expected = -0.01 * gradient / np.sqrt(0.05 * gradient**2 - (0.05 * gradient) ** 2 + 1e-4)
+    np.testing.assert_allclose(flat(after.params) - flat(learner.params), expected, rtol=1e-3, atol=1e-6)
+
+
+# Noise.
+
+
+def test_noise_of_no_size_is_the_plain_agent() -> None:
+    """With sigma 0 learning does to weights what it does without noise; with sigma every key gives another loss."""
+    plain, noisy = made(learning_rate=0.1), made(noise=0.5, learning_rate=0.1)
+    learner, batch = learner_of(noisy), batch_of(plain)
+
+    def without(tree: Any) -> Any:
+        return {"params": {n: {k: x for k, x in p.items() if "sigma" not in k} for n, p in tree["params"].items()}}
+
+    still = jax.tree_util.tree_map_with_path(
+        lambda path, x: 0.0 * x if "sigma" in str(path[-1]) else x, (learner.params, learner.aux)
+    )
+    quiet = learner_of(plain)._replace(params=without(still[0]), aux=without(still[1]))
+    expected = learn(plain, quiet, batch)
+    found = learn(noisy, learner._replace(params=still[0], aux=still[1]), batch)
+    for name in ("loss/total", "value/td_error"):
+        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-5)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4)
+
+    losses = [float(learn(noisy, learner, batch, key)[1]["loss/total"]) for key in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+    moved = learn(noisy, learner, batch)[0].params["params"]["q"]["kernel_sigma"]
+    assert np.count_nonzero(moved - learner.params["params"]["q"]["kernel_sigma"]) > 10, "sigma is learnt"
+
+
+def test_acting_draws_noise_once_a_step_and_none_in_evaluation() -> None:
+    agent = made(noise=20.0, epsilon_start=0.0, epsilon_final=0.0, evaluation_epsilon=0.0)
+    learner = learner_of(agent)
+    one = np.broadcast_to(np.float32([0.3, -1.0, 2.0]), (8, 3))
+    trained = [act(agent, learner, one, key) for key in range(10)]
+    assert all(len(set(actions)) == 1 for actions in trained), "all lanes see the same noise"
+    assert len({actions[0] for actions in trained}) > 1
+    assert len({act(agent, learner, one, key, True)[0] for key in range(10)}) == 1
+
+
+# Exploration.
+
+
+def test_epsilon_falls_with_the_rows_learnt_from() -> None:
+    """By F rows an update, whatever is left of the run; before the first update it is where it starts."""
+    agent = made(update_period=4, epsilon_start=0.9, epsilon_final=0.1, epsilon_decay=400)
+    learner = learner_of(agent)
+    for updates, expected in ((0, 0.9), (1, 0.9 - 0.8 * 4 / 400), (50, 0.5), (100, 0.1), (10**7, 0.1)):
+        params = agent.actor_params(learner._replace(num_updates=jnp.int32(updates)), jnp.float32(0.7))
+        assert float(params.aux) == pytest.approx(expected, abs=1e-6)
+        assert int(params.version) == updates
+    at_once = made(epsilon_start=0.0, epsilon_final=0.0, epsilon_decay=0)
+    assert float(at_once.actor_params(learner, jnp.float32(0)).aux) == 0.0
+
+
+@pytest.mark.parametrize(
+    "values", ["categorical", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "quantile"))]
+)
+def test_actors_take_the_best_action_but_for_epsilon(values: Any) -> None:
+    agent = made(values=values, epsilon_start=1.0, epsilon_final=0.2, epsilon_decay=12, evaluation_epsilon=0.05)
+    learner = learner_of(agent)  # after 3 updates of 4 rows, so epsilon is 0.2
+    many = 4000
+    row = np.float32([0.3, -1.0, 2.0])
+    outputs = network_of(agent).apply(
+        learner.params, nets.Inputs(row[None, None], jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()), ()
+    )[0]
+    distribution = value_distributions.make(values, num_atoms=K, v_max=3.0)
+    best = int(np.argmax(distribution.mean(outputs.reshape(A, -1))))
+    for evaluation, epsilon in ((False, 0.2), (True, 0.05)):
+        actions = act(agent, learner, np.broadcast_to(row, (many, 3)), evaluation=evaluation)
+        counts = np.bincount(actions, minlength=A)
+        # A quarter of the random actions are the best one.
+        assert 1 - counts[best] / many == pytest.approx(0.75 * epsilon, abs=4 * np.sqrt(epsilon / many))
+        others = np.delete(counts, best) / many
+        np.testing.assert_allclose(others, epsilon / 4, atol=4 * np.sqrt(epsilon / 4 / many))
+
+
+# Settings.
+
+
+def test_the_replay_is_what_the_settings_say() -> None:
+    agent = made(n_step=3, frame_stack=4, update_period=4, batch_size=32, importance_exponent=0.4)
+    spec: Any = agent.replay
+    assert (spec.starts, spec.length, spec.context, spec.ratio) == ("rows", 4, 3, 8.0)
+    assert (spec.capacity, spec.min_size, spec.batch_size) == (20_000, 1_000, 32)
+    assert spec.priority is None
+    found = [float(spec.importance_exponent(jnp.float32(x))) for x in (0.0, 0.5, 1.0)]
+    np.testing.assert_allclose(found, [0.4, 0.7, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_period": 1001}, "target_period=1001 must be a multiple of update_period=4, such as 1000 or 1004"),
+        ({"target_period": 3}, "target_period=3 must be a multiple of update_period=4, such as 4"),
+        ({"replay_capacity": 100}, "replay_min_size=1000 must be at most replay_capacity=100"),
+        ({"num_atoms": 1}, "num_atoms=1: must be at least 2"),
+        ({"v_max": 0.0}, "v_max=0.0 must be finite and above 0, such as 10.0"),
+        ({"v_max": float("inf")}, "v_max=inf must be finite"),
+        ({"v_max": -1.0}, "v_max=-1.0: must be at least 0"),
+        ({"epsilon_final": 0.5, "epsilon_start": 0.2}, "epsilon_final=0.5 must be at most epsilon_start=0.2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DQNConfig(**settings)
+
+
+def test_networks_that_do_not_fit_are_refused() -> None:
+    plain = nets.make_q(SPEC, hidden_sizes=(4,), head_size=0)
+    with pytest.raises(nets.NetworkError, match=r"noise=0.5: only the library's own network"):
+        agents.dqn.make(SPEC, DQNConfig(noise=0.5), plain)
+    for values in ("categorical", "quantile"):
+        with pytest.raises(
+            nets.NetworkError, match=r"Discrete\(4\) needs P = 204 outputs: 51 numbers for the value of"
+        ):
+            agents.dqn.make(SPEC, DQNConfig(values=values), plain)
+    with pytest.raises(nets.NetworkError, match="dqn replays single rows, .* r2d2 replays sequences"):
+        agents.dqn.make(SPEC, DQNConfig(), nets.make_q(SPEC, hidden_sizes=(4,), lstm_size=3))
+    with pytest.raises(ValueError, match="action values need Discrete"):
+        agents.dqn.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

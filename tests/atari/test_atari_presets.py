@@ -1,0 +1,184 @@
+"""Presets for Atari against papers' tables, and what goes before what."""
+
+import math
+
+import pytest
+
+pytest.importorskip("envpool")
+
+from podracer import atari
+from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
+from podracer.atari import presets as papers
+from podracer.environments.envpool import AtariOptions
+from podracer.run import presets
+from podracer.run.experiment import RunConfig
+
+PONG = "envpool:Pong-v5"
+
+NATURE = {
+    "update_period": 4,
+    "batch_size": 32,
+    "target_period": 10_000,
+    "replay_capacity": 1_000_000,
+    "replay_min_size": 50_000,
+    "discount": 0.99,
+    "n_step": 1,
+    "double": False,
+    "dueling": False,
+    "optimizer": "rmsprop",
+    "learning_rate": 2.5e-4,
+    "optimizer_eps": 0.01 / 32**2,
+    "max_grad_norm": math.inf,
+    "values": "mean",
+    "noise": 0.0,
+    "priority_exponent": 0.0,
+    "epsilon_start": 1.0,
+    "epsilon_final": 0.1,
+    "epsilon_decay": 1_000_000,
+    "evaluation_epsilon": 0.05,
+    "clip_rewards": True,
+    "frame_stack": 4,
+    "torso": "nature",
+    "head_size": 0,
+    "init": "uniform",
+    "rollout_length": 4,
+}
+"""Mnih et al. 2015, extended data table 1."""
+
+RAINBOW = NATURE | {
+    "target_period": 8_000,
+    "replay_min_size": 20_000,
+    "n_step": 3,
+    "double": True,
+    "dueling": True,
+    "optimizer": "adam",
+    "learning_rate": 6.25e-5,
+    "optimizer_eps": 1.5e-4,
+    "max_grad_norm": 10.0,
+    "values": "categorical",
+    "num_atoms": 51,
+    "v_max": 10.0,
+    "noise": 0.1,
+    "priority_exponent": 0.5,
+    "importance_exponent": 0.4,
+    "importance_exponent_final": 1.0,
+    "epsilon_start": 0.0,
+    "epsilon_final": 0.0,
+    "evaluation_epsilon": 0.0,
+    "torso": "nature_conv",
+    "head_size": 512,
+    "rollout_length": 1_000,
+}
+"""Hessel et al. 2018, table 1, with dqn_zoo's noise, on 8 lanes."""
+
+
+def resolved(agent, preset=None, protocol=None, config=None, run=None, env=None):
+    """The complete settings of a run."""
+    given = presets.Settings(config or {}, run or {}, env or {})
+    merged = presets.merge(agent, PONG, preset, protocol, given)
+    cls = presets.AGENTS[agent][0]
+    return cls(**merged.agent), RunConfig(**merged.run), AtariOptions(**merged.env), merged.names
+
+
+@pytest.mark.parametrize(("name", "table"), [("nature", NATURE), ("rainbow", RAINBOW)])
+def test_presets_are_the_papers(name, table):
+    config, run, options, names = resolved("dqn", name)
+    assert {field: getattr(config, field) for field in table} == table
+    assert names == {"preset": name, "protocol": "nature"}
+    assert options == AtariOptions(**atari.protocol("nature").env)
+    lanes = {"nature": (1, "serial"), "rainbow": (8, "lockstep")}
+    assert (run.num_envs, run.mode, run.checkpoint_replay) == (*lanes[name], False)
+    assert (run.total_steps, run.eval_every, run.eval_episodes) == (50_000_000, 250_000, 30)
+
+
+def test_presets_differ_as_papers_do():
+    for name, preset in papers.DQN.items():
+        if preset.base:
+            assert len(preset.agent) + len(preset.run) + bool(preset.protocol) <= 8, name
+    nature = vars(resolved("dqn", "nature")[0])
+    changes = {
+        name: {field: value for field, value in vars(resolved("dqn", name)[0]).items() if value != nature[field]}
+        for name in ("fast_dqn", "double", "c51", "qr")
+    }
+    c51 = {"optimizer": "adam", "optimizer_eps": 0.01 / 32, "max_grad_norm": 10.0}
+    c51 |= {"epsilon_final": 0.01, "evaluation_epsilon": 1e-3}
+    assert changes == {
+        "fast_dqn": {"rollout_length": 1_250},
+        "double": {"double": True, "target_period": 30_000, "epsilon_final": 0.01, "evaluation_epsilon": 0.01},
+        "c51": c51 | {"values": "categorical"},
+        "qr": c51 | {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5},
+    }
+    _, run, options, names = resolved("dqn", "fast_dqn")
+    assert (run.num_envs, run.mode) == (8, "lockstep")
+    assert (options.fire_reset, names["protocol"]) == (True, "fast_dqn")
+
+
+def test_a_rollout_is_a_period():
+    """T = C / W, by what the user says of either; T itself is the user's too."""
+    length = lambda **given: resolved("dqn", "fast_dqn", **given)[0].rollout_length  # noqa: E731
+    assert length(run={"num_envs": 40}) == 250
+    assert length(config={"target_period": 2_000}) == 250
+    assert length(config={"rollout_length": 7}, run={"num_envs": 9}) == 7
+    assert resolved("dqn", "fast_dqn", run={"num_envs": None})[1].num_envs == 8
+    assert resolved("dqn", "rainbow", run={"num_envs": 16})[0].rollout_length == 500
+    for lanes, fit in ((12, "10 or 16"), (30, "25 or 40"), (20_000, "10000")):
+        with pytest.raises(ValueError, match=f"num_envs={lanes} must divide target_period=10000, .*; use {fit} "):
+            length(run={"num_envs": lanes})
+
+
+def test_what_goes_before_what():
+    """Defaults, the preset's protocol, the preset, a protocol by name, what is given."""
+    config, run, options, names = resolved("dqn", "double", "seed", {"epsilon_final": 0.2}, {"eval_episodes": 3})
+    assert (config.evaluation_epsilon, config.epsilon_final, config.double) == (1e-3, 0.2, True)
+    assert (run.eval_episodes, run.num_envs) == (3, 1)
+    assert options == AtariOptions(**atari.protocol("seed").env)
+    assert names == {"preset": "double", "protocol": "seed"}
+    assert resolved("dqn", "double")[0].evaluation_epsilon == 0.01, "the preset's, not its protocol's"
+    options = resolved("dqn", "double", env={"noop_max": 5})[2]
+    assert (options.noop_max, options.episodic_life) == (5, True)
+    assert resolved("dqn", "nature", "dopamine")[0].epsilon_final == 0.01
+    assert resolved("dqn", "rainbow", "dopamine")[0].epsilon_final == 0.0, "no more than the preset's"
+    assert resolved("dqn", None, "machado")[3] == {"protocol": "machado"}
+    assert resolved("dqn") == (DQNConfig(), RunConfig(), AtariOptions(), {})
+
+
+def test_other_agents_play_as_their_papers():
+    for name, cls, protocol in (
+        ("ppo", PPOConfig, "ppo"),
+        ("pqn", PQNConfig, "ppo"),
+        ("r2d2", R2D2Config, "seed"),
+        ("vtrace", VTraceConfig, "impala"),
+    ):
+        config, run, options, names = resolved(name, "atari")
+        assert config == cls.atari()
+        assert options == AtariOptions(**atari.protocol(protocol).env)
+        assert names == {"preset": "atari", "protocol": protocol}
+        assert run.total_steps == {"ppo": 10_000_000, "r2d2": RunConfig().total_steps}.get(name, 50_000_000)
+    assert resolved("pqn", "atari")[0].evaluation_epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "environment", "preset", "protocol", "message"),
+    [
+        ("dqn", PONG, "fast", None, "preset='fast': unknown; did you mean 'fast_dqn'?"),
+        ("ppo", PONG, "fast_dqn", None, "preset='fast_dqn' is of dqn; the presets of ppo: atari, classic."),
+        (
+            "dqn",
+            PONG,
+            "atari",
+            None,
+            "preset='atari' is of ppo, pqn, r2d2, vtrace; the presets of dqn: nature,",
+        ),
+        ("dqn", PONG, None, "machao", "protocol='machao': unknown; did you mean 'machado'?"),
+        ("dqn", PONG, "nature", "machao", "protocol='machao': unknown; did you mean 'machado'?"),
+        ("dqn", "catch", "nature", None, "preset='nature': catch is not a game of Atari, such as envpool:Pong-v5."),
+        ("dqn", "catch", None, "nature", "protocol='nature': catch is not a game of Atari, such as envpool:Pong-v5."),
+        ("dqn", "envpool:CartPole-v1", "nature", None, "preset='nature': envpool:CartPole-v1 is not a game of Atari"),
+        ("dqn", "envpool:Pnog-v5", "nature", None, "EnvPool has no environment 'Pnog-v5'; did you mean 'Pong-v5'"),
+        ("dqm", PONG, "nature", None, "unknown agent 'dqm'; did you mean 'dqn'"),
+        ("dqm", PONG, None, "nature", "unknown agent 'dqm'; did you mean 'dqn'"),
+    ],
+)
+def test_what_there_is_not(agent, environment, preset, protocol, message):
+    with pytest.raises(ValueError, match=message):
+        presets.merge(agent, environment, preset, protocol, presets.Settings())

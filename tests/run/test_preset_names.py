@@ -1,0 +1,41 @@
+"""What the settings of a run are called, in its description and wherever it goes on."""
+
+import json
+
+import harness
+import pytest
+
+import podracer
+from podracer.run import rundir
+
+SMALL = {
+    "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},
+    **{"num_envs": 8, "total_steps": 64, "eval_episodes": 2, "eval_every": 100_000, "checkpoint_every": 64},
+}
+
+
+def named(description):
+    return {name: description[name] for name in rundir.NAMES if name in description}
+
+
+def test_names_are_kept(tmp_path):
+    asked = {"preset": "classic", "run_dir": tmp_path / "run", "progress": False}
+    with harness.shared_programs():
+        begun = podracer.train("ppo", "pendulum", **asked, **SMALL)
+        assert begun.description["agent_config"]["discount"] == 0.9, "the preset's"
+        assert begun.description["agent_config"]["rollout_length"] == 4, "not the preset's"
+        again = podracer.train("ppo", "pendulum", resume=True, **asked, **SMALL)
+        longer = podracer.resume(asked["run_dir"], total_steps=128, progress=False)
+        loaded = podracer.load(asked["run_dir"])
+    assert longer.summary["env_steps"] >= 128
+    written = json.loads((asked["run_dir"] / "config.json").read_text())
+    for description in (begun.description, again.description, longer.description, loaded.description, written):
+        assert named(description) == {"preset": "classic"}
+    assert named(rundir.stored_names(tmp_path)) == {}
+
+
+def test_names_need_names():
+    with pytest.raises(ValueError, match="preset='classic' needs an agent and an environment by name"):
+        podracer.train("ppo", lambda: None, preset="classic")
+    with pytest.raises(ValueError, match="protocol='nature' needs an agent and an environment by name"):
+        podracer.train("ppo", "envpool:Pong-v5", protocol="nature", config=podracer.agents.PPOConfig())

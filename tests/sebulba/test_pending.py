@@ -1,0 +1,194 @@
+"""Pending updates: however they are cut, beside whatever they run, stopped and resumed, runs are the same bit for bit."""
+
+import functools
+import random
+import time
+
+import counting
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, topology
+from podracer.environments.stepped import SteppedEnvironments
+from podracer.sebulba.driver import Sebulba
+
+T, B = 10, 4
+DUE = 5  # updates after a rollout
+COUNTING = counting.CountingEnvironment()
+
+
+@functools.cache
+def agent():
+    """DUE updates a rollout, once there are two."""
+    replayed = {"batch_size": 8, "replay_capacity": 200, "replay_min_size": 8, "replay_ratio": DUE * 8 / B}
+    config = agents.R2D2Config(
+        rollout_length=T, hidden_sizes=(8,), lstm_size=0, head_size=8, burn_in=0, trace_length=T, **replayed
+    )
+    return agents.r2d2.make(COUNTING.spec, config)
+
+
+class Forgetful(SteppedEnvironments):
+    """Environments that cannot be saved, as EnvPool's."""
+
+    def make(self, *args, **kwargs):
+        environment = super().make(*args, **kwargs)
+
+        class Running:
+            spec, recv, send, close = environment.spec, environment.recv, environment.send, environment.close
+
+        return Running()
+
+
+class Sleepy(SteppedEnvironments):
+    """Environments that take their time."""
+
+    def make(self, *args, **kwargs):
+        environment = super().make(*args, **kwargs)
+        send, rng = environment.send, random.Random(0)
+
+        def late(*arguments):
+            time.sleep(rng.random() * 0.01)
+            send(*arguments)
+
+        environment.send = late
+        return environment
+
+
+@functools.cache
+def compiled(threads, updates_per_call, memory):
+    driver = made(SteppedEnvironments(COUNTING), "lockstep", threads, updates_per_call, memory)
+    driver.compile(driver.init())
+    return driver
+
+
+def made(environments, mode, threads, updates_per_call, memory):
+    layout = topology.make_host(
+        num_envs=B * threads, envs_per_actor=B, actor_threads=threads, devices=jax.local_devices()[:1]
+    )
+    settings = {"mode": mode, "replay_memory": memory, "updates_per_call": updates_per_call}
+    return Sebulba(agent(), environments, layout, seed=3, hyper=agent().hyper, **settings)
+
+
+def driver_of(mode, threads=1, updates_per_call=None, memory="device", environments=SteppedEnvironments):
+    """A driver; those of one shape share what is compiled."""
+    driver = made(environments(COUNTING), mode, threads, updates_per_call, memory)
+    shared = compiled(threads, updates_per_call, memory)
+    for name in ("_begin", "_act", "_finish", "_programs"):
+        setattr(driver, name, getattr(shared, name))
+    return driver
+
+
+def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, nap=0.0):
+    """Trains; returns the final state, whether it is complete, and the states of milestones.
+
+    With `stop_after`, a signal comes after so many calls of updates.
+    """
+    calls, states = [], []
+    drain = driver._programs.drain
+
+    def counted(*arguments):
+        calls.append(int(arguments[3]))
+        time.sleep(nap)
+        return drain(*arguments)
+
+    driver._programs = driver._programs._replace(drain=counted)
+    final, complete = driver.run(
+        driver.init() if state is None else state,
+        total_steps=total_steps,
+        next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
+        on_progress=lambda progress: None,
+        on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
+        should_stop=lambda: stop_after is not None and len(calls) >= stop_after,
+    )
+    return final, complete, states
+
+
+@functools.cache
+def whole(mode, threads):
+    """What an undisturbed run comes to."""
+    return run(driver_of(mode, threads))[0]
+
+
+def assert_same(state, expected):
+    """All arrays: learner, replay, counts, and where actors go on."""
+    harness.assert_same(harness.numbers_of(state), harness.numbers_of(expected))
+
+
+@pytest.mark.parametrize(
+    ("updates_per_call", "memory", "environments"),
+    [(3, "device", SteppedEnvironments), (None, "device", Sleepy), (100, "host", SteppedEnvironments)],
+)
+def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environments):
+    driver = driver_of("lockstep", 1, updates_per_call, memory, environments)
+    final, complete, _ = run(driver, nap=0.002 if environments is Sleepy else 0.0)
+    assert complete
+    assert_same(final, whole("lockstep", 1))
+    assert int(final.experience.counts.updates) == int(final.learner.num_updates[0]) > 2 * DUE
+
+
+@pytest.mark.parametrize(
+    ("mode", "threads"),
+    [("lockstep", 1), ("lockstep", 2), ("serial", 2), pytest.param("serial", 1, marks=pytest.mark.slow)],
+)
+def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
+    stopped, complete, _ = run(driver_of(mode, threads), stop_after=DUE + 2)
+    counts = stopped.experience.counts
+    assert not complete
+    assert int(counts.pending) == DUE - 2
+    assert int(counts.updates) == int(stopped.learner.num_updates[0]) == DUE + 2
+    final, complete, _ = run(driver_of(mode, threads), stopped)
+    assert complete
+    assert_same(final, whole(mode, threads))
+
+
+def test_a_milestone_does_not_wait():
+    """The state there has pending updates, from which a run goes on; only the end waits for them."""
+    final, _, (middle, end) = run(driver_of("lockstep"), milestone=100)
+    assert int(middle.experience.counts.pending) == DUE
+    assert int(end.experience.counts.pending) == 0
+    assert_same(final, whole("lockstep", 1))
+    assert_same(run(driver_of("lockstep"), middle)[0], final)
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "serial"])
+def test_without_saved_environments_pending_updates_come_first(mode):
+    """As for EnvPool: what acts next is what they lead to, in new environments."""
+    stopped, complete, _ = run(driver_of(mode, environments=Forgetful), stop_after=DUE + 2)
+    assert stopped.actors == ()
+    assert not complete
+    driver, seen = driver_of(mode, environments=Forgetful), []
+    spread = driver.learning.spread
+
+    def capture(trajectory):
+        seen.append(np.unique(trajectory.policy_version))
+        return spread(trajectory)
+
+    driver.learning = driver.learning._replace(spread=capture)
+    assert not run(driver, jax.tree.map(jnp.copy, stopped), stop_after=1)[1], "a signal is heard before actors start"
+    assert not seen
+    driver = driver_of(mode, environments=Forgetful)
+    driver.learning = driver.learning._replace(spread=capture)
+    assert run(driver, stopped)[1]
+    np.testing.assert_array_equal(seen[0], 2 * DUE)
+
+
+def test_serial_actors_wait_for_the_learner():
+    """Every round of the actors is acted by what all rollouts before it led to: with one, the lag is 0."""
+    for threads in (1, 2):
+        driver, seen = driver_of("serial", threads), []
+        spread = driver.learning.spread
+
+        def capture(trajectory, spread=spread, seen=seen):
+            seen.append((int(trajectory.lane[0]), np.unique(trajectory.policy_version).tolist()))
+            return spread(trajectory)
+
+        driver.learning = driver.learning._replace(spread=capture)
+        run(driver)
+        for actor in range(threads):
+            versions = [version for lane, version in seen if lane == actor * B]
+            # The first two sequences of a lane are there with the third rollout of one actor, or the second of both.
+            due = [max(0, (round_ * threads - (threads + 1)) * DUE) for round_ in range(len(versions))]
+            assert versions == [[number] for number in due]
