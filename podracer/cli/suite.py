@@ -201,7 +201,7 @@ def report(argv: list[str]) -> int:
     for one in found:
         if one.part:
             print(
-                f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates these'}", file=sys.stderr
+                f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}", file=sys.stderr
             )
     print("\n".join(map(str, paths)))
     return 0

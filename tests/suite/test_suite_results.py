@@ -149,9 +149,7 @@ def test_a_report_of_all_games(tmp_path):
     fill(tmp_path / "b", games.NATURE49, (0, 1, 2), lambda job: human(job, 0.5 if job.game == "Pong" else 1.0))
     both = [collection.read(tmp_path / name) for name in "ab"]
     assert [one.part for one in both] == ["", ""]
-    paths = report.write(both, tmp_path / "out")
-    assert [path.name for path in paths] == ["table.md", "report.json", "profile.png", "curves.png"]
-    figures = json.loads((tmp_path / "out" / "report.json").read_text())
+    figures = json.loads(json.dumps(report.report(both)))
     one, other = figures["suites"]
     assert one["games"]["Pong"] == {
         "scores": pytest.approx([9.0, 9.3, 9.6]),
@@ -165,13 +163,25 @@ def test_a_report_of_all_games(tmp_path):
     assert 0.99 < low < 1.0 < high < 1.01
     assert (one["aggregates"]["human_level"]["value"], other["aggregates"]["human_level"]["value"]) == (49, 48)
     assert figures["comparisons"] == [{"a": "a", "b": "b", "games": 49, "better": 1, "worse": 0, "equal": 48}]
-    text = (tmp_path / "out" / "table.md").read_text()
+    text = report.table(figures)
     assert "a is better than b on 1 of 49 games, worse on 0 and equal on 48." in text
     assert "| Pong | 9.3 ± 0.3 | 100.0% | 3 | -5.7 ± 0.3 | 50.0% | 3 |" in text
     assert "| games of at least 75% | 49 (49 to 49) | 48 (48 to 48) |" in text
     assert "Missing" not in text
-    for name in ("profile.png", "curves.png"):
-        with Image.open(tmp_path / "out" / name) as image:
+
+
+def test_the_files_of_a_report(tmp_path):
+    fill(tmp_path / "a", ("Pong", "Boxing"), (0, 1), human)
+    fill(tmp_path / "b", ("Pong", "Enduro"), (0,), human)
+    both = [collection.read(tmp_path / name) for name in "ab"]
+    without = report.write(both, tmp_path / "out")
+    assert [path.name for path in without] == ["table.md", "report.json", "curves.png"]
+    paths = report.write(both, tmp_path / "out", partial=True)
+    assert [path.name for path in paths] == ["table.md", "report.json", "profile.png", "curves.png"]
+    assert json.loads(paths[1].read_text()) == json.loads(json.dumps(report.report(both, partial=True)))
+    assert paths[0].read_text() == report.table(report.report(both, partial=True))
+    for path in paths[2:]:
+        with Image.open(path) as image:
             image.verify()
             assert min(image.size) > 200
 
