@@ -28,7 +28,7 @@ LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
 AGENTS = ("ppo", "pqn", "vtrace", "r2d2")
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
-    "pqn": {"num_minibatches": 2, "num_epochs": 2, "layer_norm": False},
+    "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
     # One update per rollout, once the first sequences of 15 rows are complete.
     "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.5, "replay_min_size": 1},
