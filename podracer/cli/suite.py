@@ -13,6 +13,7 @@ import tyro
 from podracer import config as configs
 from podracer.cli import train
 from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
+from podracer.run import rundir
 
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite report DIR... [options]
@@ -27,8 +28,8 @@ OWN = {
 }
 """Options of `podracer train` that a suite sets for every job, and what to do instead."""
 
-FREE = ("seed", "checkpoint_every", "keep_checkpoints", "env_timeout", "env_restarts")
-"""Run settings that may differ among the jobs of one directory."""
+FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
+"""Run settings that may differ among the jobs of one directory; evaluations decide what the best one is."""
 
 
 @dataclasses.dataclass(frozen=True)

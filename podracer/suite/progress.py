@@ -27,6 +27,7 @@ class Display:
         from rich.console import Console
 
         self._suite, self._shown = suite, 0.0
+        self._jobs: tuple[int, Sequence[Job]] | None = None
         console = Console(stderr=True)
         self._bar: Any = None
         if console.is_terminal:
@@ -40,10 +41,10 @@ class Display:
 
     def show(self, done: int, running: Sequence[Job]) -> None:
         """Moves the bar; beside it are the running jobs with their steps."""
-        if self._bar and time.monotonic() - self._shown > REFRESH_SECONDS:
-            self._shown = time.monotonic()
+        if self._bar and ((done, running) != self._jobs or time.monotonic() - self._shown > REFRESH_SECONDS):
+            self._jobs, self._shown = (done, running), time.monotonic()
             names = [f"{job.name} {steps:,}" if (steps := self._steps(job)) else job.name for job in running]
-            self._bar.update(self._task, completed=done, running=", ".join(names))
+            self._bar.update(self._task, completed=done, running=", ".join(names), refresh=True)
 
     def _steps(self, job: Job) -> int:
         """The steps of the newest row of metrics; 0 where there is none yet."""

@@ -138,7 +138,6 @@ def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[d
     ]
 
 
-@functools.cache
 def commit() -> str | None:
     """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
     package = pathlib.Path(__file__).parent

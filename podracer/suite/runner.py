@@ -84,9 +84,9 @@ class Runner:
                 elif len(self._running) < self._workers and time.monotonic() >= self._scan_at:
                     self._scan_at = time.monotonic() + SCAN_SECONDS
                     self._fill()
+                self._display.show(len(self._done), [running.job for running in self._running])
                 if not self._running and (self._stop.requested or not self._waits):
                     break
-                self._display.show(len(self._done), [running.job for running in self._running])
                 time.sleep(POLL_SECONDS)
         finally:
             for running in self._running:

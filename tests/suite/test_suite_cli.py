@@ -12,6 +12,7 @@ import fakes
 import pytest
 
 from podracer import cli
+from podracer.cli import suite, train
 from podracer.suite import jobs, runner
 
 PPO = "suite atari57 ppo --preset atari"
@@ -70,19 +71,37 @@ def test_dry_run_prints_commands_that_are_its_parts(capsys, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+def test_settings_are_those_of_the_run(tmp_path):
+    """Written in other ways they are the same, and what only says how a run is kept is none."""
+    command = ["dqn", "envpool:Pong-v5", "--preset", "fast_dqn"]
+    found = train.settings(command)
+    assert (found["agent"], found["preset"], found["protocol"]) == ("dqn", "fast_dqn", "fast_dqn")
+    assert (found["agent_config"]["rollout_length"], found["run"]["num_envs"]) == (1250, 8)
+    assert found["run"]["eval_every"] == 250_000
+    assert found["env_options"]["fire_reset"] is True
+    assert train.settings([*command, "--num-envs=8", "--total-steps", "5e7"]) == found
+    assert train.settings([*command, "--agent.n-step", "3"]) != found
+    of_suite = suite._settings("dqn", ["--preset", "fast_dqn"])
+    assert of_suite["table"] == "nature"
+    assert of_suite == suite._settings(
+        "dqn", ["--preset", "fast_dqn", "--keep-checkpoints", "9", "--checkpoint-every", "5"]
+    )
+    assert of_suite != suite._settings("dqn", ["--preset", "fast_dqn", "--eval-every", "1000"])
+
+
 @pytest.fixture
 def fake(monkeypatch):
     """Jobs that train nothing."""
     bodies = {}
 
-    def command(suite, job):
-        return fakes.FakeSuite(suite.directory, bodies=bodies).command(job)
+    def command(whole, job):
+        return fakes.FakeSuite(whole.directory, bodies=bodies).command(job)
 
     monkeypatch.setattr(jobs.Suite, "command", command)
     monkeypatch.setattr(
         jobs.Suite,
         "result",
-        lambda suite, job: fakes.FakeSuite.result(suite, job) | {"evaluations": [], "training": []},
+        lambda whole, job: fakes.FakeSuite.result(whole, job) | {"evaluations": [], "training": []},
     )
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.005)
     return bodies

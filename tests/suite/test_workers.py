@@ -187,3 +187,20 @@ def test_sigkill_and_again(tmp_path):
     assert time.monotonic() - began < 15
     assert len(found.done) == 2, found
     assert suite.starts(suite.jobs[1]) == 2
+
+
+def test_a_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich's word for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    suite = fakes.FakeSuite(tmp_path)
+    suite.run_dir(suite.jobs[0]).mkdir(parents=True)
+    (suite.run_dir(suite.jobs[0]) / "metrics.jsonl").write_text('{"env_steps": 1}\n{"env_steps": 12345}\n{"env_st')
+    display = progress.Display(suite, 3, "runs")
+    display.show(1, suite.jobs[:2])
+    display.say("one line [of it]")
+    display.show(3, [])
+    display.close()
+    err = capsys.readouterr().err
+    assert "A-0 12,345, B-0" in err
+    assert "one line [of it]" in err
+    assert "3/3" in err
