@@ -8,6 +8,7 @@ minibatch holds is given; that greedy actions are greedy and drawn experiences l
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -158,10 +159,10 @@ class Trainer:
 
 
 class Begun(NamedTuple):
-    """The beginning of a period: how many updates were done, theta-, which acts from here, epsilon, and rows in D."""
+    """When parameters began to act: how many updates were done, the parameters, epsilon, and how much D holds."""
 
     updates: int
-    target: Theta
+    acting: Theta
     epsilon: float
     size: int
 
@@ -175,9 +176,12 @@ def prepopulated(samplers: list[Sampler], setting: Setting) -> list[Experience]:
 
 
 def fast_dqn(
-    samplers: list[Sampler], minibatches: Iterator[Minibatch], theta: Theta, setting: Setting, periods: int
+    samplers: list[Sampler], minibatches: Iterator[Minibatch], theta: Theta, setting: Setting, steps: int
 ) -> tuple[Trainer, list[Begun]]:
-    """Algorithm 1. The trainer's task is done when it is waited for, as late as it may be."""
+    """Algorithm 1, until `steps` periods of C were acted and learnt from; `begun` is of every period.
+
+    The trainer's task is done when it is waited for: as late as it may be.
+    """
     W, F, C = len(samplers), setting.F, setting.C
     memory = prepopulated(samplers, setting)
     trainer, begun = Trainer(theta, setting), []
@@ -187,7 +191,7 @@ def fast_dqn(
         for _ in range(dispatched):
             trainer.update(memory, next(minibatches))
 
-    for t in range(1, periods * C + 1):
+    for t in itertools.count(1):
         if t % C == 1:
             wait()
             for sampler in samplers:
@@ -197,6 +201,8 @@ def fast_dqn(
             epsilon = trainer.epsilon()
             begun.append(Begun(trainer.updates, trainer.target, epsilon, len(memory)))
             dispatched = C // F
+        if t > steps * C:
+            break
         i = (t - 1) % W
         if i == 0:
             q = forward(trainer.target, np.stack([sampler.state for sampler in samplers]))[-1]
@@ -206,20 +212,25 @@ def fast_dqn(
 
 
 def dqn(
-    samplers: list[Sampler], minibatches: Iterator[Minibatch], theta: Theta, setting: Setting, updates: int
-) -> Trainer:
-    """DQN: a minibatch, then F steps on theta, after one another; theta- <- theta every C steps."""
-    W = len(samplers)
+    samplers: list[Sampler], minibatches: Iterator[Minibatch], theta: Theta, setting: Setting, steps: int
+) -> tuple[Trainer, list[Begun]]:
+    """DQN: a minibatch, then F steps on theta, one after the other; theta- <- theta every C steps.
+
+    Until `steps` times F were acted and learnt from; `begun` is of each time.
+    """
+    W, F = len(samplers), setting.F
     memory = prepopulated(samplers, setting)
-    trainer = Trainer(theta, setting)
-    for t in range(1, updates * setting.F + 1):
-        if (t - 1) % setting.F == 0:
+    trainer, begun = Trainer(theta, setting), []
+    for t in itertools.count(1):
+        if (t - 1) % F == 0:
             trainer.update(memory, next(minibatches))
-            if trainer.updates * setting.F % setting.C == 0:
+            if trainer.updates * F % setting.C == 0:
                 trainer.copy()
-        i = (t - 1) % W
-        q = forward(trainer.theta, samplers[i].state[None])[-1][0]
-        samplers[i].step(q, trainer.epsilon())
-        memory.extend(samplers[i].flush())
+            begun.append(Begun(trainer.updates, trainer.theta, trainer.epsilon(), len(memory)))
+        if t > steps * F:
+            break
+        sampler = samplers[(t - 1) % W]
+        sampler.step(forward(trainer.theta, sampler.state[None])[-1][0], trainer.epsilon())
+        memory.extend(sampler.flush())
         del memory[: -setting.capacity]
-    return trainer
+    return trainer, begun
