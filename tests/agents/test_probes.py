@@ -16,7 +16,7 @@ import probes
 import pytest
 
 from podracer import agents, nets, returns, spaces
-from podracer.agents import DQNConfig, PPOConfig, R2D2Config, VTraceConfig
+from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
 from podracer.learning import value_distributions
 from podracer.types import Agent, LearnerState, TimeStep
@@ -68,6 +68,14 @@ DQN: dict[str, Any] = {
 }
 
 
+PQN: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 16,
+    "num_minibatches": 4,
+    "learning_rate": 1e-2,
+}
+
+
 TOGETHER = probes.Together()
 by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
 discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
@@ -105,7 +113,14 @@ def inputs(observation: np.ndarray) -> nets.Inputs:
     return nets.Inputs(jnp.asarray(observation)[None], jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
 
 
-# R2D2.
+# Action values.
+
+
+@functools.cache
+def trained_pqn(environment: Any) -> tuple[nets.Network, list[LearnerState]]:
+    """As `trained_r2d2`."""
+    network = nets.make_q(environment.spec, hidden_sizes=(16,), head_size=0, dueling=False, norm=True)
+    return network, trained(agents.pqn.make(environment.spec, PQNConfig(**PQN), network), environment)
 
 
 @functools.cache
@@ -118,10 +133,10 @@ def trained_r2d2(environment: Any, rescaling: bool) -> tuple[nets.Network, list[
     return network, trained(agent, environment)
 
 
-def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) -> None:
+def check_action_values(
+    probe: probes.Probe, network: nets.Network, members: list[LearnerState], rescaling: bool, together: bool
+) -> None:
     """The largest of them at every observation, and which it is."""
-    environment = TOGETHER if together else probe
-    network, members = trained_r2d2(environment, rescaling)
     observations, right, best = expected(probe, together)
     apply = jax.jit(lambda params, observation: network.apply(params, inputs(observation), ())[0][0])
     for member in members:
@@ -134,14 +149,25 @@ def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) ->
 @discrete
 @pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, rescaling, together=True)
+    check_action_values(probe, *trained_r2d2(TOGETHER, rescaling), rescaling, together=True)
+
+
+@discrete
+def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None:
+    check_action_values(probe, *trained_pqn(TOGETHER), rescaling=False, together=True)
+
+
+@pytest.mark.slow
+@discrete
+def test_action_values_of_pqn_of_a_probe_alone(probe: probes.Probe) -> None:
+    check_action_values(probe, *trained_pqn(probe), rescaling=False, together=False)
 
 
 @pytest.mark.slow
 @discrete
 @rescaled
 def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, rescaling, together=False)
+    check_action_values(probe, *trained_r2d2(probe, rescaling), rescaling, together=False)
 
 
 # DQN.

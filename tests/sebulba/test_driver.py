@@ -40,6 +40,9 @@ def agent_of(name, lstm_size=0, normalize=True):
             rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
         )
         return agents.dqn.make(COUNTING.spec, config)
+    if name == "pqn":
+        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
+        return agents.pqn.make(COUNTING.spec, config)
     return agents.ppo.make(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
@@ -106,7 +109,12 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
 @pytest.mark.parametrize(
     ("name", "threads", "mode"),
-    [("vtrace", 1, "async"), ("vtrace", 2, "lockstep"), pytest.param("ppo", 2, "async", marks=pytest.mark.slow)],
+    [
+        ("vtrace", 1, "async"),
+        ("vtrace", 2, "lockstep"),
+        ("pqn", 1, "lockstep"),
+        pytest.param("ppo", 2, "async", marks=pytest.mark.slow),
+    ],
 )
 def test_trajectories_keep_the_contract(name, threads, mode):
     driver = driver_of(agent_of(name), threads, mode)
@@ -329,7 +337,7 @@ def test_environments_hear_how_many_share_the_machine():
     assert heard == [2]
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "vtrace"))])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""
