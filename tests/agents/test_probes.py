@@ -52,13 +52,6 @@ R2D2: dict[str, Any] = {
 }
 
 
-PQN: dict[str, Any] = {
-    "discount": GAMMA,
-    "rollout_length": 16,
-    "num_minibatches": 4,
-    "learning_rate": 1e-2,
-}
-
 DQN: dict[str, Any] = {
     "discount": GAMMA,
     "rollout_length": 8,
@@ -72,6 +65,14 @@ DQN: dict[str, Any] = {
     "epsilon_final": 0.3,
     "num_atoms": 31,
     "v_max": 6.0,
+}
+
+
+PQN: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 16,
+    "num_minibatches": 4,
+    "learning_rate": 1e-2,
 }
 
 

@@ -34,15 +34,15 @@ def agent_of(name, lstm_size=0, normalize=True):
         replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
         return agents.r2d2.make(COUNTING.spec, config)
-    if name == "pqn":
-        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
-        return agents.pqn.make(COUNTING.spec, config)
     if name == "dqn":
         replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "update_period": 20}
         config = agents.DQNConfig(
             rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
         )
         return agents.dqn.make(COUNTING.spec, config)
+    if name == "pqn":
+        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
+        return agents.pqn.make(COUNTING.spec, config)
     return agents.ppo.make(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
