@@ -78,6 +78,8 @@ ROWS = (
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
+    Row("catch-pqn", "pqn catch --total-steps 100000", 0.95),
+    Row("cartpole-pqn", "pqn cartpole", 475),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
     # Without memory, half of the episodes end at the wrong object.

@@ -25,9 +25,10 @@ pytestmark = pytest.mark.slow
 UPDATES = 10
 CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
-AGENTS = ("ppo", "vtrace", "r2d2")
+AGENTS = ("ppo", "pqn", "vtrace", "r2d2")
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
+    "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
     # One update per rollout, once the first sequences of 15 rows are complete.
     "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.5, "replay_min_size": 1},
@@ -169,7 +170,9 @@ def test_a_population_of_64_is_64_single_runs(agent):
     for member in (0, 1, 31, 63):
         single = train(agent, num_envs=8, seed=3 + member, hyper={"learning_rate": rates(64)[member]})
         assert_close(flat(result, member), flat(single))
-    weights = np.asarray(result.learner.params["params"]["advantage" if agent == "r2d2" else "policy"]["kernel"])
+    weights = np.asarray(
+        result.learner.params["params"][{"r2d2": "advantage", "pqn": "q"}.get(agent, "policy")]["kernel"]
+    )
     assert len({w.tobytes() for w in weights}) == 64, "members that are alike"
 
 

@@ -13,6 +13,7 @@ B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 SMALL = {
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
+    "pqn": {"num_epochs": 1, "num_minibatches": 2},
     "vtrace": {},
     "r2d2": {"burn_in": 2, "trace_length": 4, "lstm_size": 0},
 }

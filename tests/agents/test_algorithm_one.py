@@ -1,0 +1,339 @@
+"""DQN through both drivers is algorithm 1 of the fast DQN paper, and DQN itself, as plain NumPy does them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import time
+from typing import Any, NamedTuple
+
+import fast_dqn_reference as reference
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, spaces, topology
+from podracer.agents import DQNConfig
+from podracer.anakin import program
+from podracer.environments.stepped import SteppedEnvironments
+from podracer.sebulba.driver import Sebulba
+from podracer.types import ActorParams, Agent, Batch, EnvSpec, LearnerState, TimeStep, Transition
+
+F, BATCH = 4, 8
+PERIODS = 5
+"""How many periods are learnt in, at least."""
+
+
+class Place(NamedTuple):
+    """Where a walk is, float32 [3], and whether and how it ends with the next step."""
+
+    position: jax.Array
+    key: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """A random walk that actions push about; one of 8 steps is the last, of which half terminate.
+
+    No two rows show the same, so that an observation says which row it is.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec("walk", spaces.Box(-50.0, 50.0, (3,)), spaces.Discrete(4))
+
+    def reset(self, key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (3,))
+
+    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Transition]:
+        push_key, end_key = jax.random.split(key)
+        pushed = 0.5 * jnp.cos(action.astype(jnp.float32) + jnp.arange(3, dtype=jnp.float32))
+        state = 0.9 * state + pushed + 0.3 * jax.random.normal(push_key, (3,))
+        end = jax.random.uniform(end_key)
+        return state, Transition(2.0 * state[0], jnp.where(end < 1 / 16, 0.0, 1.0), end < 1 / 8)
+
+    def observe(self, state: jax.Array) -> jax.Array:
+        return state
+
+
+class Acted(NamedTuple):
+    """A step of all lanes, [W]."""
+
+    params: ActorParams
+    row: TimeStep
+    action: np.ndarray
+
+
+class Learnt(NamedTuple):
+    """An update: the target network, and the observations [B, 3] that open what was drawn."""
+
+    target: Any
+    observation: np.ndarray
+
+
+class Record:
+    """What an agent did, in a run."""
+
+    def __init__(self) -> None:
+        self.acted: list[Acted] = []
+        self.learnt: dict[int, Learnt] = {}
+
+    def clear(self) -> None:
+        self.acted.clear()
+        self.learnt.clear()
+
+    def act(self, *what: Any) -> None:
+        self.acted.append(Acted(*jax.tree.map(np.array, what)))
+
+    def learn(self, number: Any, *what: Any) -> None:
+        assert int(number) not in self.learnt, "an update was done twice"
+        self.learnt[int(number)] = Learnt(*jax.tree.map(np.array, what))
+
+    def of(self, agent: Agent) -> Agent:
+        """The agent, recorded."""
+
+        def act(params: ActorParams, memory: Any, row: TimeStep, *rest: Any) -> Any:
+            action, extras, memory = agent.act(params, memory, row, *rest)
+            jax.debug.callback(self.act, params, row, action)
+            return action, extras, memory
+
+        def learn(learner: LearnerState, batch: Batch, *rest: Any) -> Any:
+            opening = batch.trajectory.timesteps.observation[0]
+            jax.debug.callback(self.learn, learner.num_updates, learner.aux, opening)
+            return agent.learn(learner, batch, *rest)
+
+        return agent._replace(act=act, learn=learn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of a run: lanes, rollout length, rows between copies."""
+
+    W: int
+    T: int
+    C: int
+
+    @property
+    def N(self) -> int:
+        return 2 * self.C
+
+
+WIDE, NARROW = Shape(4, 10, 40), Shape(1, 16, 16)
+SEQUENTIAL = Shape(1, 4, 16)
+
+
+@functools.cache
+def made(shape: Shape) -> tuple[Agent, Record]:
+    """Exploration falls from 1 to 0 in the first two periods that are learnt in."""
+    config = DQNConfig(
+        rollout_length=shape.T,
+        update_period=F,
+        batch_size=BATCH,
+        target_period=shape.C,
+        replay_capacity=1000,
+        replay_min_size=shape.N,
+        double=False,
+        optimizer="rmsprop",
+        learning_rate=1e-3,
+        max_grad_norm=float("inf"),
+        epsilon_decay=2 * shape.C,
+        epsilon_final=0.0,
+        hidden_sizes=(8,),
+        init="uniform",
+    )
+    record = Record()
+    return record.of(agents.dqn.make(Walk().spec, config)), record
+
+
+def setting(shape: Shape) -> reference.Setting:
+    return reference.Setting(
+        F=F,
+        C=shape.C,
+        N=shape.N,
+        capacity=1000,
+        gamma=0.99,
+        learning_rate=1e-3,
+        decay=0.95,
+        stability=1e-5,
+        epsilon=lambda t: max(0.0, 1.0 - t / (2 * shape.C)),
+    )
+
+
+def layers(params: Any) -> reference.Theta:
+    params = params["params"]
+    return [(np.asarray(x["kernel"]), np.asarray(x["bias"])) for x in (params["torso"]["Dense_0"], params["q"])]
+
+
+def flat(theta: reference.Theta) -> np.ndarray:
+    return np.concatenate([np.ravel(x) for layer in theta for x in layer])
+
+
+def assert_close(params: Any, theta: reference.Theta) -> None:
+    np.testing.assert_allclose(flat(layers(params)), flat(theta), rtol=0, atol=1e-6)
+
+
+# Runs.
+
+
+@functools.cache
+def compiled(shape: Shape, updates_per_call: int | None) -> Sebulba:
+    driver = driver_of(shape, "lockstep", SteppedEnvironments(Walk()), updates_per_call)
+    driver.compile(driver.init())
+    return driver
+
+
+def driver_of(shape: Shape, mode: Any, environments: Any, updates_per_call: int | None = None) -> Sebulba:
+    layout = topology.make_host(
+        num_envs=shape.W, envs_per_actor=shape.W, actor_threads=1, devices=jax.local_devices()[:1]
+    )
+    agent, _ = made(shape)
+    settings: Any = {"mode": mode, "updates_per_call": updates_per_call}
+    return Sebulba(agent, environments, layout, seed=5, hyper=agent.hyper, **settings)
+
+
+class Run(NamedTuple):
+    """What a run came to: its first parameters, its last learner, all of its last state, and what it did."""
+
+    first: Any
+    learner: LearnerState
+    state: Any
+    record: Record
+
+    @property
+    def rollouts(self) -> int:
+        return int(self.state.experience.counts.batches)
+
+
+def run_of(first: Any, state: Any, record: Record) -> Run:
+    jax.effects_barrier()
+    state = harness.numbers_of(state)
+    one = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    return Run(one(first), one(state.learner), state, copy.deepcopy(record))
+
+
+def sebulba(
+    shape: Shape,
+    mode: str,
+    updates_per_call: int | None = None,
+    environments: Any = SteppedEnvironments,
+    nap: float = 0.0,
+) -> Run:
+    """Trains, with naps before updates; drivers of one shape share what is compiled."""
+    shared, record = compiled(shape, updates_per_call), made(shape)[1]
+    driver = driver_of(shape, mode, environments(Walk()), updates_per_call)
+    for name in ("_begin", "_act", "_finish", "_programs"):
+        setattr(driver, name, getattr(shared, name))
+    drain: Any = driver._programs.drain
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(nap)
+        return drain(*arguments)
+
+    driver._programs = driver._programs._replace(drain=late)
+    state = driver.init()
+    first = harness.numbers_of(state.learner.params)
+    record.clear()
+    total = shape.N + PERIODS * shape.C
+    state, complete = driver.run(
+        state,
+        total_steps=total,
+        next_milestone=lambda steps: total,
+        on_progress=lambda progress: None,
+        on_milestone=lambda state, steps: None,
+        should_stop=lambda: False,
+    )
+    assert complete
+    return run_of(first, state, record)
+
+
+def anakin(shape: Shape) -> Run:
+    agent, record = made(shape)
+    prog = harness.make_program(agent, Walk(), num_envs=shape.W, lockstep=True)
+    state = harness.initial(prog, agent, [5])
+    first = harness.numbers_of(state.learner.params)
+    record.clear()
+    for _ in range(shape.N // shape.C + PERIODS + 1):
+        state, _ = prog.step(state, program.Limits.of(10**6, 10**6, 1))
+    return run_of(first, state, record)
+
+
+# What is checked.
+
+
+def streams(run: Run, shape: Shape) -> list[reference.Stream]:
+    """What each lane saw and did, up to the last rollout that was added."""
+    number = run.rollouts * shape.T
+    acted = run.record.acted[: number + 1]
+    rows: TimeStep = jax.tree.map(lambda *x: np.stack(x), *[step.row for step in acted])
+    if len(acted) == number:  # nobody saw the row behind them, and no transition into it is drawn
+        behind = rows._replace(first=np.ones_like(rows.first))
+        rows = jax.tree.map(lambda x, y: np.concatenate([x, y[-1:]]), rows, behind)
+    each = *(np.asarray(x) for x in rows[:4]), np.stack([step.action for step in acted])[:number]
+    return [reference.Stream(*(x[:, lane] for x in each)) for lane in range(shape.W)]
+
+
+def minibatches(run: Run, seen: list[reference.Stream]) -> list[reference.Minibatch]:
+    """(lane, row) of all that was drawn, update by update."""
+    where = {x.tobytes(): (lane, row) for lane, s in enumerate(seen) for row, x in enumerate(s.observation[:-1])}
+    assert len(where) == sum(len(s.action) for s in seen), "an observation says which row it is"
+    assert sorted(run.record.learnt) == list(range(len(run.record.learnt)))
+    return [[where[x.tobytes()] for x in learnt.observation] for _, learnt in sorted(run.record.learnt.items())]
+
+
+def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int = 0) -> None:
+    """Raises AssertionError unless a run is what the reference makes of what it saw, did and drew.
+
+    Rollouts are as long as a period of the reference: C rows in fast DQN, F in DQN. `pending` of their updates are not
+    done yet.
+    """
+    seen = streams(run, shape)
+    samplers = [reference.Sampler(lane, stream) for lane, stream in enumerate(seen)]
+    period = shape.W * shape.T
+    before, due = shape.N // period, period // F  # rollouts that only fill D; updates after each of the others
+    drawn = minibatches(run, seen)
+    steps = run.rollouts - before - pending // due
+    trainer, begun = learn(samplers, iter(drawn), layers(run.first), setting(shape), steps)
+
+    assert trainer.updates == len(drawn) == due * (steps + 1) >= 4 * (shape.C // F)
+    assert trainer.updates == run.learner.num_updates == run.state.experience.counts.updates
+    assert run.state.experience.counts.pending == pending
+    assert_close(run.learner.params, trainer.theta)
+    assert_close(run.learner.aux, trainer.target if learn is reference.dqn else trainer.theta)
+
+    for number in range(run.rollouts):
+        acted = run.record.acted[number * shape.T : (number + 1) * shape.T]
+        published = acted[0].params
+        for step in acted[1:]:
+            harness.assert_same(step.params, published)
+        if number < before:
+            harness.assert_same(published, ActorParams(run.first, np.int32(0), np.float32(1)))
+            continue
+        expected = begun[number - before]
+        assert int(published.version) == expected.updates
+        assert expected.size == number * period
+        assert_close(published.params, expected.acting)
+        np.testing.assert_allclose(published.aux, expected.epsilon, atol=1e-6)
+        if learn is reference.fast_dqn:  # what acts is the target network, which stays for a period
+            for update in range(expected.updates, min(expected.updates + due, trainer.updates)):
+                harness.assert_same(run.record.learnt[update].target, published.params)
+    explored = np.array([x for sampler in samplers for x in sampler.explored])
+    for epsilon in np.unique(explored[:, 0]):
+        found = explored[explored[:, 0] == epsilon, 1]
+        assert abs(found.mean() - 0.75 * epsilon) <= 2.0 / np.sqrt(len(found))  # four standard deviations
+    assert np.min(explored[:, 0]) == 0.0, "from then on, every action must be greedy"
+
+
+@pytest.mark.parametrize("shape", [WIDE, NARROW], ids=lambda shape: f"W={shape.W}")
+def test_sebulba_in_lockstep_is_algorithm_one(shape: Shape) -> None:
+    check(sebulba(shape, "lockstep"), shape)
+
+
+def test_sebulba_in_series_is_dqn() -> None:
+    check(sebulba(SEQUENTIAL, "serial"), SEQUENTIAL, reference.dqn)
+
+
+def test_anakin_in_lockstep_is_algorithm_one() -> None:
+    check(anakin(WIDE), WIDE, pending=WIDE.C // F)
