@@ -255,3 +255,10 @@ def test_a_profile_is_drawn_with_a_band_only_for_several_seeds(tmp_path, monkeyp
     scores = np.random.default_rng(0).exponential(size=(2, 5))
     pictures.profile({"a": scores, "b": scores[:1]}, tmp_path / "x.png")
     assert (len(drawn[0].lines), len(drawn[0].collections)) == (2, 1)
+
+
+def test_a_missing_run_makes_all_games_a_part(tmp_path):
+    fill(tmp_path, games.NATURE49, (0, 1), human, skip={Job("Pong", 1)})
+    one = collection.read(tmp_path)
+    assert one.part == "49 of 49 games, and 1 of 98 runs are missing"
+    assert report.report([one])["suites"][0]["aggregates"] == {}
