@@ -199,8 +199,9 @@ def check_dqn(probe: probes.Probe, kind: str, together: bool) -> None:
             np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
 
 
+@pytest.mark.slow
 @discrete
-@pytest.mark.parametrize("kind", ["mean", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+@pytest.mark.parametrize("kind", KINDS)
 def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> None:
     check_dqn(probe, kind, together=True)
 

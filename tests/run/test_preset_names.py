@@ -18,6 +18,7 @@ def named(description):
     return {name: description[name] for name in rundir.NAMES if name in description}
 
 
+@pytest.mark.slow
 def test_names_are_kept(tmp_path):
     asked = {"preset": "classic", "run_dir": tmp_path / "run", "progress": False}
     with harness.shared_programs():

@@ -134,7 +134,7 @@ def test_trajectories_keep_the_contract(name, threads, mode):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_shards"), [("r2d2", 2), ("dqn", 2), pytest.param("r2d2", 1, marks=pytest.mark.slow)]
+    ("name", "num_shards"), [("dqn", 2), *(pytest.param("r2d2", shards, marks=pytest.mark.slow) for shards in (1, 2))]
 )
 def test_replayed_sequences_keep_the_contract(name, num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
