@@ -105,7 +105,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     population, shards = layout.population, layout.num_shards
     observation = spaces.zeros(environment.spec.observation_space)
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=shards)
-    if settings.lockstep and learning.steps is None:
+    if settings.lockstep and not learning.drains:
         raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
     state_specs = _by_part(PartitionSpec)
 
@@ -286,6 +286,7 @@ def _update_shard(
     actors, trajectory, episodes = rollout(agent, environment, settings, state, actors, progress, rollout_keys)
     if settings.lockstep:
         assert learning.steps is not None
+        assert learning.steps.drain is not None
         # What actors and learners depend on where they run side by side: the newest rollout is not learnt from yet.
         state, counts, ring, metrics = learning.steps.drain(state, counts, ring, counts.pending, progress, learn_key)
         counts, ring, call = learning.steps.add(counts, ring, trajectory, 0)

@@ -67,7 +67,7 @@ class Learner(NamedTuple):
       ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
       learn: `(LearnerState, Counts, ring, Trajectory, group int32, progress, key) -> (LearnerState, Counts, ring,
         Metrics)`; from a rollout, or after adding it, all that is due.
-      steps: what `learn` is made of where all of a batch is replayed, else None.
+      steps: what `learn` is made of with a replay, else None.
     """
 
     counts: Callable[[], Counts]
@@ -75,24 +75,30 @@ class Learner(NamedTuple):
     learn: Callable[..., tuple[LearnerState, Counts, ArrayTree, Metrics]]
     steps: Steps | None = None
 
+    @property
+    def drains(self) -> bool:
+        """Whether updates may wait (see `Counts.pending`)."""
+        return self.steps is not None and self.steps.drain is not None
+
 
 class Steps(NamedTuple):
-    """The steps of learning from samples (see `Learner`).
+    """The steps of learning with a replay (see `Learner`).
 
     Attributes:
       add: `(Counts, ring, Trajectory, group) -> (Counts, ring, Metrics)`; raises `Counts.pending` by what is due.
-      draw: `(Counts, ring, progress, key) -> (Sample, Batch, Metrics)`.
-      learn: `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [n])`.
+      draw: `(Counts, ring, newest Trajectory or (), progress, key) -> (Sample, what Agent.learn takes, Metrics)`.
+      learn: `(LearnerState, what was drawn, progress, key) -> (LearnerState, Metrics, priorities [n] or ())`.
       write: `(Counts, ring, Sample, priorities) -> (ring, Metrics)`; changes priorities only.
       drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; draws,
-        learns and writes, `number` times: a Python integer, or int32 [].
+        learns and writes, `number` times: a Python integer, or int32 []. None where there is one update for every
+        rollout, on that rollout next to replayed ones.
     """
 
     add: Callable[..., tuple[Counts, replay.Ring, Metrics]]
-    draw: Callable[..., tuple[replay.Sample, Batch, Metrics]]
-    learn: Callable[..., tuple[LearnerState, Metrics, jax.Array]]
+    draw: Callable[..., tuple[replay.Sample, Any, Metrics]]
+    learn: Callable[..., tuple[LearnerState, Metrics, Any]]
     write: Callable[..., tuple[replay.Ring, Metrics]]
-    drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]]
+    drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
 
 
 def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
@@ -165,12 +171,35 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     plan = replay.layout(
         spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
     )
-    zero = lambda: jnp.int32(0)  # noqa: E731
-    rollouts = lambda: jnp.zeros(groups, jnp.int32)  # noqa: E731
-    ring = lambda trajectory: replay.init(plan, spec, trajectory)  # noqa: E731
-    if spec.fraction:
-        return Learner(lambda: Counts(zero(), rollouts()), ring, _mixed(agent, spec, plan, num_shards))
-    steps = _sampled(agent, spec, plan, num_shards, observation)
+    make_steps = _mixed if spec.fraction else _sampled
+    steps = make_steps(agent, spec, plan, num_shards, observation)
+
+    def counts() -> Counts:
+        waiting = [jnp.int32(0) for _ in range(3)] if steps.drain else ()
+        return Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), *waiting)
+
+    return Learner(
+        counts,
+        lambda trajectory: replay.init(plan, spec, trajectory),
+        _with_replay(steps),
+        steps,
+    )
+
+
+def _at_once(agent: Agent) -> Callable[..., Any]:
+    """Learning from every rollout once."""
+
+    def learn(
+        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
+    ) -> tuple[LearnerState, Counts, Any, Metrics]:
+        learner, metrics = agent.learn(learner, trajectory, *rest)
+        return learner, counts._replace(batches=counts.batches + 1), ring, metrics
+
+    return learn
+
+
+def _with_replay(steps: Steps) -> Callable[..., Any]:
+    """Adding every rollout, and as many updates as are due."""
 
     def learn(
         state: LearnerState,
@@ -182,20 +211,14 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
         counts, ring, call = steps.add(counts, ring, trajectory, group)
-        state, counts, ring, metrics = steps.drain(state, counts, ring, counts.pending, progress, key)
-        return state, counts, ring, metrics | call
-
-    return Learner(lambda: Counts(zero(), rollouts(), zero(), zero(), zero()), ring, learn, steps)
-
-
-def _at_once(agent: Agent) -> Callable[..., Any]:
-    """Learning from every rollout once."""
-
-    def learn(
-        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
-    ) -> tuple[LearnerState, Counts, Any, Metrics]:
-        learner, metrics = agent.learn(learner, trajectory, *rest)
-        return learner, counts._replace(batches=counts.batches + 1), ring, metrics
+        if steps.drain:
+            state, counts, ring, metrics = steps.drain(state, counts, ring, counts.pending, progress, key)
+            return state, counts, ring, metrics | call
+        sample_key, learn_key = update_keys(key, 0)
+        at, batch, drawn = steps.draw(counts, ring, trajectory, progress, sample_key)
+        state, metrics, priorities = steps.learn(state, batch, progress, learn_key)
+        ring, written = steps.write(counts, ring, at, priorities)
+        return state, counts, ring, metrics | drawn | written | call
 
     return learn
 
@@ -213,7 +236,7 @@ def _added(
     return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
 
 
-def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> Callable[..., Any]:
+def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, observation: ArrayTree) -> Steps:
     """One update for every rollout, on that rollout next to replayed ones."""
     lanes = plan.lanes
     n = round(lanes * spec.fraction / (1.0 - spec.fraction))
@@ -223,34 +246,28 @@ def _mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int) -> 
             f"n / (n + {lanes}) with n up to {lanes}."
         )
 
-    def learn(
-        state: LearnerState,
-        counts: Counts,
-        ring: replay.Ring,
-        trajectory: Trajectory,
-        group: jax.Array,
-        progress: jax.Array,
-        key: jax.Array,
-    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
-        sample_key, learn_key = update_keys(key, 0)
-        size = num_shards * replay.num_sequences(plan, counts.rollouts)
-        at = replay.sample(plan, ring, counts.rollouts, sample_key, n, _beta(spec, progress))
-        # Before there is anything to replay, the newest rollout is seen twice.
-        observations = trajectory.timesteps.observation
-        new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
-        drawn = replay.gather(plan, spec, ring, at, observations)
-        old = jax.tree.map(lambda x, y: jnp.where(size > 0, x, y), drawn, new)
-        both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
-        age = jnp.where(size > 0, at.age, 0).astype(jnp.float32)
-        state, metrics = agent.learn(state, both, progress, learn_key)
-        metrics |= {
-            "replay/age": collectives.global_mean(age, jnp.ones(n)),
-            "replay/size": size.astype(jnp.float32),
-        }
-        return state, counts, ring, metrics
+    def size_of(counts: Counts) -> jax.Array:
+        return num_shards * replay.num_sequences(plan, counts.rollouts)
 
-    return learn
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
+        return counts, ring, {"replay/size": size_of(counts).astype(jnp.float32)}
+
+    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+        there = size_of(counts) > 0
+        at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
+        # Before there is anything to replay, the newest rollout is seen twice.
+        drawn = replay.gather(plan, spec, ring, at, trajectory.timesteps.observation)
+        new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
+        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), drawn, new)
+        both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
+        age = jnp.where(there, at.age, 0).astype(jnp.float32)
+        return at, both, {"replay/age": collectives.global_mean(age, jnp.ones(n))}
+
+    def learn(state: LearnerState, both: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+        return *agent.learn(state, both, progress, key), ()
+
+    return Steps(add, draw, learn, lambda counts, ring, at, priorities: (ring, {}))
 
 
 def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
@@ -284,7 +301,7 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
         call = {"replay/size": size.astype(jnp.float32)}
         return counts._replace(owed=owed, pending=counts.pending + due), ring, call
 
-    def draw(counts: Counts, ring: replay.Ring, progress: jax.Array, key: jax.Array) -> Any:
+    def draw(counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
         at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
         metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight), metrics
@@ -308,7 +325,7 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
             # Of the ring, an update changes nothing but the priorities.
             now = ring._replace(priority=changes[0], largest=changes[1])
             sample_key, learn_key = update_keys(key, counts.updates + i)
-            at, batch, drawn = draw(counts, now, progress, sample_key)
+            at, batch, drawn = draw(counts, now, (), progress, sample_key)
             state, metrics, priorities = agent.learn(state, batch, progress, learn_key)
             now, written = write(counts, now, at, priorities)
             return state, (now.priority, now.largest), metrics | drawn | written

@@ -61,13 +61,17 @@ class HostReplay:
         ring, (now, metrics) = _on_host(add)(ring, split_lanes(trajectory, self._layout.num_shards))
         return now, ring, metrics
 
-    def _draw_shards(self, counts: Counts, ring: ArrayTree, progress: jax.Array, key: jax.Array) -> Any:
-        def draw(ring: ArrayTree, shard: jax.Array) -> Any:
-            sample_key, learn_key = learner.update_keys(jax.random.fold_in(key, shard), counts.updates)
-            at, batch, metrics = self._steps.draw(counts, ring, progress, sample_key)
+    def _draw_shards(self, counts: Counts, ring: ArrayTree, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
+        number = counts.updates if self._steps.drain else 0
+
+        def draw(ring: ArrayTree, newest: Any, shard: jax.Array) -> Any:
+            sample_key, learn_key = learner.update_keys(jax.random.fold_in(key, shard), number)
+            at, batch, metrics = self._steps.draw(counts, ring, newest, progress, sample_key)
             return (at, (batch, learn_key)), metrics
 
-        return _on_host(draw)(ring, jnp.arange(self._layout.num_shards, dtype=jnp.int32))
+        S = self._layout.num_shards
+        newest = split_lanes(newest, S) if newest else ()
+        return _on_host(draw)(ring, newest, jnp.arange(S, dtype=jnp.int32))
 
     def _learn_shards(self) -> Callable[..., Any]:
         def learn(state: LearnerState, drawn: Any, progress: jax.Array) -> Any:
@@ -90,9 +94,29 @@ class HostReplay:
 
     def _write_shards(self, counts: Counts, ring: ArrayTree, at: Any, priorities: Any) -> Any:
         ring, metrics = _on_host(functools.partial(self._steps.write, counts))(ring, at, priorities)
-        return counts._replace(pending=counts.pending - 1, updates=counts.updates + 1), ring, metrics
+        if self._steps.drain:
+            counts = counts._replace(pending=counts.pending - 1, updates=counts.updates + 1)
+        return counts, ring, metrics
 
     # As the driver calls them
+
+    def _learn(
+        self,
+        steps: _Steps,
+        state: LearnerState,
+        experience: Experience,
+        trajectory: Trajectory,
+        part: jax.Array,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[LearnerState, Experience, Metrics]:
+        """An update on a rollout next to replayed ones; there is one part."""
+        key = jax.random.fold_in(key, experience.counts.batches)
+        experience, call = self._add(steps.add, experience, trajectory, state.num_updates)
+        state, experience, sums = self._update(steps, state, experience, trajectory, progress, key)
+        for metrics in sums:
+            call = call | metrics
+        return state, experience, call
 
     def _add(
         self, add: Callable[..., Any], experience: Experience, trajectory: Trajectory, num_updates: jax.Array
@@ -110,14 +134,21 @@ class HostReplay:
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Experience, tuple[Metrics, ...]]:
-        (counts, ring), (learnt, seen) = experience, sums
-        here, there = jax.device_put((progress, key), self._cpu), jax.device_put(progress, self._everywhere)
         for _ in range(number):
-            (at, drawn), metrics = steps.draw(counts, ring, *here)
-            state, more, priorities = steps.learn(state, jax.device_put(drawn, self._by_shard), there)
-            counts, ring, written = steps.write(counts, ring, at, jax.device_put(priorities, self._cpu))
-            learnt, seen = _add(learnt, more), _add(seen, metrics | written)
-        return state, Experience(counts, ring), (learnt, seen)
+            state, experience, metrics = self._update(steps, state, experience, (), progress, key)
+            sums = tuple(_add(*pair) for pair in zip(sums, metrics))
+        return state, experience, sums
+
+    def _update(
+        self, steps: _Steps, state: LearnerState, experience: Experience, newest: Any, progress: jax.Array, key: Any
+    ) -> tuple[LearnerState, Experience, tuple[Metrics, Metrics]]:
+        """One update; its metrics on the learners, and on the host."""
+        here = jax.device_put((progress, key), self._cpu)
+        (at, drawn), seen = steps.draw(*experience, newest, *here)
+        drawn, there = jax.device_put(drawn, self._by_shard), jax.device_put(progress, self._everywhere)
+        state, learnt, priorities = steps.learn(state, drawn, there)
+        counts, ring, written = steps.write(*experience, at, jax.device_put(priorities, self._cpu))
+        return state, Experience(counts, ring), (learnt, seen | written)
 
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
         """See `Learning.trace`; returns the arguments of every step, and the metrics of an update, as shapes."""
@@ -127,7 +158,7 @@ class HostReplay:
         key, progress = jax.eval_shape(lambda: (jax.random.key(0), jnp.float32(0)))
         counts, ring, trajectory = here((experience.counts, experience.ring, trajectory))
         add = (counts, ring, trajectory, here(state.num_updates))
-        draw = (counts, ring, here(progress), here(key))
+        draw = (counts, ring, () if self._steps.drain else trajectory, here(progress), here(key))
         jax.eval_shape(self._add_shards, *add)
         (at, drawn), seen = here(jax.eval_shape(self._draw_shards, *draw))
         learn = (everywhere(state), jax.tree.map(place(self._by_shard), drawn), everywhere(progress))
@@ -141,6 +172,8 @@ class HostReplay:
         wanted, sums = self.trace(*shapes)
         steps = _Steps(*(step.lower(*arguments).compile() for step, arguments in zip(self._jitted, wanted)))
         require_memory(program_bytes(steps.learn), self._layout.mesh.devices.flat[0])
+        if not self._steps.drain:
+            return Programs(learn=functools.partial(self._learn, steps))
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), sums)
         add, drain = functools.partial(self._add, steps.add), functools.partial(self._drain, steps)
         return Programs(add=add, drain=drain, nothing=nothing)

@@ -84,7 +84,7 @@ def make(
         groups=len(layout.actors),
         num_shards=num_shards,
     )
-    if core.steps is None and updates_per_call is not None:
+    if not core.drains and updates_per_call is not None:
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
     if replay_memory == "device":
         place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, trajectory))
@@ -248,6 +248,7 @@ class OnDevices:
         key: jax.Array,
     ) -> Any:
         assert self._core.steps is not None
+        assert self._core.steps.drain is not None
         drain, many = self._core.steps.drain, 1 if self._at_once == 1 else number
 
         def shard(index: jax.Array, ring: ArrayTree) -> Any:
@@ -262,7 +263,7 @@ class OnDevices:
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
         """See `Learning.trace`."""
         number, progress, key = jnp.int32(0), jnp.float32(0), jax.random.key(0)
-        if self._core.steps is None:
+        if not self._core.drains:
             return jax.eval_shape(self._learn, state, experience, trajectory, number, progress, key)
         jax.eval_shape(self._add, experience, trajectory, number)
         return jax.eval_shape(self._drain, state, experience, (), number, progress, key)
@@ -270,7 +271,7 @@ class OnDevices:
     def compile(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Programs:
         """See `Learning.compile`."""
         number, progress, key = jnp.int32(0), jnp.float32(0), jax.random.key(0)
-        if self._core.steps is None:
+        if not self._core.drains:
             learn = self._learn.lower(state, experience, trajectory, number, progress, key).compile()
             require_memory(program_bytes(learn), self._layout.mesh.devices.flat[0])
             return Programs(learn)
