@@ -47,6 +47,9 @@ class Row:
         return value <= self.bound if self.at_most else value >= self.bound
 
 
+# Values here are near 100, and the pull of Huber's loss does not grow with an error: unbounded features extrapolate.
+DQN_CARTPOLE = "--total-steps 300000 --agent.activation tanh --agent.learning-rate 5e-4 --agent.replay-capacity 100000"
+
 MINIGRID = (
     "r2d2 envpool:MiniGrid-MemoryS7-v0 --total-steps 1000000 --agent.discount 0.98 --agent.n-step 10 "
     "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
@@ -78,7 +81,32 @@ ROWS = (
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
+    Row("catch-pqn", "pqn catch --total-steps 100000", 0.95),
+    Row("cartpole-pqn", "pqn cartpole", 475),
+    *(
+        Row(f"catch-dqn{name}", f"dqn catch --total-steps 100000{flags}", 0.95)
+        for name, flags in {
+            "": "",
+            "-categorical": " --agent.values categorical",
+            "-quantile": " --agent.values quantile",
+            "-noise": " --agent.noise 0.5 --agent.epsilon-start 0 --agent.epsilon-final 0",
+            "-priorities": " --agent.priority-exponent 0.5",
+            "-n_step": " --agent.n-step 3",
+        }.items()
+    ),
+    Row("cartpole-dqn", f"dqn cartpole {DQN_CARTPOLE}", 475),
+    Row("deep_sea-dqn", "dqn deep_sea --env.size 6", 0.95),
+    # Random actions all but never reach the far corner.
+    Row("deep_sea-dqn-20", "dqn deep_sea --env.size 20", 0.05, at_most=True),
+    Row("gridworld-delayed_chain-dqn", "dqn gridworld --env.task delayed_chain --agent.n-step 3", 0.95),
+    Row("pixel_catch-dqn", "dqn pixel_catch --total-steps 100000 --agent.torso shallow", 0.9),
     # Sebulba, on environments in C++.
+    Row(
+        "envpool-cartpole-dqn-lockstep",
+        f"dqn envpool:CartPole-v1 {DQN_CARTPOLE} --mode lockstep --num-envs 8 --agent.rollout-length 125 "
+        "--agent.target-period 1000",
+        475,
+    ),
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
     # Without memory, half of the episodes end at the wrong object.
     Row("envpool-minigrid-r2d2", f"{MINIGRID} --agent.lstm-size 128", 0.8),

@@ -19,7 +19,8 @@ from podracer.nets import Network
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
-from podracer.run.session import Session, StopSignal
+from podracer.run.session import Session
+from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
 from podracer.types import Agent, Environment, HostEnvironments
 

@@ -23,7 +23,7 @@ def code_of(page):
 
 
 def test_there_are_guides():
-    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment"}
+    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment", "atari"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -65,9 +65,9 @@ def test_anakin_asks_before_it_runs(monkeypatch):
 def test_sebulba_asks_before_it_runs():
     update = types.SimpleNamespace(lower=lambda *args: types.SimpleNamespace(compile=lambda: compiled(3 * 2**30)))
     layout = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.array([SMALL])))
-    learning = types.SimpleNamespace(update=update, _layout=layout)
+    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(steps=None))
     with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
-        OnDevices.compile(learning)
+        OnDevices.compile(learning, None, None, None)
 
 
 def test_what_happens_later_is_explained_too():

@@ -33,9 +33,14 @@ CASES = {
     "vtrace lstm frames": (agents.vtrace.make, agents.VTraceConfig(**SMALL, lstm_size=6, frame_stack=2), VECTOR),
     "vtrace images": (agents.vtrace.make, agents.VTraceConfig(torso="shallow", frame_stack=4), IMAGES),
     "r2d2": (agents.r2d2.make, agents.R2D2Config(**SMALL, lstm_size=6, frame_stack=2), VECTOR),
+    "dqn": (
+        agents.dqn.make,
+        agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.0),
+        VECTOR,
+    ),
 }
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
-MEMORY |= {"vtrace images": 1, "r2d2": 4}
+MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0}
 
 
 class Case:
@@ -81,7 +86,9 @@ def case():
     return lambda name: made.setdefault(name, Case(name))
 
 
-@pytest.mark.parametrize("name", ["ppo box", "ppo frames", "ppo lstm", "vtrace lstm frames", "vtrace images", "r2d2"])
+@pytest.mark.parametrize(
+    "name", ["ppo box", "ppo frames", "ppo lstm", "vtrace lstm frames", "vtrace images", "r2d2", "dqn"]
+)
 def test_actors_act_as_evaluation_does(case, name):
     case = case(name)
     expected = case.evaluated()

@@ -147,11 +147,10 @@ def test_sequences_are_the_streams(order, context):
     [
         (2, 0, 1, "in turn"),
         (4, 3, 4, "wrapped twice"),
-        (4, 3, 1, "one ahead"),
-        (11, 1, 4, "in turn"),
         *(
             pytest.param(length, context, rows, order, marks=pytest.mark.slow)
-            for length, context, rows, order in itertools.product((2, 4), (0, 3), (1, 3, 4), ORDERS)
+            for length, context, rows, order in itertools.product((2, 4, 11), (0, 3), (1, 3, 4), ORDERS)
+            if (length, context) != (11, 0)
         ),
     ],
 )
@@ -202,18 +201,21 @@ def test_what_is_new_is_as_likely_as_the_likeliest():
     there = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0)[:2], jnp.int32)
     counts = jnp.asarray(streams.counts)
     at = replay.Sample(there, replay._generation(plan, there, counts)[0], None, None)
+    update = jax.jit(lambda ring, priorities: replay.update(plan, spec, ring, counts, at, priorities)[0])
     for priorities in (jnp.array([9.0, 0.25]), jnp.array([4.0, 4.0])):
-        ring, _ = replay.update(plan, spec, ring, counts, at, priorities)
-    ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), counts[0])
+        ring = update(ring, priorities)
+    add = jax.jit(lambda ring, trajectory: replay.add(plan, spec, ring, trajectory, jnp.int32(0), counts[0]))
+    ring = add(ring, streams.rollout(0))
     assert set(np.unique(ring.priority)) == {0.0, 1.0, 2.0, 3.0}
     of_rows = lambda rows, extras: jax.vmap(  # noqa: E731
         lambda i: jnp.sum(lax.dynamic_slice_in_dim(extras["double"], i, 2), axis=0)
     )(jnp.arange(T))
     spec = rows_of(alpha=1.0, length=3, context=0, priority=of_rows)
     plan, ring, streams = filled(spec, [0, 1] * 3)
+    masses = np.asarray(ring.priority)
     for lane, row in eligible(plan, spec, streams):
         index = lane * plan.places + row % plan.places
-        assert ring.priority[index] == max(sum(2.0 * streams.rows[lane][row + i][5] for i in range(2)), 1e-6)
+        assert masses[index] == max(sum(2.0 * streams.rows[lane][row + i][5] for i in range(2)), 1e-6)
 
 
 def test_capacity_is_what_was_asked_for():
@@ -374,9 +376,9 @@ def test_shards_of_one_device_are_written_by_slices():
     add = functools.partial(replay.add, plan, spec)
     mapped = jax.vmap(add, in_axes=(0, 0, None, None))
     at = jnp.int32(1), jnp.int32(2)
-    written = [jax.tree.map(lambda x, i=i: x[i], mapped(*stacked, *at)) for i in range(2)]
+    written = [jax.tree.map(lambda x, i=i: x[i], jax.jit(mapped)(*stacked, *at)) for i in range(2)]
     for ring, trajectory, got in zip(rings, (first, second), written):
-        jax.tree.map(np.testing.assert_array_equal, got, add(ring, trajectory, *at))
+        jax.tree.map(np.testing.assert_array_equal, got, jax.jit(add)(ring, trajectory, *at))
     jaxpr = jax.make_jaxpr(mapped)(*stacked, *at)
     scattered = [
         e.invars[0].aval.shape for e in harness.equations(jaxpr.jaxpr) if e.primitive.name.startswith("scatter")

@@ -25,12 +25,14 @@ pytestmark = pytest.mark.slow
 UPDATES = 10
 CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
-AGENTS = ("ppo", "vtrace", "r2d2")
+AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
+    "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
     # One update per rollout, once the first sequences of 15 rows are complete.
     "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.5, "replay_min_size": 1},
+    "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5},
 }
 
 
@@ -38,6 +40,8 @@ def train(agent, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fal
     """Ten updates on catch, whose episodes keep rounding errors small, with small steps and clipping on."""
     config = {"rollout_length": 10, "hidden_sizes": (16,), "max_grad_norm": CLIP}
     config |= CONFIGS[agent] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
+    if agent == "dqn":  # one update per rollout
+        config |= {"update_period": 10 * num_envs, "target_period": 20 * num_envs}
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     plain = mock.patch.object(optimizer, "make", return_value=optax.identity())
     with contextlib.ExitStack() as stack:
@@ -169,7 +173,9 @@ def test_a_population_of_64_is_64_single_runs(agent):
     for member in (0, 1, 31, 63):
         single = train(agent, num_envs=8, seed=3 + member, hyper={"learning_rate": rates(64)[member]})
         assert_close(flat(result, member), flat(single))
-    weights = np.asarray(result.learner.params["params"]["advantage" if agent == "r2d2" else "policy"]["kernel"])
+    weights = np.asarray(
+        result.learner.params["params"][{"r2d2": "advantage", "dqn": "q", "pqn": "q"}.get(agent, "policy")]["kernel"]
+    )
     assert len({w.tobytes() for w in weights}) == 64, "members that are alike"
 
 

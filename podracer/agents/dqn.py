@@ -252,8 +252,10 @@ def make(
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        noise_key, key = jax.random.split(key)
-        params = actor.params if evaluation else noisy(actor.params, noise_key)
+        params = actor.params
+        if config.noise and not evaluation:
+            noise_key, key = jax.random.split(key)
+            params = noisy(params, noise_key)
         outputs, _, memory = nets.step(network, params, memory, timestep)
         q = values.mean(by_action(outputs))
         action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key)

@@ -151,8 +151,8 @@ class _Training:
         self.crew.__enter__()
 
     def prepare(self) -> None:
-        """Takes the rollout that was made before the clock started."""
-        self(1)
+        """Takes what was made before the clock started: in the queue, in the actors' hands, and the first after it."""
+        self(3)
 
     def __call__(self, n: int) -> int:
         until = self._learner.rollouts + n * self._threads

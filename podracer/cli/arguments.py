@@ -33,10 +33,19 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
       prog: the command.
       flags: those that may be meant by another library's name for them.
     """
+    return _parse(cls, argv, prog, flags, False)
+
+
+def parse_known(cls: Callable[..., Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
+    """As `parse`; what the dataclass does not know is returned too."""
+    return _parse(cls, argv, prog, (), True)
+
+
+def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[str], unknown_too: bool) -> Any:
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            return tyro.cli(cls, args=argv, prog=prog, registry=REGISTRY)
+            return tyro.cli(cls, args=argv, prog=prog, registry=REGISTRY, return_unknown_args=unknown_too)  # type: ignore[call-overload]
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise

@@ -1,4 +1,4 @@
-"""The command line: `podracer train | resume | eval | export | plot | envs | agents | bench`.
+"""The command line: `podracer train | resume | eval | export | plot | envs | agents | bench | suite`.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
 stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete.
@@ -15,7 +15,7 @@ import jax
 
 import podracer
 from podracer import config as configs
-from podracer.cli import bench, listing, results, train
+from podracer.cli import bench, listing, results, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
 
@@ -27,7 +27,8 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
-  podracer bench anakin|sebulba|replay    measure speed
+  podracer bench anakin|sebulba|dqn|replay  measure speed
+  podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 
 FAILURES = (
@@ -97,4 +98,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "envs": listing.envs,
     "agents": listing.agents,
     "bench": bench.bench,
+    "suite": suite.suite,
 }

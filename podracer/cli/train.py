@@ -41,18 +41,7 @@ def train(argv: list[str]) -> int:
             return 0
         if argv[0].startswith("-") or argv[0] in AGENTS:
             raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
-    agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
-    if agent not in AGENTS:
-        swapped = f"did you mean: podracer train {environment} {agent}?" if environment in AGENTS else ""
-        raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
-    options = environments.options(environment)
-    config, env, run = _defaults(agent, environment, options, rest)
-    flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
-    cls = _train_arguments(agent, config, env, run, _wants_sebulba(environment, rest))
-    arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
-    run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
-    env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
-    hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
+    agent, environment, arguments, given, hyper = _asked(argv)
     if arguments.gif:
         check_rendering(environments.make(environment, **vars(arguments.env)))
     finals = []
@@ -65,14 +54,14 @@ def train(argv: list[str]) -> int:
             environment,
             run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
             resume=arguments.resume,
-            config=_given(rest, "--agent.", vars(config), vars(arguments.agent)),
-            env_options=env_options,
-            hyper={name: values if len(values) > 1 else values[0] for name, values in hyper.items()},
+            config=given.agent,
+            env_options=given.env,
+            hyper=hyper,
             preset=arguments.preset,
             protocol=arguments.protocol,
             init_from=arguments.init_from,
             progress=not arguments.quiet,
-            **run_settings | {"seed": seed},
+            **{**given.run, "seed": seed},
         )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -81,6 +70,45 @@ def train(argv: list[str]) -> int:
     if len(finals) > 1 and not arguments.quiet:
         print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
     return 0
+
+
+def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
+    """The agent, the environment, all arguments, those of them that were typed, and the tunable numbers."""
+    agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
+    if agent not in AGENTS:
+        swapped = f"did you mean: podracer train {environment} {agent}?" if environment in AGENTS else ""
+        raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
+    options = environments.options(environment)
+    config, env, run = _defaults(agent, environment, options, rest)
+    flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
+    cls = _train_arguments(agent, config, env, run, _wants_sebulba(environment, rest))
+    arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
+    run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
+    env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
+    hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
+    hyper = {name: values if len(values) > 1 else values[0] for name, values in hyper.items()}
+    agent_config = _given(rest, "--agent.", vars(config), vars(arguments.agent))
+    return agent, environment, arguments, presets.Settings(agent_config, run_settings, env_options), hyper
+
+
+def settings(argv: list[str]) -> dict[str, Any]:
+    """What decides the result of `podracer train` with these arguments, as JSON has it; nothing is made or compiled.
+
+    Raises:
+      ValueError: for what it would refuse.
+    """
+    agent, environment, arguments, given, hyper = _asked(argv)
+    merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, given)
+    return {
+        "agent": agent,
+        "preset": arguments.preset,
+        "protocol": merged.names.get("protocol"),
+        "agent_config": configs.to_json(configs.from_json(AGENTS[agent][0], merged.agent)),
+        "env_options": configs.to_json(environments.options(environment)(**merged.env)),
+        "run": configs.to_json(configs.from_json(podracer.RunConfig, merged.run)),
+        "hyper": configs.to_json(hyper),
+        "init_from": None if arguments.init_from is None else str(arguments.init_from),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,13 +76,13 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
     picture = Figure(figsize=(9 if many else 7, 4.2), dpi=120, layout="constrained")
     axes = picture.subplots()
     legend, notes = [], {}
-    for colour, (label, history) in zip(_colours(len(histories)), histories.items()):
+    for colour, (label, history) in zip(colours(len(histories)), histories.items()):
         drawn = 0
         for name, style in ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--")):
             curves = _curves(history, name)
             if not curves:
                 continue
-            _draw(axes, curves, colour, style)
+            draw(axes, curves, colour, style)
             drawn = max(drawn, len(curves))
             if style != "-":
                 notes["evaluation"] = Line2D([], [], color="grey", linestyle="--", marker="o", markersize=3)
@@ -111,7 +111,7 @@ def _missing(histories: Mapping[str, History], metric: str | None) -> str:
     return f"{text}; {configs.suggest(metric, known)}" if metric and known else f"{text}."
 
 
-def _colours(count: int) -> list[Any]:
+def colours(count: int) -> list[Any]:
     """Matplotlib's own ten, or as many as there are from dark to light."""
     import matplotlib
 
@@ -129,7 +129,8 @@ def _curves(history: History, metric: str) -> list[np.ndarray]:
     return [np.asarray(points, float) for points in members.values()]
 
 
-def _draw(axes: Any, curves: list[np.ndarray], colour: Any, style: str) -> None:
+def draw(axes: Any, curves: list[np.ndarray], colour: Any, style: str) -> None:
+    """Draws one curve [n, 2] of (steps, value), or the mean of several with a band from the least to the greatest."""
     if len(curves) == 1:
         axes.plot(curves[0][:, 0], curves[0][:, 1], style, color=colour, markersize=3)
         return

@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,33 +28,9 @@ from podracer.learning.learner import Experience
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
+from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
 from podracer.version import __version__
-
-
-class StopSignal:
-    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
-
-    requested = False
-    number = 0
-
-    def __enter__(self) -> StopSignal:
-        self._previous = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not self.requested and number == signal.SIGINT:
-            os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
-        self.requested, self.number = True, number
-
-    def __exit__(self, *exception: Any) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 class Session:
@@ -247,6 +222,7 @@ class Session:
                 row["member"] = member
             if not diverged[member]:
                 row |= {"eval/return_mean": result.mean, "eval/return_std": result.std}
+                row |= {"eval/episodes": result.episodes, "eval/unfinished": result.unfinished}
             self._log.write(row)
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)

@@ -87,7 +87,7 @@ def make(
     if core.steps is None and updates_per_call is not None:
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
     if replay_memory == "device":
-        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call)
+        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, trajectory))
     elif core.steps is not None:
         place = HostReplay(core.steps, layout)
     else:
@@ -131,7 +131,14 @@ def make(
 
 
 MOST_AT_ONCE = 256
-"""Pending updates in one call off CPU, where each call is a launch: as many as the runner finds to take a moment."""
+"""Pending updates in one call, of which the runner asks for as many as take a moment."""
+
+
+def _at_once(layout: HostTopology, trajectory: Trajectory) -> int:
+    """How many pending updates a call may do."""
+    images = any(x.dtype == jnp.uint8 and x.ndim >= 4 for x in jax.tree.leaves(trajectory.timesteps.observation))
+    # XLA:CPU is slow at convolutions in loops (podracer/nets/layers.py), next to which a call costs nothing.
+    return 1 if images and layout.platform == "cpu" else MOST_AT_ONCE
 
 
 class OnDevices:
@@ -141,19 +148,15 @@ class OnDevices:
       core: the agent's learner.
       layout: actors and learners.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
-      updates_per_call: see `make`.
+      at_once: how many pending updates a call may do.
 
     Attributes:
       trajectory_sharding: of a Trajectory, a prefix of its tree.
       experience_sharding: of an Experience, a prefix of its tree.
     """
 
-    def __init__(
-        self, core: learner.Learner, layout: HostTopology, updates_per_batch: int, updates_per_call: int | None
-    ):
-        self._core, self._layout, self._parts = core, layout, updates_per_batch
-        # On CPU one by one: XLA is slow at convolutions in loops there (podracer/nets/layers.py), and quick to call.
-        self._at_once = updates_per_call or (1 if layout.platform == "cpu" else MOST_AT_ONCE)
+    def __init__(self, core: learner.Learner, layout: HostTopology, updates_per_batch: int, at_once: int):
+        self._core, self._layout, self._parts, self._at_once = core, layout, updates_per_batch, at_once
         shared = layout.platform != "cpu" and not set(layout.actors).isdisjoint(layout.mesh.devices.flat)
         self._seconds = 0.005 if shared else 0.1  # actions wait for what was dispatched before them
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)

@@ -12,7 +12,9 @@ from podracer.types import Batch, EnvSpec
 B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 SMALL = {
+    "dqn": {"n_step": 6},
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
+    "pqn": {"num_epochs": 1, "num_minibatches": 2},
     "vtrace": {},
     "r2d2": {"burn_in": 2, "trace_length": 4, "lstm_size": 0},
 }
@@ -29,7 +31,9 @@ def traced(name, **own):
         params = agent.actor_params(learner, jnp.float32(0))
         batch, _ = harness.record(agent, params, start, rows, jax.random.key(1))
         if name == "r2d2":
-            batch = Batch(batch._replace(actor_state=start.net), jnp.ones(B))
+            batch = batch._replace(actor_state=start.net)
+        if agent.replay is not None:
+            batch = Batch(batch, jnp.ones(B))
         return agent.learn(learner, batch, jnp.float32(0), jax.random.key(2))[1]
 
     rows = jax.tree.map(lambda x: x[None, None], harness.timesteps(0, 6, B))

@@ -16,8 +16,9 @@ import probes
 import pytest
 
 from podracer import agents, nets, returns, spaces
-from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
+from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
+from podracer.learning import value_distributions
 from podracer.types import Agent, LearnerState, TimeStep
 
 GAMMA = 0.8
@@ -51,10 +52,35 @@ R2D2: dict[str, Any] = {
 }
 
 
+DQN: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 8,
+    "update_period": 64,
+    "batch_size": 32,
+    "target_period": 20 * 64,
+    "replay_capacity": 4_000,
+    "replay_min_size": 1_000,
+    "n_step": 2,
+    "learning_rate": 1e-2,
+    "epsilon_final": 0.3,
+    "num_atoms": 31,
+    "v_max": 6.0,
+}
+
+
+PQN: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 16,
+    "num_minibatches": 4,
+    "learning_rate": 1e-2,
+}
+
+
 TOGETHER = probes.Together()
 by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
 discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
 rescaled = pytest.mark.parametrize("rescaling", [True, False])
+KINDS = ("mean", "categorical", "quantile")
 
 
 def trained(agent: Agent, environment: Any) -> list[LearnerState]:
@@ -87,7 +113,14 @@ def inputs(observation: np.ndarray) -> nets.Inputs:
     return nets.Inputs(jnp.asarray(observation)[None], jnp.zeros((1, N)), jnp.ones((1, N), bool), ())
 
 
-# R2D2.
+# Action values.
+
+
+@functools.cache
+def trained_pqn(environment: Any) -> tuple[nets.Network, list[LearnerState]]:
+    """As `trained_r2d2`."""
+    network = nets.make_q(environment.spec, hidden_sizes=(16,), head_size=0, dueling=False, norm=True)
+    return network, trained(agents.pqn.make(environment.spec, PQNConfig(**PQN), network), environment)
 
 
 @functools.cache
@@ -100,10 +133,10 @@ def trained_r2d2(environment: Any, rescaling: bool) -> tuple[nets.Network, list[
     return network, trained(agent, environment)
 
 
-def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) -> None:
+def check_action_values(
+    probe: probes.Probe, network: nets.Network, members: list[LearnerState], rescaling: bool, together: bool
+) -> None:
     """The largest of them at every observation, and which it is."""
-    environment = TOGETHER if together else probe
-    network, members = trained_r2d2(environment, rescaling)
     observations, right, best = expected(probe, together)
     apply = jax.jit(lambda params, observation: network.apply(params, inputs(observation), ())[0][0])
     for member in members:
@@ -116,14 +149,68 @@ def check_action_values(probe: probes.Probe, rescaling: bool, together: bool) ->
 @discrete
 @pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, rescaling, together=True)
+    check_action_values(probe, *trained_r2d2(TOGETHER, rescaling), rescaling, together=True)
+
+
+@discrete
+def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None:
+    check_action_values(probe, *trained_pqn(TOGETHER), rescaling=False, together=True)
+
+
+@pytest.mark.slow
+@discrete
+def test_action_values_of_pqn_of_a_probe_alone(probe: probes.Probe) -> None:
+    check_action_values(probe, *trained_pqn(probe), rescaling=False, together=False)
 
 
 @pytest.mark.slow
 @discrete
 @rescaled
 def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, rescaling, together=False)
+    check_action_values(probe, *trained_r2d2(probe, rescaling), rescaling, together=False)
+
+
+# DQN.
+
+
+@functools.cache
+def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
+    """Action values [N, A] of observations [N, ...], and the members' learner states."""
+    values = value_distributions.make(kind, num_atoms=DQN["num_atoms"], v_max=DQN["v_max"])
+    network = nets.make_q(
+        environment.spec, hidden_sizes=(16,), activation="tanh", head_size=0, dueling=False, num_atoms=values.size
+    )
+
+    def apply(params: Any, observation: Any) -> jax.Array:
+        outputs = network.apply(params, inputs(observation), ())[0][0]
+        return values.mean(outputs.reshape(len(observation), -1, values.size))
+
+    agent = agents.dqn.make(environment.spec, DQNConfig(**DQN, values=kind), network)
+    return jax.jit(apply), trained(agent, environment)
+
+
+def check_dqn(probe: probes.Probe, kind: str, together: bool) -> None:
+    """The largest action value at every observation, and which it is."""
+    apply, members = trained_dqn(TOGETHER if together else probe, kind)
+    observations, right, best = expected(probe, together)
+    for member in members:
+        np.testing.assert_allclose(np.max(apply(member.params, observations), -1), right, atol=0.15)
+        if best is not None:
+            np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
+
+
+@pytest.mark.slow
+@discrete
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> None:
+    check_dqn(probe, kind, together=True)
+
+
+@pytest.mark.slow
+@discrete
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_dqn_of_a_probe_alone(probe: probes.Probe, kind: str) -> None:
+    check_dqn(probe, kind, together=False)
 
 
 # Values and policies.

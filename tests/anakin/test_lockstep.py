@@ -34,6 +34,7 @@ def agent_of():
     return agent._replace(learn=learn)
 
 
+@pytest.mark.slow
 def test_it_is_a_rollout_the_updates_and_then_the_adding():
     """Composed by hand, as is its other order; and the newest rollout is not in the replay that is learnt from."""
     agent = agent_of()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, spaces
-from podracer.agents import PPOConfig, VTraceConfig
+from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
 from podracer.anakin import program, rollout
 from podracer.learning import collectives, learner
 from podracer.learning.counter import COUNTER_BASE, Counter
@@ -32,6 +32,9 @@ def agent_of(name: str, lstm_size: int = 0, **fields: Any) -> Agent:
     common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**(common | fields)))
+    if name == "pqn":
+        config = {"rollout_length": T, "hidden_sizes": (8,), "num_minibatches": 2}
+        return agents.pqn.make(COUNTING.spec, PQNConfig(**(config | fields)))
     config = {"num_epochs": 2, "num_minibatches": 2, "normalize_observations": True, "normalize_rewards": True}
     return agents.ppo.make(COUNTING.spec, PPOConfig(**(common | config | fields)))
 
@@ -80,11 +83,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    made = {name: observed(agent_of(name)) for name in NAMES}
+    made = {name: observed(agent_of(name)) for name in (*NAMES, "pqn")}
     return {name: Run(agent, harness.make_program(agent, COUNTING, num_envs=B)) for name, agent in made.items()}
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*NAMES, pytest.param("pqn", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     return runs[request.param]
 
@@ -403,7 +406,9 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
         return update(state, actors, ring)
 
 
-@pytest.mark.parametrize(("name", "reset_pool"), [("vtrace", 0), ("ppo", 2)])
+@pytest.mark.parametrize(
+    ("name", "reset_pool"), [("vtrace", 0), ("ppo", 2), pytest.param("pqn", 0, marks=pytest.mark.slow)]
+)
 def test_no_key_is_used_twice(name: str, reset_pool: int) -> None:
     """Under JAX's own checker."""
     _, (_, _, metrics, _, _) = one_update(agent_of(name, lstm_size=3), reset_pool)

@@ -1,11 +1,13 @@
 """Presets for Atari against papers' tables, and what goes before what."""
 
 import math
+import pathlib
 
 import pytest
 
 pytest.importorskip("envpool")
 
+import podracer
 from podracer import atari
 from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.atari import presets as papers
@@ -182,3 +184,10 @@ def test_other_agents_play_as_their_papers():
 def test_what_there_is_not(agent, environment, preset, protocol, message):
     with pytest.raises(ValueError, match=message):
         presets.merge(agent, environment, preset, protocol, presets.Settings())
+
+
+def test_the_guide_has_all():
+    guide = (pathlib.Path(podracer.__file__).parents[1] / "docs/atari.md").read_text()
+    rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
+    assert set(atari.PROTOCOLS) < rows
+    assert all(f"| `dqn` | `{name}` |" in guide for name in papers.DQN)

@@ -1,7 +1,5 @@
 """Protocols against papers' tables, and what EnvPool makes of them."""
 
-import collections
-
 import numpy as np
 import pytest
 
@@ -75,15 +73,13 @@ def memories(game, lanes, actions, **options):
 @pytest.mark.parametrize("game", ["Pong", pytest.param("Freeway", marks=pytest.mark.slow)])
 def test_what_games_open_with(game):
     """1 to `noop_max` no-ops; with FIRE, 0 to `noop_max - 1` and then it, in games that have it (Freeway has not)."""
-    most, lanes = 3, 16
+    most, lanes = 2, 8
     plays = (np.arange(most)[:, None] == np.arange(most)).astype(np.int32) * FIRE  # lane n: n no-ops, then FIRE
     rows = memories(game, most, plays, noop_max=1)
     idle = {rows[n][n]: n + 1 for n in range(most)}  # by no-ops, of which the first is the pool's
     fired = {rows[n + 1][n]: n + 1 for n in range(most)}
     (opened,) = memories(game, lanes, [], noop_max=most)
-    found = collections.Counter(idle.get(memory) for memory in opened)
-    assert set(found) == set(range(1, most + 1))
-    assert max(found.values()) < 10, "each number as likely"
+    assert {idle.get(memory) for memory in opened} == set(range(1, most + 1))
     (opened,) = memories(game, lanes, [], noop_max=most, fire_reset=True)
     if game == "Freeway":
         assert {idle.get(memory) for memory in opened} == set(range(1, most + 1))
@@ -110,15 +106,11 @@ def test_evaluation_has_its_own_time_limit():
 
 
 def test_ways_to_resize_and_all_actions():
-    frames = {}
+    """Averages keep the mean of what they are made of."""
     for resize in ("area", "bilinear"):
         source = environments.make("envpool:Breakout-v5", noop_max=1, resize=resize, full_action_space=True)
         assert source.spec.action_space == spaces.Discrete(18)
-        frames[resize] = source.make(1, 0).recv()[1].timestep.observation
-    assert np.any(frames["area"] != frames["bilinear"])
-    # Averages keep the mean of what they are made of.
-    frame = environments.make("envpool:Breakout-v5", noop_max=1).render(0)
-    frame.recv()
-    grey = frame.frame().astype(np.float32) @ np.float32([0.299, 0.587, 0.114])
-    assert frames["area"].mean() == pytest.approx(grey.mean(), abs=0.5)
-    assert frames["bilinear"].mean() != pytest.approx(grey.mean(), abs=0.5)
+        environment = source.render(0)
+        small = environment.recv()[1].timestep.observation
+        grey = environment.frame().astype(np.float32) @ np.float32([0.299, 0.587, 0.114])
+        assert (abs(small.mean() - grey.mean()) < 0.1) == (resize == "area")

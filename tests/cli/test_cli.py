@@ -85,7 +85,7 @@ def complaint(capsys, command):
         ("--verbose", "unknown command '--verbose'"),
         ("train vtrace", "train needs an agent and an environment"),
         ("train --resume vtrace catch", "train needs an agent and an environment"),
-        ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: ppo, r2d2, vtrace."),
+        ("train vtrac catch", "unknown agent 'vtrac'; did you mean 'vtrace'? known: dqn, ppo, pqn, r2d2, vtrace."),
         ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
         ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),
         ("train catch ppo --seed 1", "unknown agent 'catch'; did you mean: podracer train ppo catch?"),

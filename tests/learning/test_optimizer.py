@@ -51,8 +51,18 @@ def updates(
     return moves, norms
 
 
+def optax_moves(transformation: optax.GradientTransformation, gradients: list[np.ndarray]) -> list[np.ndarray]:
+    """What each step adds to the parameters. RAdam's sixth step is the first that divides by the second moment."""
+    moves, state, update = [], transformation.init(jnp.zeros(5)), jax.jit(transformation.update)
+    for gradient in gradients:
+        with jax.numpy_dtype_promotion("standard"):
+            move, state = update(jnp.asarray(gradient, jnp.float32), state)
+        moves.append(np.asarray(move))
+    return moves
+
+
 @pytest.mark.parametrize("max_norm", [2.0, np.inf])
-@pytest.mark.parametrize("name", ["rmsprop", "centred_rmsprop", "adam", "sgd"])
+@pytest.mark.parametrize("name", ["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"])
 def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
     made = optimizer.make(name, eps=0.01, decay=0.9)  # type: ignore[arg-type]
     moves, norms = updates(made, RATES, max_norm)
@@ -63,6 +73,7 @@ def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
         "rmsprop": lambda: oracles.rmsprop_tf1(clipped, RATES, decay=0.9, epsilon=0.01),
         "centred_rmsprop": lambda: oracles.rmsprop_centred(clipped, RATES, decay=0.9, epsilon=0.01),
         "adam": lambda: oracles.adam(clipped, RATES, epsilon=0.01),
+        "radam": lambda: optax_moves(optax.radam(lambda k: jnp.asarray(RATES)[k], eps=0.01), clipped),
         "sgd": lambda: [-rate * g for rate, g in zip(RATES, clipped, strict=True)],
     }[name]()
     np.testing.assert_allclose(moves, expected, rtol=1e-4, atol=1e-7)

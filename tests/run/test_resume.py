@@ -29,6 +29,10 @@ CASES = {
     "r2d2-sebulba": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 "
     "--agent.trace-length 12 --agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 "
     "--arch sebulba --mode lockstep --actor-threads 2",
+    # Epsilon by updates, priorities of single rows, importance weights by progress, frames.
+    "dqn": "train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-capacity 400 "
+    "--agent.replay-min-size 40 --agent.update-period 40 --agent.target-period 280 --agent.epsilon-decay 9000 "
+    "--agent.priority-exponent 0.5 --agent.n-step 3 --agent.noise 0.5",
     # Both actors' environments, and the parameters that their next rollouts need.
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",

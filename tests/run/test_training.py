@@ -132,7 +132,13 @@ def test_config_is_resolved(finished):
     assert config["run"] == {
         **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": 0},
         **{"mode": "async", "actor_devices": None, "actor_threads": 1, "updates_per_batch": 1, "queue_capacity": None},
-        **{"env_timeout": 60.0, "env_restarts": 0, "checkpoint_replay": True, "replay_memory": "device"},
+        **{
+            "env_timeout": 60.0,
+            "env_restarts": 0,
+            "checkpoint_replay": True,
+            "replay_memory": "device",
+            "updates_per_call": None,
+        },
         **{"arch": "anakin", "eval_every": 500, "eval_episodes": 16, "checkpoint_every": 500, "keep_checkpoints": 3},
     }
 

@@ -15,6 +15,7 @@ from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.learning import collectives
+from podracer.learning.trajectories import by_lane
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 
@@ -33,6 +34,15 @@ def agent_of(name, lstm_size=0, normalize=True):
         replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
         return agents.r2d2.make(COUNTING.spec, config)
+    if name == "dqn":
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "update_period": 20}
+        config = agents.DQNConfig(
+            rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
+        )
+        return agents.dqn.make(COUNTING.spec, config)
+    if name == "pqn":
+        config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
+        return agents.pqn.make(COUNTING.spec, config)
     return agents.ppo.make(
         COUNTING.spec, PPOConfig(**common, num_epochs=1, num_minibatches=2, normalize_observations=normalize)
     )
@@ -99,7 +109,12 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
 @pytest.mark.parametrize(
     ("name", "threads", "mode"),
-    [("vtrace", 1, "async"), ("vtrace", 2, "lockstep"), pytest.param("ppo", 2, "async", marks=pytest.mark.slow)],
+    [
+        ("vtrace", 1, "async"),
+        ("vtrace", 2, "lockstep"),
+        ("pqn", 1, "lockstep"),
+        pytest.param("ppo", 2, "async", marks=pytest.mark.slow),
+    ],
 )
 def test_trajectories_keep_the_contract(name, threads, mode):
     driver = driver_of(agent_of(name), threads, mode)
@@ -118,10 +133,12 @@ def test_trajectories_keep_the_contract(name, threads, mode):
     assert progress[-1].updates == int(final.learner.num_updates[0])
 
 
-@pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_replayed_sequences_keep_the_contract(num_shards):
+@pytest.mark.parametrize(
+    ("name", "num_shards"), [("dqn", 2), *(pytest.param("r2d2", shards, marks=pytest.mark.slow) for shards in (1, 2))]
+)
+def test_replayed_sequences_keep_the_contract(name, num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
-    agent = agent_of("r2d2", lstm_size=4)
+    agent = agent_of(name, lstm_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
     counts, rings = final.experience
@@ -138,15 +155,23 @@ def test_replayed_sequences_keep_the_contract(num_shards):
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
         generation, newest = replay._generation(plan, index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = replay.gather(plan, agent.replay, ring, at, ring.rows.observation)
-        core = sequences.actor_state.core
-        seen.append(np.asarray(sequences.timesteps.observation)[0, :, :2])
-        # Its check takes every lane for one stream: here it may stand for several sequences.
-        numbered = jnp.arange(len(index), dtype=jnp.int32)
-        counting.check_trajectory(sequences._replace(actor_state=(), extras=(), lane=numbered))
-        assert np.any(np.abs(np.asarray(core[0])) > 0)
+        sequences = harness.numbers_of(replay.gather(plan, agent.replay, ring, at, ring.rows.observation))
+        seen.append(sequences.timesteps.observation[0, :, :2])
+        memory = sequences.actor_state
+        for i in range(len(index)):
+            one = by_lane(lambda axis, x, i=i: np.take(x, [i], axis), sequences)
+            counting.check_trajectory(one._replace(actor_state=(), extras=()))
+        if name == "r2d2":
+            assert np.any(np.abs(memory.core[0]) > 0)
+        else:
+            assert not np.any(sequences.timesteps.first[1]), "masked transitions are not there"
+            before, after = memory.frames[:, 0], sequences.timesteps.observation[0]
+            goes_on = after[:, 1] > 0
+            np.testing.assert_array_equal(before[goes_on, :2], after[goes_on, :2] - [0, 1])
     rows = np.concatenate(seen)
     assert len(np.unique(rows, axis=0)) == len(rows) >= 100
+    if name == "dqn":  # an update for 20 rows since there are 100
+        assert abs(progress[-1].updates - (int(counts.batches) * T * B - 100) / 20) <= 2
 
 
 @pytest.mark.parametrize(
@@ -154,6 +179,7 @@ def test_replayed_sequences_keep_the_contract(num_shards):
     [
         ("r2d2", 2),
         pytest.param("r2d2", 1, marks=pytest.mark.slow),
+        pytest.param("dqn", 2, marks=pytest.mark.slow),
         pytest.param("vtrace with replay", 1, marks=pytest.mark.slow),
         pytest.param("vtrace with replay", 2, marks=pytest.mark.slow),
     ],
@@ -311,7 +337,7 @@ def test_environments_hear_how_many_share_the_machine():
     assert heard == [2]
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "vtrace"))])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""

@@ -72,7 +72,7 @@ def made(environments, mode, threads, updates_per_call, memory):
     return Sebulba(agent(), environments, layout, seed=3, hyper=agent().hyper, **settings)
 
 
-def driver_of(mode, threads=1, updates_per_call=None, memory="device", environments=SteppedEnvironments):
+def driver_of(mode, threads=1, updates_per_call=1, memory="device", environments=SteppedEnvironments):
     """A driver; those of one shape share what is compiled."""
     driver = made(environments(COUNTING), mode, threads, updates_per_call, memory)
     shared = compiled(threads, updates_per_call, memory)
@@ -119,7 +119,11 @@ def assert_same(state, expected):
 
 @pytest.mark.parametrize(
     ("updates_per_call", "memory", "environments"),
-    [(3, "device", SteppedEnvironments), (None, "device", Sleepy), (100, "host", SteppedEnvironments)],
+    [
+        (3, "device", Sleepy),
+        pytest.param(None, "device", SteppedEnvironments, marks=pytest.mark.slow),
+        (100, "host", SteppedEnvironments),
+    ],
 )
 def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environments):
     driver = driver_of("lockstep", 1, updates_per_call, memory, environments)
@@ -131,7 +135,11 @@ def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environme
 
 @pytest.mark.parametrize(
     ("mode", "threads"),
-    [("lockstep", 1), ("lockstep", 2), ("serial", 2), pytest.param("serial", 1, marks=pytest.mark.slow)],
+    [
+        ("lockstep", 1),
+        ("serial", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("lockstep", 2), ("serial", 1))),
+    ],
 )
 def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
     stopped, complete, _ = run(driver_of(mode, threads), stop_after=DUE + 2)
@@ -153,7 +161,7 @@ def test_a_milestone_does_not_wait():
     assert_same(run(driver_of("lockstep"), middle)[0], final)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "serial"])
+@pytest.mark.parametrize("mode", ["lockstep", pytest.param("serial", marks=pytest.mark.slow)])
 def test_without_saved_environments_pending_updates_come_first(mode):
     """As for EnvPool: what acts next is what they lead to, in new environments."""
     stopped, complete, _ = run(driver_of(mode, environments=Forgetful), stop_after=DUE + 2)

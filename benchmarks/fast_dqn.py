@@ -1,0 +1,66 @@
+"""Does DQN learn as much from equal steps where acting lags behind learning (Daley and Amato 2021, section 3)?
+
+    python benchmarks/fast_dqn.py [--seeds 5]
+
+Five seeds side by side on catch, with equal update and target periods: rollouts of a target period, acted by the
+target network and learnt from afterwards (lockstep), and rollouts of an update period, acted by the newest parameters
+(serial).
+Writes curves and the mean return over the whole of training (the area under the curve) to
+`benchmarks/results/fast_dqn-catch.png` and `fast_dqn.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+import numpy as np
+
+import podracer
+from podracer.bench import measure
+from podracer.run import plots
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+STEPS, LANES, PERIOD, TARGET_PERIOD, BOUND = 20_000, 8, 8, 1000, 0.9
+ORDERS = {"serial": ("serial", PERIOD // LANES), "lockstep": ("lockstep", TARGET_PERIOD // LANES)}
+
+
+def main() -> int:
+    """Trains both; the exit code says whether the bound holds."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5)
+    seeds = parser.parse_args().seeds
+    histories, areas = {}, {}
+    for label, (mode, rollout_length) in ORDERS.items():
+        result = podracer.train(
+            "dqn",
+            "catch",
+            config={
+                "update_period": PERIOD,
+                "target_period": TARGET_PERIOD,
+                "rollout_length": rollout_length,
+            },
+            mode=mode,
+            num_envs=LANES,
+            total_steps=STEPS,
+            population=seeds,
+            eval_every=STEPS // 25,
+            progress=False,
+        )
+        histories[label] = result.history
+        areas[label] = [measure.over_training(result.history, member) for member in range(seeds)]
+        print(f"{label}: {np.mean(areas[label]):.3f} ({min(areas[label]):.3f} to {max(areas[label]):.3f})", flush=True)
+    # From the return of random play, -0.6, on: a ratio of returns that may be negative says nothing.
+    above_random = {label: float(np.mean(values)) + 0.6 for label, values in areas.items()}
+    ratio = above_random["lockstep"] / above_random["serial"]
+    print(f"lockstep over serial: {ratio:.3f} (required: {BOUND})")
+    title = f"DQN on catch, {seeds} seeds: mean, least and most"
+    plots.learning_curve(histories, RESULTS / "fast_dqn-catch.png", title=title, metric="eval/return_mean")
+    results = {"mean_return_over_training": areas, "above_random_ratio": ratio, "bound": BOUND}
+    measure.write(RESULTS / "fast_dqn.json", "python benchmarks/fast_dqn.py", {"seeds": seeds}, results)
+    return 0 if ratio >= BOUND else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

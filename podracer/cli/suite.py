@@ -1,0 +1,208 @@
+"""`podracer suite`: an agent on many games, and what its scores come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+import sys
+from typing import Annotated, Any
+
+import tyro
+
+from podracer import config as configs
+from podracer.cli import train
+from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
+from podracer.run import rundir
+
+USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
+       podracer suite report DIR... [options]
+add --help behind AGENT, or behind report, to see the options"""
+
+OWN = {
+    "--seed": "use --seeds",
+    "--run-dir": "use --out",
+    "--resume": "what is in the directory goes on anyway",
+    "--gif": "podracer eval RUN_DIR --gif FILE draws one",
+    "--quiet": "what a run says goes into runs/GAME-SEED.log",
+}
+"""Options of `podracer train` that a suite sets for every job, and what to do instead."""
+
+FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
+"""Run settings that may differ among the jobs of one directory; evaluations decide what the best one is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteArguments:
+    """Train an agent on Atari-57, a run for each game and seed, and collect the results.
+
+    What is done in OUT is not done again, and what is begun goes on: the same command, here or on other machines with
+    the same disk, does what is left. Options of podracer train follow, and are those of every run.
+
+    Attributes:
+      games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given.
+      seeds: a run of every game for each.
+      preset: settings to begin with, as of podracer train.
+      protocol: how games are played and reported, as of podracer train.
+      out: directory of the suite; suites/AGENT[-PRESET][-PROTOCOL] if None.
+      part: a share I/N of the runs, such as 3/57; all that are left if None.
+      workers: runs at a time.
+      dry_run: print a command for each run that is left, and run none.
+    """
+
+    games: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    preset: str | None = None
+    protocol: str | None = None
+    out: pathlib.Path | None = None
+    part: str | None = None
+    workers: int = 1
+    dry_run: bool = False
+
+
+def suite(argv: list[str]) -> int:
+    if not argv or asks_for_help(argv[:1]):
+        print(USAGE)
+        return 0
+    commands = {"atari57": atari57, "report": report}
+    if argv[0] not in commands:
+        raise InputError(f"unknown suite {argv[0]!r}; {configs.suggest(argv[0], commands)}")
+    return commands[argv[0]](argv[1:])
+
+
+def atari57(argv: list[str]) -> int:
+    from podracer.run.experiment import AGENTS
+    from podracer.suite import jobs
+
+    if not argv or argv[0].startswith("-"):
+        if asks_for_help(argv):
+            parse(SuiteArguments, argv, "podracer suite atari57 AGENT")
+        raise InputError("suite needs an agent: podracer suite atari57 AGENT [options].")
+    agent, *rest = argv
+    if agent not in AGENTS:
+        raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    arguments, flags = parse_known(SuiteArguments, rest, f"podracer suite atari57 {agent}")
+    for flag in flags:
+        if (name := flag.partition("=")[0].replace("_", "-")) in OWN:
+            raise InputError(f"{name} is not for a suite: {OWN[name]}.")
+    if arguments.workers < 1:
+        raise InputError(f"--workers={arguments.workers}: must be at least 1.")
+    if not arguments.seeds or len(set(arguments.seeds)) < len(arguments.seeds) or min(arguments.seeds) < 0:
+        raise InputError(f"--seeds={' '.join(map(str, arguments.seeds))}: give one or more, from 0, each once.")
+    for name in ("preset", "protocol"):
+        if (value := getattr(arguments, name)) is not None:
+            flags = [f"--{name}", value, *flags]
+    names = [value for value in (arguments.preset, arguments.protocol) if value]
+    directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
+    settings = _settings(agent, flags)
+    games = _games(arguments.games, settings["protocol"])
+    planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
+    share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
+    if arguments.dry_run:
+        return _print(planned, share, agent, arguments, flags)
+    planned.register()
+    return _run(planned, share, arguments.workers, ["podracer", "suite", "atari57", *argv])
+
+
+def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
+    """Games by EnvPool's names, each once, from names of games and of sets of them."""
+    from podracer import atari
+    from podracer.atari import games
+
+    if not asked:
+        return list(atari.PROTOCOLS[protocol].games if protocol else atari.GAMES57)
+    found: dict[str, None] = {}
+    for text in asked:
+        name = text.rpartition(":")[2].partition("-v")[0]
+        if text not in games.SETS and name not in games.GAMES57:
+            raise InputError(f"unknown game {text!r}; {configs.suggest(name, [*games.SETS, *games.GAMES57])}")
+        found |= dict.fromkeys(games.SETS.get(text, (name,)))
+    return list(found)
+
+
+def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
+    """What decides the results of all jobs."""
+    from podracer import atari
+
+    settings = train.settings([agent, "envpool:Pong-v5", *flags])  # the options of all games are the same
+    run = {name: value for name, value in settings["run"].items() if name not in FREE}
+    protocol = settings["protocol"]
+    return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
+
+
+def _print(planned: Any, share: Any, agent: str, arguments: SuiteArguments, flags: list[str]) -> int:
+    """Prints what runs each job, with its result and its claim, from here or from a queue."""
+    own = ["--games", *arguments.games] if arguments.games else []
+    own += ["--seeds", *map(str, planned.seeds), "--out", str(planned.directory)]
+    for job in share:
+        if not planned.done(job):
+            place = f"{planned.jobs.index(job) + 1}/{len(planned.jobs)}"
+            print(shlex.join(["podracer", "suite", "atari57", agent, "--part", place, *own, *flags]))
+    return 0
+
+
+def _run(planned: Any, share: Any, workers: int, again: list[str]) -> int:
+    """Runs jobs; returns the exit code."""
+    from podracer.run.stopping import StopSignal
+    from podracer.suite.progress import Display
+    from podracer.suite.runner import Runner
+
+    display = Display(planned, len(share), str(planned.directory))
+    try:
+        with StopSignal() as stop:
+            outcome = Runner(planned, share, workers, stop, display).run()
+    finally:
+        display.close()
+    counts = [
+        f"{len(outcome.done)} of {len(share)} runs are done",
+        *([f"{len(outcome.failed)} failed"] if outcome.failed else []),
+        *([f"{len(outcome.stopped)} were stopped"] if outcome.stopped else []),
+        *([f"{len(outcome.elsewhere)} are run by others"] if outcome.elsewhere else []),
+    ]
+    print(f"{', '.join(counts)}; {_how_to_go_on(planned, outcome, len(share), again)}", file=sys.stderr)
+    if outcome.failed:
+        return 1
+    return 1 if outcome.stopped and not stop.requested else 0
+
+
+def _how_to_go_on(planned: Any, outcome: Any, jobs: int, again: list[str]) -> str:
+    if len(outcome.done) == jobs:
+        return f"podracer suite report {shlex.quote(str(planned.directory))}"
+    return f"continue with {shlex.join(again)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportArguments:
+    """Write a table, JSON and pictures of the results in one directory, or of several side by side.
+
+    Attributes:
+      directories: what podracer suite has written.
+      output: a directory, or a file named *.md or *.json; DIR/report, or report for several, if None.
+      partial: aggregates of part of the games too; they say that they are.
+    """
+
+    directories: tyro.conf.Positional[tuple[pathlib.Path, ...]]
+    output: Annotated[pathlib.Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    partial: bool = False
+
+
+def report(argv: list[str]) -> int:
+    from podracer.suite import collection
+    from podracer.suite import report as reports
+
+    arguments = parse(ReportArguments, argv, "podracer suite report")
+    directories = arguments.directories
+    if not directories:
+        raise InputError("suite report needs one or more directories of suites.")
+    names = [directory.resolve().name for directory in directories]
+    labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories)]
+    found = [collection.read(path, label) for path, label in zip(directories, labels)]
+    output = arguments.output or (directories[0] / "report" if len(directories) == 1 else pathlib.Path("report"))
+    paths = reports.write(found, output, arguments.partial)
+    for one in found:
+        if one.part:
+            print(
+                f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}", file=sys.stderr
+            )
+    print("\n".join(map(str, paths)))
+    return 0

@@ -1,0 +1,33 @@
+"""Signals that end a run in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+
+class StopSignal:
+    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+
+    requested = False
+    number = 0
+
+    def __enter__(self) -> StopSignal:
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.requested and number == signal.SIGINT:
+            os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
+        self.requested, self.number = True, number
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

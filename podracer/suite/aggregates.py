@@ -1,0 +1,161 @@
+"""What scores on many games come to, in one number with an interval (Agarwal et al. 2021, arXiv:2108.13264).
+
+Scores are human-normalised, float [..., seeds, games]: 0 is random play and 1 a human. Games may have different numbers
+of seeds; a seed that a game lacks is NaN, and every game has at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLINGS = 2_000
+HUMAN_LEVEL = 0.75
+"""The share of a human's score that Mnih et al. 2015 call human-level."""
+
+
+class Estimate(NamedTuple):
+    """An aggregate.
+
+    Attributes:
+      value: of the scores.
+      interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None where a game has one seed, which says
+        nothing of how seeds vary.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+class Comparison(NamedTuple):
+    """Games of which the mean over seeds is better, worse or equal."""
+
+    better: int
+    worse: int
+    equal: int
+
+
+def matrix(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Scores by game as float64 [seeds, games], with NaN for the seeds that a game lacks.
+
+    Raises:
+      ValueError: where there is no game, or one without scores or with one that is not finite.
+    """
+    if not scores:
+        raise ValueError("there are no scores to aggregate.")
+    for game, values in scores.items():
+        if not len(values) or not np.all(np.isfinite(values)):
+            raise ValueError(f"scores[{game!r}]={values!r}: expected at least one number, all of them finite.")
+    filled = np.full((max(map(len, scores.values())), len(scores)), np.nan)
+    for column, values in enumerate(scores.values()):
+        filled[: len(values), column] = values
+    return filled
+
+
+def seed_means(scores: np.ndarray) -> np.ndarray:
+    """The mean over seeds, [..., games]."""
+    return np.nanmean(scores, axis=-2)
+
+
+def mean(scores: np.ndarray) -> np.ndarray:
+    """The mean over games of seed means, [...]."""
+    return seed_means(scores).mean(-1)
+
+
+def median(scores: np.ndarray) -> np.ndarray:
+    """The median over games of seed means, [...]."""
+    return np.median(seed_means(scores), axis=-1)
+
+
+def capped_mean(scores: np.ndarray) -> np.ndarray:
+    """The mean over games of seed means, each at most 1, [...]."""
+    return np.minimum(seed_means(scores), 1.0).mean(-1)
+
+
+def iqm(scores: np.ndarray) -> np.ndarray:
+    """The interquartile mean: of all N runs but the floor(N/4) least and greatest, [...]."""
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # NaN last
+    runs = np.count_nonzero(~np.isnan(flat), axis=-1)
+    cut, rank = runs[..., None] // 4, np.arange(flat.shape[-1])
+    kept = (rank >= cut) & (rank < runs[..., None] - cut)
+    return np.where(kept, flat, 0.0).sum(-1) / kept.sum(-1)
+
+
+def optimality_gap(scores: np.ndarray) -> np.ndarray:
+    """How much all runs fall short of 1 in the mean, those above it by nothing, [...]."""
+    return 1.0 - np.nanmean(np.minimum(scores, 1.0), axis=(-2, -1))
+
+
+def human_level(scores: np.ndarray) -> np.ndarray:
+    """The number of games with a seed mean of at least 75% of a human's score, [...]."""
+    return np.count_nonzero(seed_means(scores) >= HUMAN_LEVEL, axis=-1)
+
+
+AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "median": median,
+    "mean": mean,
+    "capped_mean": capped_mean,
+    "iqm": iqm,
+    "optimality_gap": optimality_gap,
+    "human_level": human_level,
+}
+
+
+def resamplings(scores: np.ndarray, count: int = RESAMPLINGS, seed: int = 0) -> np.ndarray | None:
+    """Stratified bootstrap: as many seeds as there are of each game, drawn with replacement and for each game alone.
+
+    Args:
+      scores: [seeds, games].
+      count: of resamplings.
+      seed: of the draws.
+
+    Returns:
+      [count, seeds, games], or None where a game has one seed.
+    """
+    generator, drawn = np.random.default_rng(seed), np.full((count, *scores.shape), np.nan)
+    for game, column in enumerate(scores.T):
+        runs = column[~np.isnan(column)]
+        if len(runs) < 2:
+            return None
+        drawn[:, : len(runs), game] = generator.choice(runs, (count, len(runs)))
+    return drawn
+
+
+def interval(statistic: Callable[[np.ndarray], np.ndarray], drawn: np.ndarray | None) -> tuple[float, float] | None:
+    """The 2.5 and 97.5 percentiles of a statistic over `resamplings`; None where there are none."""
+    if drawn is None:
+        return None
+    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def aggregate(scores: np.ndarray, seed: int = 0) -> dict[str, Estimate]:
+    """All `AGGREGATES` of scores [seeds, games], by name."""
+    drawn = resamplings(scores, seed=seed)
+    return {name: Estimate(float(of(scores)), interval(of, drawn)) for name, of in AGGREGATES.items()}
+
+
+def profile(scores: np.ndarray, tau: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The share of runs (seeds of games) above each tau, [..., tau]."""
+    runs = np.count_nonzero(~np.isnan(scores), axis=(-2, -1))
+    return np.stack([np.count_nonzero(scores > value, axis=(-2, -1)) / runs for value in tau], axis=-1)
+
+
+def profile_band(scores: np.ndarray, tau: Sequence[float] | np.ndarray, seed: int = 0) -> np.ndarray | None:
+    """The 2.5 and 97.5 percentiles of the profile [2, tau] over resamplings; None where a game has one seed."""
+    drawn = resamplings(scores, seed=seed)
+    return None if drawn is None else np.percentile(profile(drawn, tau), [2.5, 97.5], axis=0)
+
+
+def beats(scores: np.ndarray, others: np.ndarray) -> Comparison:
+    """On how many games the seed means of [seeds, games] are better, worse and equal; the games are the same.
+
+    Raises:
+      ValueError: where the numbers of games differ.
+    """
+    if scores.shape[-1] != others.shape[-1]:
+        raise ValueError(f"{scores.shape[-1]} games against {others.shape[-1]}: compare scores on the same games.")
+    ours, theirs = seed_means(scores), seed_means(others)
+    return Comparison(int((ours > theirs).sum()), int((ours < theirs).sum()), int((ours == theirs).sum()))

@@ -1,0 +1,137 @@
+"""Who runs a job, as files that workers share: on one machine, or on many with one disk.
+
+The claim number g on a job is the file NAME.g, which one worker alone can create. Its holder touches it while it works.
+A claim that is stale, or was given back, is not removed: whoever wants the job creates claim g + 1, which again one
+worker alone can do, however long ago the others looked. The newest claim on a job is the one that counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import time
+from typing import Any, Literal, NamedTuple
+
+TOUCH_SECONDS = 60.0
+"""Between two touches of a claim."""
+
+STALE_SECONDS = 600.0
+"""The claim of another machine is stale that long after the last touch."""
+
+State = Literal["free", "held", "ending"]
+"""Of a job: nobody works at it, somebody does, or a process does whose worker on this machine has died."""
+
+
+class Claim(NamedTuple):
+    """A claim that this process holds."""
+
+    directory: pathlib.Path
+    name: str
+    number: int
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.directory / f"{self.name}.{self.number}"
+
+    def sign(self, *processes: int) -> None:
+        """Writes who works at the job: this machine, this process and others."""
+        signature = {"machine": machine(), "processes": [_identity(pid) for pid in (os.getpid(), *processes)]}
+        self.path.write_text(json.dumps(signature))
+
+    def touch(self) -> bool:
+        """Says that the job is worked at; False where another worker has taken it over."""
+        if (self.directory / f"{self.name}.{self.number + 1}").exists():
+            return False
+        with contextlib.suppress(OSError):  # a disk that is away for a minute ends no training
+            os.utime(self.path)
+        return True
+
+    def release(self) -> None:
+        """Gives the job back."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path, (0, 0))
+
+
+def claim(directory: pathlib.Path, name: str) -> Claim | None:
+    """Claims a job; None where another worker has it, or was faster.
+
+    Raises:
+      OSError: where the directory cannot be written.
+    """
+    number = newest(directory, name)
+    if _state(directory, name, number) != "free":
+        return None
+    wanted = Claim(directory, name, number + 1)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(wanted.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return None
+    wanted.sign()
+    return wanted
+
+
+def state(directory: pathlib.Path, name: str) -> State:
+    """Whether a job is worked at."""
+    return _state(directory, name, newest(directory, name))
+
+
+def newest(directory: pathlib.Path, name: str) -> int:
+    """The number of the newest claim on a job, from 1; 0 where there is none."""
+    numbers = [path.suffix[1:] for path in directory.glob(f"{name}.*")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _state(directory: pathlib.Path, name: str, number: int) -> State:
+    if not number:
+        return "free"
+    path = directory / f"{name}.{number}"
+    touched = path.stat().st_mtime
+    if not touched:
+        return "free"
+    signature = _read(path)
+    if signature.get("machine") == machine():
+        worker, *others = (_lives(identity) for identity in signature["processes"])
+        return "held" if worker else "ending" if any(others) else "free"
+    return "free" if time.time() - touched > STALE_SECONDS else "held"
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """The signature; {} where it is not written yet."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        return {}
+
+
+def machine() -> str:
+    """Where process numbers mean the same processes: a host since it started, and a container's own numbers."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def _identity(pid: int) -> list[int]:
+    """A process and, on Linux, when it began: numbers are used again."""
+    with contextlib.suppress(OSError):
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return [pid, int(status[19])] if status[0] != "Z" else [0]
+    return [pid]
+
+
+def _lives(identity: list[int]) -> bool:
+    pid = identity[0]
+    if len(identity) > 1:
+        return _identity(pid) == identity
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0

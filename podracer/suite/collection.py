@@ -1,0 +1,119 @@
+"""The results in a suite's directory, and what is missing of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from podracer import atari
+from podracer import config as configs
+from podracer.atari import games
+from podracer.suite import aggregates
+from podracer.suite.jobs import Job, read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """What is in a directory.
+
+    Attributes:
+      label: the directory's name, or as much of it as tells it from others.
+      directory: the suite's.
+      settings: of all its jobs.
+      results: by job, in the order in which games and seeds were asked for.
+      missing: why there is no result, by job.
+    """
+
+    label: str
+    directory: pathlib.Path
+    settings: dict[str, Any]
+    results: dict[Job, dict[str, Any]]
+    missing: dict[Job, str]
+
+    @property
+    def games(self) -> list[str]:
+        """Those that were asked for."""
+        return list(dict.fromkeys(job.game for job in (*self.results, *self.missing)))
+
+    def values(self, field: str) -> dict[str, list[float]]:
+        """A number of the results, such as `score` or `hns`, by game and seed; those that are None are left out."""
+        found: dict[str, list[float]] = {}
+        for job, result in self.results.items():
+            if result[field] is not None:
+                found.setdefault(job.game, []).append(result[field])
+        return found
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """Human-normalised scores [seeds, games] with NaN for what is missing; None where there are none."""
+        values = self.values("hns")
+        return aggregates.matrix(values) if values else None
+
+    @property
+    def part(self) -> str:
+        """What aggregates are of if not of a whole set of games that has a name, or ''."""
+        counted = set(self.values("hns"))
+        wanted = counted | {job.game for job in self.missing if job.game in games.TABLES[self.settings["table"]]}
+        if not self.missing and any(wanted == set(known) for known in games.SETS.values()):
+            return ""
+        protocol = self.settings.get("protocol")
+        sets = [atari.PROTOCOLS[protocol].games] if protocol else []
+        sets += sorted(games.SETS.values(), key=len)
+        whole = next((known for known in sets if wanted <= set(known)), games.GAMES57)
+        text = f"{len(counted)} of {len(whole)} games"
+        runs = len(self.results) + len(self.missing)
+        return text + (f", and {len(self.missing)} of {runs} runs are missing" if self.missing else "")
+
+
+def read(directory: pathlib.Path, label: str = "") -> Collection:
+    """The results in a suite's directory.
+
+    Raises:
+      ValueError: where there are none, saying what there is, or one is of other settings, saying what differs.
+    """
+    asked = read_json(directory / "suite.json")
+    found = {path: read_json(path) for path in sorted((directory / "results").glob("*.json"))}
+    whole = {
+        Job(result["game"], result["seed"]): result
+        for path, result in found.items()
+        if result is not None and not path.name.endswith(".error.json") and "hns" in result
+    }
+    if not whole:
+        raise ValueError(f"{directory} holds no result of a suite: {_what_there_is(directory, asked)}.")
+    settings = asked["settings"] if asked else next(iter(whole.values()))["settings"]
+    for job, result in whole.items():
+        if different := configs.differences(settings, result["settings"]):
+            raise ValueError(f"{directory}: the result of {job.name} is of other settings: {'; '.join(different)}.")
+    names = [*(asked["games"] if asked else ()), *(job.game for job in whole)]
+    seeds = [*(asked["seeds"] if asked else ()), *(job.seed for job in whole)]
+    jobs = [Job(game, seed) for game in dict.fromkeys(names) for seed in sorted(set(seeds))]
+    missing = {job: _why(directory, job, found) for job in jobs if job not in whole}
+    ordered = {job: whole[job] for job in jobs if job in whole}
+    return Collection(label or directory.resolve().name, directory, settings, ordered, missing)
+
+
+def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
+    """Why a job has no result."""
+    error = found.get(directory / "results" / f"{job.name}.error.json")
+    if error:
+        return f"failed: {error['error']}"
+    if directory / "results" / f"{job.name}.json" in found:
+        return "its result is torn"
+    return "begun" if (directory / "runs" / job.name).is_dir() else "not begun"
+
+
+def _what_there_is(directory: pathlib.Path, asked: Mapping[str, Any] | None) -> str:
+    if not directory.is_dir():
+        return "it is no directory"
+    begun = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
+    failed = list((directory / "results").glob("*.error.json"))
+    if asked is not None:
+        jobs = len(asked["games"]) * len(asked["seeds"])
+        return f"of {jobs} jobs {len(begun)} are begun, {len(failed)} have failed and none is done"
+    names = sorted(path.name for path in directory.iterdir())
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"it holds {shown}" if names else "it is empty"

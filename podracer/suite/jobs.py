@@ -1,0 +1,167 @@
+"""A suite's jobs and the directory that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from podracer import config as configs
+
+
+class Job(NamedTuple):
+    """One run of a suite: a game by EnvPool's name and a seed."""
+
+    game: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.game}-{self.seed}"
+
+
+class Suite:
+    """Games, seeds and settings, and what there is of them in a directory.
+
+    The directory holds `suite.json` (what was asked for), `runs/GAME-SEED/` and their output `runs/GAME-SEED.log`,
+    `results/GAME-SEED.json` of runs that are complete, `results/GAME-SEED.error.json` of those that failed, and
+    `claims/`, by which workers agree on who does what.
+
+    Args:
+      directory: of the suite.
+      settings: what decides results, as `podracer.config.to_json` has it; all jobs in a directory have equal ones.
+      games: by EnvPool's names.
+      seeds: of each game.
+      train: the agent and the flags of `podracer train` that are equal for all jobs.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        settings: Mapping[str, Any],
+        games: Sequence[str],
+        seeds: Sequence[int],
+        train: Sequence[str] = (),
+    ):
+        self.directory, self.settings = directory, json.loads(json.dumps(settings))
+        self.games, self.seeds, self._train = tuple(games), tuple(seeds), tuple(train)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All of them, every game of the first seed first."""
+        return [Job(game, seed) for seed in self.seeds for game in self.games]
+
+    def command(self, job: Job) -> list[str]:
+        """What trains a job, or goes on with it: the arguments of a process."""
+        agent, *flags = self._train
+        own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
+        return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
+
+    def result(self, job: Job) -> dict[str, Any]:
+        """What came of a job whose process has ended well.
+
+        Raises:
+          ValueError: where the run is not complete, or its files are not those of a run.
+        """
+        from podracer.suite import result  # which needs JAX
+
+        return result.read(self, job)
+
+    def line(self, result: Mapping[str, Any]) -> str:
+        """A result in a few words."""
+        normalised = "" if result["hns"] is None else f", {100 * result['hns']:.1f}% of a human's"
+        return (
+            f"{result['game']}-{result['seed']}: {result['score']:,.1f}{normalised}, after {result['frames']:,} frames "
+            f"at {result['frames_per_second']:,.0f} a second"
+        )
+
+    def run_dir(self, job: Job) -> pathlib.Path:
+        return self.directory / "runs" / job.name
+
+    def log_path(self, job: Job) -> pathlib.Path:
+        return self.directory / "runs" / f"{job.name}.log"
+
+    def result_path(self, job: Job) -> pathlib.Path:
+        return self.directory / "results" / f"{job.name}.json"
+
+    def error_path(self, job: Job) -> pathlib.Path:
+        return self.directory / "results" / f"{job.name}.error.json"
+
+    @property
+    def claims(self) -> pathlib.Path:
+        return self.directory / "claims"
+
+    def done(self, job: Job) -> bool:
+        """Whether there is a result; one that is no whole JSON is none.
+
+        Raises:
+          ValueError: for a result of other settings, saying what differs.
+        """
+        stored = read_json(self.result_path(job))
+        if stored is None:
+            return False
+        self._require_equal(self.result_path(job), stored.get("settings", {}))
+        return True
+
+    def register(self) -> None:
+        """Writes what is asked for into the directory, together with what was asked for before.
+
+        Raises:
+          ValueError: where the directory holds a suite of other settings (saying what differs), or cannot be written.
+        """
+        path = self.directory / "suite.json"
+        stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
+        self._require_equal(path, stored["settings"])
+        for job in self.jobs:
+            self.done(job)
+        union = {
+            "settings": self.settings,
+            "games": [*stored["games"], *(game for game in self.games if game not in stored["games"])],
+            "seeds": sorted({*stored["seeds"], *self.seeds}),
+        }
+        try:
+            for part in ("runs", "results", "claims"):
+                (self.directory / part).mkdir(parents=True, exist_ok=True)
+            if union != stored or not path.exists():
+                write_json(path, union)
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
+
+    def _require_equal(self, path: pathlib.Path, stored: Mapping[str, Any]) -> None:
+        different = configs.differences(stored, self.settings)
+        if different:
+            raise ValueError(f"{path} is of other settings: {'; '.join(different)}; give another directory as --out.")
+
+
+def part(jobs: Sequence[Job], text: str) -> list[Job]:
+    """The share I of N of jobs, from `I/N`: all shares together have every job once.
+
+    Raises:
+      ValueError: for anything else, or where I is not one of 1 to N.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= count:
+        nearest = f"; the nearest is {min(max(index, 1), count)}/{count}" if count else ""
+        raise ValueError(f"part={text!r}: write I/N, a share I from 1 to N{nearest}.")
+    return list(jobs[index - 1 :: count])
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is none, or not all of it."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        value = json.loads(path.read_text())
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Writes a file that others see as a whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
+    partial.replace(path)

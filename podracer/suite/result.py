@@ -1,0 +1,171 @@
+"""What came of a job: the files of its run as one JSON object."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podracer import atari
+from podracer.atari import games
+from podracer.atari.protocols import FRAME_SKIP
+from podracer.run import metrics
+from podracer.suite.jobs import Job, Suite, read_json
+from podracer.version import __version__
+
+LAST = 100
+"""Games of training that count at a point of it (Machado et al. 2018)."""
+
+MILLION = 1_000_000
+
+PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
+"""Those whose versions may decide a score."""
+
+
+def read(suite: Suite, job: Job) -> dict[str, Any]:
+    """The result of a job whose run is complete.
+
+    Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`), and that of
+    the last evaluation without a protocol; `hns` is the score normalised by the protocol's table, or None where that
+    lacks the game.
+
+    Raises:
+      ValueError: where the run is not complete, has no files, or none of the numbers that its protocol reports.
+    """
+    directory = suite.run_dir(job)
+    summary, description = (read_json(directory / name) for name in ("summary.json", "config.json"))
+    if summary is None or description is None or not summary["complete"]:
+        raise ValueError("it is not complete.")
+    rows = metrics.read(directory / "metrics.jsonl")
+    skip = description["env_options"].get("frame_skip", FRAME_SKIP)
+    evaluations = _evaluations(rows, skip)
+    name = suite.settings.get("protocol")
+    protocol = atari.protocol(name) if name else None
+    frames = summary["env_steps"] * skip
+    points = [at for at in protocol.at if at < frames] if protocol else []
+    last = [_last(rows, point, skip) for point in (*points, frames)]
+    training = _each_million(rows, frames, skip)
+    found = {
+        "best": max((one["mean"] for one in evaluations), default=None),
+        "final": evaluations[-1]["mean"] if evaluations else None,
+        "last_100": last[-1]["mean"],
+        "each_million": training[-1]["mean"] if training else None,
+    }
+    score = found[protocol.figure if protocol else "final"]
+    if score is None:
+        raise ValueError(f"it has no games of the kind that protocol {name!r} reports; train for longer.")
+    return {
+        "game": job.game,
+        "seed": job.seed,
+        "agent": suite.settings["agent"],
+        "preset": suite.settings.get("preset"),
+        "protocol": name,
+        "table": suite.settings["table"],
+        "command": shlex.join(["podracer", *suite.command(job)[3:]]),
+        "settings": suite.settings,
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(summary),
+        "env_steps": summary["env_steps"],
+        "frames": frames,
+        "updates": summary["updates"],
+        "train_seconds": summary["train_seconds"],
+        "frames_per_second": summary["steps_per_second"] * skip,
+        "evaluations": evaluations,
+        "training": training,
+        "training_last_100": last,
+        "best": found["best"],
+        "final": found["final"],
+        "score": score,
+        "hns": normalised(job.game, score, suite.settings["table"]),
+    }
+
+
+def normalised(game: str, score: float, table: Any) -> float | None:
+    """The human-normalised score; None where the table lacks the game."""
+    return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
+
+
+def _evaluations(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]:
+    names = {"mean": "return_mean", "std": "return_std", "episodes": "episodes", "unfinished": "unfinished"}
+    return [
+        {"frames": row["env_steps"] * skip} | {name: row.get(f"eval/{key}") for name, key in names.items()}
+        for row in rows
+        if "eval/return_mean" in row
+    ]
+
+
+def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, float]]:
+    """(frames, mean, number) of the games of training that ended between two rows."""
+    return [
+        (row["env_steps"] * skip, row["episode/return"], row["episode/count"])
+        for row in rows
+        if "episode/return" in row
+    ]
+
+
+def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]:
+    """The mean of the newest games of training at a point of it; fewer than `LAST` where there were no more."""
+    total, episodes = 0.0, 0.0
+    for at, mean, number in reversed(_games(rows, skip)):
+        if at <= frames and episodes < LAST:
+            taken = min(number, LAST - episodes)
+            total, episodes = total + mean * taken, episodes + taken
+    return {"frames": frames, "mean": total / episodes if episodes else None, "episodes": int(episodes)}
+
+
+def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[dict[str, Any]]:
+    """The mean of the games of training in each million frames, of those in which one ended.
+
+    What is left of the frames, to which runs are never equal, belongs to the last million unless it is most of one.
+    """
+    sums: dict[int, tuple[float, float]] = {}
+    blocks = max(1, round(frames / MILLION))
+    for at, mean, number in _games(rows, skip):
+        block = min(-(-at // MILLION), blocks)
+        total, episodes = sums.get(block, (0.0, 0.0))
+        sums[block] = total + mean * number, episodes + number
+    return [
+        {"frames": min(block * MILLION, frames), "mean": total / episodes, "episodes": int(episodes)}
+        for block, (total, episodes) in sorted(sums.items())
+    ]
+
+
+def commit() -> str | None:
+    """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
+    package = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        called = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
+        return called.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else the checkout is another project's
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of Python and what decides a score."""
+    found = {"podracer": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run was, at its end."""
+    where = {"host": socket.gethostname(), "platform": platform.platform(), "cpus": os.cpu_count()}
+    return where | {"devices": summary["devices"], "device": summary["device"]}

@@ -1,0 +1,201 @@
+"""Workers: the jobs of a suite as processes, some at a time, until none is left that nobody else has."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from podracer.run.stopping import StopSignal
+from podracer.suite import claims, processes
+from podracer.suite.jobs import Job, Suite, write_json
+from podracer.suite.progress import Display
+
+POLL_SECONDS = 0.1
+"""Between two looks at the processes."""
+
+SCAN_SECONDS = 5.0
+"""Between two looks for jobs that others have given back, while there is room for them."""
+
+
+class Outcome(NamedTuple):
+    """How jobs stand when a worker ends.
+
+    Attributes:
+      done: those with a result.
+      failed: those that failed since it began, here or elsewhere.
+      stopped: those whose process a signal stopped, though not the worker.
+      elsewhere: those that other workers have.
+      left: the others, for the worker was stopped.
+    """
+
+    done: list[Job]
+    failed: list[Job]
+    stopped: list[Job]
+    elsewhere: list[Job]
+    left: list[Job]
+
+
+@dataclasses.dataclass
+class _Running:
+    job: Job
+    claim: claims.Claim
+    process: subprocess.Popen[bytes]
+    touched: float
+    lost: bool = False
+
+
+class Runner:
+    """Runs jobs.
+
+    Args:
+      suite: whose jobs they are; its directory is there.
+      jobs: the share of this worker, in their order.
+      workers: processes at a time.
+      stop: a request to stop.
+      display: where lines go.
+    """
+
+    def __init__(self, suite: Suite, jobs: Sequence[Job], workers: int, stop: StopSignal, display: Display):
+        self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
+        self._todo, self._held = list(jobs), list[Job]()
+        self._running: list[_Running] = []
+        self._done, self._failed, self._stopped = list[Job](), list[Job](), list[Job]()
+        self._waits, self._passed_on, self._scan_at = False, False, 0.0
+
+    def run(self) -> Outcome:
+        """Returns when no job is left, or all that are left are others', or after a request to stop.
+
+        Raises:
+          ValueError: where a result of other settings appears in the directory.
+          OSError: where the directory cannot be written.
+          KeyboardInterrupt: for a second Ctrl-C; processes are killed.
+        """
+        self._began = time.time()
+        try:
+            while True:
+                self._look()
+                if self._stop.requested:
+                    self._pass_on()
+                elif len(self._running) < self._workers and time.monotonic() >= self._scan_at:
+                    self._scan_at = time.monotonic() + SCAN_SECONDS
+                    self._fill()
+                self._display.show(len(self._done), [running.job for running in self._running])
+                if not self._running and (self._stop.requested or not self._waits):
+                    break
+                time.sleep(POLL_SECONDS)
+        finally:
+            for running in self._running:
+                running.process.kill()
+                running.process.wait()
+                running.claim.release()
+        left = [job for job in self._todo if job not in self._held]
+        return Outcome(self._done, self._failed, self._stopped, self._held, left)
+
+    def _look(self) -> None:
+        """Settles the processes that have ended, and touches the claims on the others."""
+        for running in list(self._running):
+            if running.process.poll() is not None:
+                self._running.remove(running)
+                self._end(running)
+                self._scan_at = 0.0
+            elif time.monotonic() - running.touched > claims.TOUCH_SECONDS and not running.lost:
+                running.touched = time.monotonic()
+                running.lost = not running.claim.touch()
+                if running.lost:
+                    running.process.terminate()
+
+    def _pass_on(self) -> None:
+        """Asks the processes to stop, once."""
+        if not self._passed_on:
+            self._passed_on = True
+            for running in self._running:
+                running.process.terminate()
+
+    def _fill(self) -> None:
+        """Starts jobs while there is room."""
+        self._held, self._waits = [], False
+        for job in list(self._todo):
+            if len(self._running) == self._workers or self._stop.requested:
+                return
+            if self._settled(job):
+                continue
+            claim = claims.claim(self._suite.claims, job.name)
+            if claim is None:
+                self._held.append(job)
+                # The process of a worker that was killed ends soon: this one waits for it.
+                self._waits |= claims.state(self._suite.claims, job.name) == "ending"
+            elif self._settled(job):  # while it was claimed
+                claim.release()
+            else:
+                self._start(job, claim)
+
+    def _settled(self, job: Job) -> bool:
+        """Whether a job has a result, or has failed since this worker began: then it is not tried again here."""
+        if self._suite.done(job):
+            self._done.append(job)
+        elif _modified(self._suite.error_path(job)) > self._began:
+            self._failed.append(job)
+        else:
+            return False
+        self._todo.remove(job)
+        return True
+
+    def _start(self, job: Job, claim: claims.Claim) -> None:
+        try:
+            process = processes.start(self._suite.command(job), self._suite.log_path(job))
+        except OSError:
+            claim.release()
+            raise
+        claim.sign(process.pid)
+        self._todo.remove(job)
+        self._running.append(_Running(job, claim, process, time.monotonic()))
+
+    def _end(self, running: _Running) -> None:
+        job, code = running.job, running.process.returncode
+        try:
+            if running.lost:
+                self._display.say(f"{job.name}: another worker has taken it over, for this one was away")
+                self._todo.append(job)
+            elif code == 0:
+                self._conclude(job)
+            elif code not in processes.STOPPED:
+                self._fail(job, f"exit code {code}", code)
+            elif self._stop.requested:
+                self._todo.append(job)
+            else:
+                self._stopped.append(job)
+                self._display.say(f"{job.name}: its process was stopped by a signal; it can go on")
+        finally:
+            running.claim.release()
+
+    def _conclude(self, job: Job) -> None:
+        try:
+            result = self._suite.result(job)
+        except (ValueError, KeyError) as error:
+            self._fail(job, f"{self._suite.run_dir(job)} has no result: {error}", 0)
+            return
+        write_json(self._suite.result_path(job), result)
+        self._suite.error_path(job).unlink(missing_ok=True)
+        self._done.append(job)
+        self._display.say(self._suite.line(result))
+
+    def _fail(self, job: Job, why: str, code: int) -> None:
+        log = self._suite.log_path(job)
+        lines = processes.last_words(log)
+        said = [line for line in lines if line.startswith("podracer: error: ")]
+        why = said[-1].removeprefix("podracer: error: ") if said else why
+        error = {"game": job.game, "seed": job.seed, "error": why, "exit_code": code, "log": str(log), "tail": lines}
+        write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})
+        self._failed.append(job)
+        self._display.say(f"{job.name} failed: {why} (see {log})")
+
+
+def _modified(path: pathlib.Path) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0

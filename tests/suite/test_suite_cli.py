@@ -1,0 +1,169 @@
+"""`podracer suite` in a shell: what is printed, what is refused, and exit codes."""
+
+import json
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import fakes
+import pytest
+
+from podracer import cli
+from podracer.cli import suite, train
+from podracer.suite import jobs, runner
+
+PPO = "suite atari57 ppo --preset atari"
+
+
+def run(command):
+    return cli.run(shlex.split(command) if isinstance(command, str) else command)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("suite atari", "unknown suite 'atari'; did you mean 'atari57'?"),
+        ("suite atari57", "suite needs an agent"),
+        ("suite atari57 pppo", "unknown agent 'pppo'; did you mean 'ppo'"),
+        (f"{PPO} --games pong", "unknown game 'pong'; did you mean 'Pong'"),
+        (f"{PPO} --games nature48", "unknown game 'nature48'; did you mean 'nature49'"),
+        (f"{PPO} --part 0/4", "part='0/4': write I/N, a share I from 1 to N; the nearest is 1/4."),
+        (f"{PPO} --part 5/4", "part='5/4': write I/N, a share I from 1 to N; the nearest is 4/4."),
+        ("suite atari57 ppo --preset atar", "preset='atar': unknown; did you mean 'atari'?"),
+        ("suite atari57 ppo --preset rainbow", "preset='rainbow' is of dqn"),
+        (f"{PPO} --protocol sede", "protocol='sede': unknown; did you mean 'seed'?"),
+        (f"{PPO} --seed 3", "--seed is not for a suite: use --seeds."),
+        (f"{PPO} --run-dir=x", "--run-dir is not for a suite: use --out."),
+        (f"{PPO} --seeds 1 1", "--seeds=1 1: give one or more, from 0, each once."),
+        (f"{PPO} --workers 0", "--workers=0: must be at least 1."),
+        (f"{PPO} --total-stps 3", "did you mean --total-steps?"),
+        (f"{PPO} --total-steps 0", "RunConfig.total_steps=0: must be at least 1."),
+        ("suite report", "suite report needs one or more directories"),
+        ("suite report .", "holds no result of a suite: it is empty."),
+    ],
+)
+def test_bad_input_gets_one_line(command, message, capsys):
+    code = run(command)
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+
+
+def test_help_is_there(capsys):
+    for command in ("suite", "suite --help", "suite atari57 ppo --help", "suite report --help"):
+        assert run(command) == 0
+    assert "--part" in capsys.readouterr().out
+
+
+def test_dry_run_prints_commands_that_are_its_parts(capsys, tmp_path):
+    command = f"{PPO} --games atari100k Pong --seeds 0 2 --out {tmp_path}/o --total-steps 1e3 --agent.learning-rate=0.1"
+    assert run(f"{command} --dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 52
+    for line in lines[::17]:
+        program, *argv = shlex.split(line)
+        assert program == "podracer"
+        assert run([*argv, "--dry-run"]) == 0
+        assert capsys.readouterr().out.splitlines() == [line]
+    assert not (tmp_path / "o").exists()
+
+
+def test_settings_are_those_of_the_run(tmp_path):
+    """Written in other ways they are the same, and what only says how a run is kept is none."""
+    command = ["dqn", "envpool:Pong-v5", "--preset", "fast_dqn"]
+    found = train.settings(command)
+    assert (found["agent"], found["preset"], found["protocol"]) == ("dqn", "fast_dqn", "fast_dqn")
+    assert (found["agent_config"]["rollout_length"], found["run"]["num_envs"]) == (1250, 8)
+    assert found["run"]["eval_every"] == 250_000
+    assert found["env_options"]["fire_reset"] is True
+    assert train.settings([*command, "--num-envs=8", "--total-steps", "5e7"]) == found
+    assert train.settings([*command, "--agent.n-step", "3"]) != found
+    of_suite = suite._settings("dqn", ["--preset", "fast_dqn"])
+    assert of_suite["table"] == "nature"
+    assert of_suite == suite._settings(
+        "dqn", ["--preset", "fast_dqn", "--keep-checkpoints", "9", "--checkpoint-every", "5"]
+    )
+    assert of_suite != suite._settings("dqn", ["--preset", "fast_dqn", "--eval-every", "1000"])
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Jobs that train nothing."""
+    bodies = {}
+
+    def command(whole, job):
+        return fakes.FakeSuite(whole.directory, bodies=bodies).command(job)
+
+    monkeypatch.setattr(jobs.Suite, "command", command)
+    monkeypatch.setattr(
+        jobs.Suite,
+        "result",
+        lambda whole, job: fakes.FakeSuite.result(whole, job) | {"evaluations": [], "training": []},
+    )
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.005)
+    return bodies
+
+
+def test_from_runs_to_a_report(fake, capsys):
+    fake["Boxing-0"] = "exit 1"
+    command = f"{PPO} --games Pong Boxing --out o"
+    assert run(command) == 1
+    err = capsys.readouterr().err
+    assert "Boxing-0 failed: exit code 1" in err
+    assert f"1 of 2 runs are done, 1 failed; continue with podracer {command}" in err
+    fake.clear()
+    (pathlib.Path("o/runs/Boxing-0/alone")).rmdir()
+    assert run(f"{command} --total-steps=1e7") == 0, "as long as the preset's runs: no other settings"
+    assert capsys.readouterr().err.endswith("2 of 2 runs are done; podracer suite report o\n")
+    assert run("suite report o -o o.json") == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("o.json\n", "o: 0 of 49 games; --partial aggregates them\n")
+    assert json.loads(pathlib.Path("o.json").read_text())["suites"][0]["games"]["Pong"]["mean"] == 1.0
+    assert run(f"{command} --dry-run") == 0
+    assert capsys.readouterr().out == ""
+    assert run("suite atari57 ppo --preset atari --games Pong --out o --agent.discount 0.9") == 2
+    assert "o/suite.json is of other settings: agent_config.discount: 0.99 -> 0.9; give" in capsys.readouterr().err
+
+
+def test_parts_share_a_directory(fake, capsys):
+    for part in ("1/2", "2/2"):
+        assert run(f"{PPO} --games Pong Boxing Enduro --seeds 0 1 --out o --part {part}") == 0
+        assert "3 of 3 runs are done" in capsys.readouterr().err
+    assert len(list(pathlib.Path("o/results").iterdir())) == 6
+
+
+@pytest.mark.slow
+def test_pong_is_stopped_goes_on_and_is_reported(tmp_path, capsys):
+    """Real runs: SIGTERM in the first one, and the same command again."""
+    pytest.importorskip("envpool")
+    command = (
+        f"suite atari57 vtrace --protocol impala --games Pong --seeds 0 1 --out {tmp_path}/o --total-steps 1200 --num-envs 4 "
+        "--eval-every 600 --eval-episodes 2 --checkpoint-every 100 --env.max-episode-steps 40 "
+        "--env.evaluation-max-episode-steps 40 --agent.rollout-length 10 --agent.torso mlp --agent.hidden-sizes 8"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podracer", *shlex.split(command)], stderr=subprocess.PIPE, text=True
+    )
+    checkpoints = tmp_path / "o" / "runs" / "Pong-0" / "checkpoints"
+    deadline = time.monotonic() + 300
+    while not (checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert f"0 of 2 runs are done; continue with podracer {command}" in err
+    assert not list((tmp_path / "o" / "results").iterdir())
+    assert "stopped by a signal" in (tmp_path / "o" / "runs" / "Pong-0.log").read_text()
+    assert run(command) == 0
+    result = json.loads((tmp_path / "o" / "results" / "Pong-0.json").read_text())
+    assert result["env_steps"] >= 1200
+    assert len(result["evaluations"]) == 2
+    assert result["hns"] == pytest.approx((result["final"] + 20.7) / (14.6 + 20.7))
+    capsys.readouterr()
+    assert run(f"suite report {tmp_path}/o --partial") == 0
+    assert "| Pong |" in (tmp_path / "o" / "report" / "table.md").read_text()

@@ -1,0 +1,206 @@
+"""Workers: every job is run once and to its end, whatever happens to them."""
+
+import itertools
+import json
+import signal
+import time
+
+import fakes
+import pytest
+
+from podracer.run.stopping import StopSignal
+from podracer.suite import claims, jobs, progress, runner
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch):
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(runner, "SCAN_SECONDS", 0.05)
+
+
+def run(suite, workers=2, share=None):
+    suite.register()
+    with StopSignal() as stop:
+        return runner.Runner(suite, share or suite.jobs, workers, stop, progress.Display(suite, 0, "")).run()
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_every_job_once(tmp_path, capsys):
+    suite = fakes.FakeSuite(tmp_path, seeds=(0, 1))
+    found = run(suite)
+    assert sorted(found.done) == sorted(suite.jobs)
+    assert found[1:] == ([], [], [], [])
+    assert all(suite.starts(job) == 1 and suite.done(job) for job in suite.jobs)
+    assert all(claims.state(suite.claims, job.name) == "free" for job in suite.jobs)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert "A-0: 1.0, after 4 frames at 2 a second" in lines
+    # Again there is nothing to do; more seeds are more jobs.
+    assert len(run(suite).done) == 6
+    more = fakes.FakeSuite(tmp_path, seeds=(1, 2))
+    assert len(run(more).done) == 6
+    assert [suite.starts(jobs.Job("A", seed)) for seed in (0, 1, 2)] == [1, 1, 1]
+    assert json.loads((tmp_path / "suite.json").read_text())["seeds"] == [0, 1, 2]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_one_failure_among_others(tmp_path, capsys):
+    fail = {"B-0": "echo gone; echo 'podracer: error: B is out of order.' >&2; exit 7"}
+    broken = fakes.FakeSuite(tmp_path, bodies=fail | {"C-0": "exit 1"})
+    found = run(broken)
+    assert [job.name for job in found.done] == ["A-0"]
+    assert sorted(job.name for job in found.failed) == ["B-0", "C-0"]
+    error = json.loads(broken.error_path(jobs.Job("B", 0)).read_text())
+    assert (error["error"], error["exit_code"]) == ("B is out of order.", 7)
+    assert error["tail"] == ["gone", "podracer: error: B is out of order."]
+    assert "B-0 failed: B is out of order. (see " in capsys.readouterr().err
+    # The next call tries again, and takes the error back.
+    (broken.run_dir(jobs.Job("B", 0)) / "alone").rmdir()
+    (broken.run_dir(jobs.Job("C", 0)) / "alone").rmdir()
+    assert len(run(fakes.FakeSuite(tmp_path)).done) == 3
+    assert not broken.error_path(jobs.Job("B", 0)).exists()
+
+
+def test_a_process_that_ends_well_without_a_result_has_failed(tmp_path):
+    suite = fakes.FakeSuite(tmp_path, games="A", body=f"rmdir {tmp_path}/runs/A-0/alone; exit 0")
+    assert [job.name for job in run(suite).failed] == ["A-0"]
+    assert "has no result: it is not complete" in suite.error_path(suite.jobs[0]).read_text()
+
+
+def test_a_torn_result_is_none(tmp_path):
+    suite = fakes.FakeSuite(tmp_path)
+    run(suite)
+    path = suite.result_path(suite.jobs[1])
+    path.write_text(path.read_text()[:40])
+    assert len(run(suite).done) == 3
+    assert [suite.starts(job) for job in suite.jobs] == [1, 2, 1]
+    assert suite.done(suite.jobs[1])
+
+
+def test_other_settings_are_refused_with_the_difference(tmp_path):
+    run(fakes.FakeSuite(tmp_path, games="A"))
+    other = fakes.FakeSuite(tmp_path, games="A", settings={"agent": "fake", "agent_config": {"learning_rate": 0.2}})
+    with pytest.raises(
+        ValueError, match=r"suite.json is of other settings: agent_config.learning_rate: 0.1 -> 0.2; give"
+    ):
+        other.register()
+    (tmp_path / "suite.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"A-0.json is of other settings: agent_config.learning_rate: 0.1 -> 0.2; give"
+    ):
+        other.register()
+
+
+def test_jobs_of_others_are_left_to_them(tmp_path):
+    suite = fakes.FakeSuite(tmp_path)
+    suite.register()
+    held = claims.claim(suite.claims, "B-0")
+    found = run(suite)
+    assert ({job.name for job in found.done}, [job.name for job in found.elsewhere]) == ({"A-0", "C-0"}, ["B-0"])
+    held.release()
+    assert len(run(suite).done) == 3
+
+
+def test_who_loses_a_claim_leaves_the_job(tmp_path, monkeypatch, capsys):
+    """As after a night in which this machine slept: another one has the job now."""
+    monkeypatch.setattr(claims, "TOUCH_SECONDS", 0.0)
+    suite = fakes.FakeSuite(tmp_path, games="A", body="sleep 30")
+    suite.register()
+    touch = claims.Claim.touch
+
+    def taken(claim):
+        claim._replace(number=2).path.touch()
+        return touch(claim)
+
+    monkeypatch.setattr(claims.Claim, "touch", taken)
+    found = run(suite)
+    assert [job.name for job in found.elsewhere] == ["A-0"]
+    assert not suite.done(suite.jobs[0])
+    assert "another worker has taken it over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("jobs_", "count"), [(6, 4), (171, 57), (5, 5), (3, 7)])
+def test_parts_have_every_job_once(jobs_, count):
+    all_ = list(range(jobs_))
+    shares = [jobs.part(all_, f"{i + 1}/{count}") for i in range(count)]
+    assert sorted(itertools.chain(*shares)) == all_
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"), [("0/4", "1/4"), ("5/4", "4/4"), ("1/0", None), ("3", None), ("-1/4", None), ("a/b", None)]
+)
+def test_no_part(text, nearest):
+    with pytest.raises(ValueError, match=f"part='{text}': write I/N") as error:
+        jobs.part([1], text)
+    assert (nearest or "nearest") in str(error.value) or nearest is None
+
+
+def test_two_workers_never_share_a_job(tmp_path):
+    """Processes that race over small jobs, each of which fails where another is at it."""
+    settings = {"games": [f"G{i}" for i in range(12)], "body": "sleep 0.02"}
+    suite = fakes.FakeSuite(tmp_path, **settings)
+    together = "(suite.directory / str(__import__('os').getpid())).touch()\nwhile len(list(suite.directory.glob('[0-9]*'))) < 2: __import__('time').sleep(0.001)"
+    workers = [fakes.worker(tmp_path, together, **settings) for _ in range(2)]
+    for process in workers:
+        (_, failed, stopped, _, left), said = fakes.outcome(process)
+        assert (failed, stopped, left) == (0, 0, 0), said
+    assert all(suite.done(job) for job in suite.jobs)
+    assert [suite.starts(job) for job in suite.jobs] == [1] * 12
+    by = {json.loads((suite.claims / f"{job.name}.1").read_text())["processes"][0][0] for job in suite.jobs}
+    assert by == {process.pid for process in workers}
+
+
+def test_sigterm_stops_the_processes_and_gives_their_jobs_back(tmp_path):
+    settings = {
+        "games": "ABC",
+        "body": f"trap 'echo >> {tmp_path}/saved; exit 143' TERM; echo >> {tmp_path}/trapped; sleep 30 & wait",
+    }
+    process = fakes.worker(tmp_path, **settings)
+    suite = fakes.FakeSuite(tmp_path, **settings)
+    trapped = tmp_path / "trapped"
+    wait_until(lambda: trapped.exists() and trapped.read_text() == "\n\n")
+    process.send_signal(signal.SIGTERM)
+    (done, failed, stopped, elsewhere, left), _ = fakes.outcome(process)
+    assert (done, failed, stopped, elsewhere, left) == (0, 0, 0, 0, 3)
+    assert (tmp_path / "saved").read_text() == "\n\n"
+    assert all(claims.state(suite.claims, job.name) == "free" for job in suite.jobs)
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_sigkill_and_again(tmp_path):
+    """What the killed worker had begun ends with it, and the next one waits for that and finishes."""
+    body = f"trap 'sleep 0.2; rmdir {tmp_path}/runs/*/alone; exit 143' TERM; touch {tmp_path}/trapped; sleep 30 & wait"
+    process = fakes.worker(tmp_path, games="AB", bodies={"B-0": body})
+    suite = fakes.FakeSuite(tmp_path, games="AB")
+    wait_until(lambda: (tmp_path / "trapped").exists() and suite.done(suite.jobs[0]))
+    process.kill()
+    process.communicate()
+    began = time.monotonic()
+    found = run(suite)
+    assert time.monotonic() - began < 15
+    assert len(found.done) == 2, found
+    assert suite.starts(suite.jobs[1]) == 2
+
+
+def test_a_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # Rich's word for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    suite = fakes.FakeSuite(tmp_path)
+    suite.run_dir(suite.jobs[0]).mkdir(parents=True)
+    (suite.run_dir(suite.jobs[0]) / "metrics.jsonl").write_text('{"env_steps": 1}\n{"env_steps": 12345}\n{"env_st')
+    display = progress.Display(suite, 3, "runs")
+    display.show(1, suite.jobs[:2])
+    display.say("one line [of it]")
+    display.show(3, [])
+    display.close()
+    err = capsys.readouterr().err
+    assert "A-0 12,345, B-0" in err
+    assert "one line [of it]" in err
+    assert "3/3" in err
