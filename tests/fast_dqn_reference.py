@@ -23,7 +23,10 @@ Minibatch = Sequence[tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The paper's letters and Lua's RMSProp; `epsilon` maps time steps that were learnt from to a probability."""
+    """The paper's letters and Lua's RMSProp; `epsilon` maps time steps that were learnt from to a probability.
+
+    The newest `late` experiences of a sampler stay in its buffer when it is flushed; in the paper, none.
+    """
 
     F: int
     C: int
@@ -34,6 +37,7 @@ class Setting:
     decay: float
     stability: float
     epsilon: Callable[[int], float]
+    late: int = 0
 
 
 class Stream(NamedTuple):
@@ -85,10 +89,11 @@ class Sampler:
         real = not stream.first[row + 1]
         self.buffer.append(Experience(self.lane, row, state, action, reward, discount, self.state, real))
 
-    def flush(self) -> list[Experience]:
-        """What the buffer held."""
-        buffer, self.buffer = self.buffer, []
-        return buffer
+    def flush(self, late: int) -> list[Experience]:
+        """What the buffer held, but for the newest."""
+        held = len(self.buffer) - late
+        flushed, self.buffer = self.buffer[:held], self.buffer[held:]
+        return flushed
 
 
 def forward(theta: Theta, x: np.ndarray) -> list[np.ndarray]:
@@ -168,11 +173,13 @@ class Begun(NamedTuple):
 
 
 def prepopulated(samplers: list[Sampler], setting: Setting) -> list[Experience]:
-    """D with N experiences."""
+    """D with N experiences, or all but those that are late."""
+    memory = []
     for _ in range(setting.N // len(samplers)):
         for sampler in samplers:
             sampler.step()
-    return [experience for sampler in samplers for experience in sampler.flush()]
+            memory.extend(sampler.flush(setting.late))
+    return memory
 
 
 def fast_dqn(
@@ -194,8 +201,8 @@ def fast_dqn(
     for t in itertools.count(1):
         if t % C == 1:
             wait()
-            for sampler in samplers:
-                memory.extend(sampler.flush())
+            flushed = [experience for sampler in samplers for experience in sampler.flush(setting.late)]
+            memory.extend(sorted(flushed, key=lambda experience: experience.row))  # the oldest leave first
             del memory[: -setting.capacity]
             trainer.copy()
             epsilon = trainer.epsilon()
@@ -231,6 +238,6 @@ def dqn(
             break
         sampler = samplers[(t - 1) % W]
         sampler.step(forward(trainer.theta, sampler.state[None])[-1][0], trainer.epsilon())
-        memory.extend(sampler.flush())
+        memory.extend(sampler.flush(setting.late))
         del memory[: -setting.capacity]
     return trainer, begun

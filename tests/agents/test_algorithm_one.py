@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import random
 import time
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, spaces, topology
+from podracer import agents, environments, spaces, topology
 from podracer.agents import DQNConfig
 from podracer.anakin import program
 from podracer.environments.stepped import SteppedEnvironments
@@ -110,31 +111,32 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of a run: lanes, rollout length, rows between copies."""
+    """Of a run: lanes, rollout length, rows between copies, rows that D holds."""
 
     W: int
     T: int
     C: int
+    capacity: int = 1000
 
     @property
-    def N(self) -> int:
+    def at_first(self) -> int:
+        """N, rows before anything is learnt."""
         return 2 * self.C
 
 
-WIDE, NARROW = Shape(4, 10, 40), Shape(1, 16, 16)
-SEQUENTIAL = Shape(1, 4, 16)
+WIDE, NARROW = Shape(4, 10, 40, capacity=4 * 49), Shape(1, 16, 16)  # with row 50 they fill 5 rollouts
+SEQUENTIAL, ALL_AT_ONCE = Shape(1, 4, 16), Shape(4, 1, 16)
 
 
-@functools.cache
-def made(shape: Shape) -> tuple[Agent, Record]:
+def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
     """Exploration falls from 1 to 0 in the first two periods that are learnt in."""
     config = DQNConfig(
         rollout_length=shape.T,
         update_period=F,
         batch_size=BATCH,
         target_period=shape.C,
-        replay_capacity=1000,
-        replay_min_size=shape.N,
+        replay_capacity=shape.capacity,
+        replay_min_size=shape.at_first,
         double=False,
         optimizer="rmsprop",
         learning_rate=1e-3,
@@ -144,21 +146,28 @@ def made(shape: Shape) -> tuple[Agent, Record]:
         hidden_sizes=(8,),
         init="uniform",
     )
+    return agents.dqn.make(spec, config)
+
+
+@functools.cache
+def made(shape: Shape) -> tuple[Agent, Record]:
+    """An agent, recorded, for the walk."""
     record = Record()
-    return record.of(agents.dqn.make(Walk().spec, config)), record
+    return record.of(agent_of(shape, Walk().spec)), record
 
 
 def setting(shape: Shape) -> reference.Setting:
     return reference.Setting(
         F=F,
         C=shape.C,
-        N=shape.N,
-        capacity=1000,
+        N=shape.at_first,
+        capacity=shape.capacity,
         gamma=0.99,
         learning_rate=1e-3,
         decay=0.95,
         stability=1e-5,
         epsilon=lambda t: max(0.0, 1.0 - t / (2 * shape.C)),
+        late=1,  # a row waits for the one behind it, which comes with the next rollout
     )
 
 
@@ -178,20 +187,40 @@ def assert_close(params: Any, theta: reference.Theta) -> None:
 # Runs.
 
 
+def driver_of(agent: Agent, shape: Shape, mode: Any, environments: Any, updates_per_call: int | None) -> Sebulba:
+    layout = topology.make_host(
+        num_envs=shape.W, envs_per_actor=shape.W, actor_threads=1, devices=jax.local_devices()[:1]
+    )
+    settings: Any = {"mode": mode, "updates_per_call": updates_per_call}
+    return Sebulba(agent, environments, layout, seed=5, hyper=agent.hyper, **settings)
+
+
 @functools.cache
 def compiled(shape: Shape, updates_per_call: int | None) -> Sebulba:
-    driver = driver_of(shape, "lockstep", SteppedEnvironments(Walk()), updates_per_call)
+    driver = driver_of(made(shape)[0], shape, "lockstep", SteppedEnvironments(Walk()), updates_per_call)
     driver.compile(driver.init())
     return driver
 
 
-def driver_of(shape: Shape, mode: Any, environments: Any, updates_per_call: int | None = None) -> Sebulba:
-    layout = topology.make_host(
-        num_envs=shape.W, envs_per_actor=shape.W, actor_threads=1, devices=jax.local_devices()[:1]
+def share(driver: Sebulba, shared: Sebulba) -> Sebulba:
+    """The driver, with what another has compiled."""
+    for name in ("_begin", "_act", "_finish", "_programs"):
+        setattr(driver, name, getattr(shared, name))
+    return driver
+
+
+def train(driver: Sebulba, state: Any, shape: Shape) -> Any:
+    total = shape.at_first + PERIODS * shape.C
+    state, complete = driver.run(
+        state,
+        total_steps=total,
+        next_milestone=lambda steps: total,
+        on_progress=lambda progress: None,
+        on_milestone=lambda state, steps: None,
+        should_stop=lambda: False,
     )
-    agent, _ = made(shape)
-    settings: Any = {"mode": mode, "updates_per_call": updates_per_call}
-    return Sebulba(agent, environments, layout, seed=5, hyper=agent.hyper, **settings)
+    assert complete
+    return state
 
 
 class Run(NamedTuple):
@@ -214,39 +243,14 @@ def run_of(first: Any, state: Any, record: Record) -> Run:
     return Run(one(first), one(state.learner), state, copy.deepcopy(record))
 
 
-def sebulba(
-    shape: Shape,
-    mode: str,
-    updates_per_call: int | None = None,
-    environments: Any = SteppedEnvironments,
-    nap: float = 0.0,
-) -> Run:
-    """Trains, with naps before updates; drivers of one shape share what is compiled."""
-    shared, record = compiled(shape, updates_per_call), made(shape)[1]
-    driver = driver_of(shape, mode, environments(Walk()), updates_per_call)
-    for name in ("_begin", "_act", "_finish", "_programs"):
-        setattr(driver, name, getattr(shared, name))
-    drain: Any = driver._programs.drain
-
-    def late(*arguments: Any) -> Any:
-        time.sleep(nap)
-        return drain(*arguments)
-
-    driver._programs = driver._programs._replace(drain=late)
-    state = driver.init()
+def sebulba(shape: Shape, mode: str, updates_per_call: int | None = None) -> Run:
+    """Trains; drivers of one shape share what is compiled."""
+    agent, record = made(shape)
+    driver = driver_of(agent, shape, mode, SteppedEnvironments(Walk()), updates_per_call)
+    state = share(driver, compiled(shape, updates_per_call)).init()
     first = harness.numbers_of(state.learner.params)
     record.clear()
-    total = shape.N + PERIODS * shape.C
-    state, complete = driver.run(
-        state,
-        total_steps=total,
-        next_milestone=lambda steps: total,
-        on_progress=lambda progress: None,
-        on_milestone=lambda state, steps: None,
-        should_stop=lambda: False,
-    )
-    assert complete
-    return run_of(first, state, record)
+    return run_of(first, train(driver, state, shape), record)
 
 
 def anakin(shape: Shape) -> Run:
@@ -255,7 +259,7 @@ def anakin(shape: Shape) -> Run:
     state = harness.initial(prog, agent, [5])
     first = harness.numbers_of(state.learner.params)
     record.clear()
-    for _ in range(shape.N // shape.C + PERIODS + 1):
+    for _ in range(shape.at_first // shape.C + PERIODS + 1):
         state, _ = prog.step(state, program.Limits.of(10**6, 10**6, 1))
     return run_of(first, state, record)
 
@@ -292,7 +296,7 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
     seen = streams(run, shape)
     samplers = [reference.Sampler(lane, stream) for lane, stream in enumerate(seen)]
     period = shape.W * shape.T
-    before, due = shape.N // period, period // F  # rollouts that only fill D; updates after each of the others
+    before, due = shape.at_first // period, period // F  # rollouts that only fill D; updates after each of the others
     drawn = minibatches(run, seen)
     steps = run.rollouts - before - pending // due
     trainer, begun = learn(samplers, iter(drawn), layers(run.first), setting(shape), steps)
@@ -313,7 +317,7 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
             continue
         expected = begun[number - before]
         assert int(published.version) == expected.updates
-        assert expected.size == number * period
+        assert expected.size == min(number * period - shape.W, shape.capacity)
         assert_close(published.params, expected.acting)
         np.testing.assert_allclose(published.aux, expected.epsilon, atol=1e-6)
         if learn is reference.fast_dqn:  # what acts is the target network, which stays for a period
@@ -326,14 +330,102 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
     assert np.min(explored[:, 0]) == 0.0, "from then on, every action must be greedy"
 
 
-@pytest.mark.parametrize("shape", [WIDE, NARROW], ids=lambda shape: f"W={shape.W}")
-def test_sebulba_in_lockstep_is_algorithm_one(shape: Shape) -> None:
-    check(sebulba(shape, "lockstep"), shape)
+# Algorithms.
 
 
-def test_sebulba_in_series_is_dqn() -> None:
-    check(sebulba(SEQUENTIAL, "serial"), SEQUENTIAL, reference.dqn)
+@functools.cache
+def wide() -> Run:
+    """Updates in calls of up to 7."""
+    return sebulba(WIDE, "lockstep", 7)
+
+
+def test_sebulba_in_lockstep_is_algorithm_one() -> None:
+    check(wide(), WIDE)
+
+
+def test_one_lane_in_lockstep_is_algorithm_one() -> None:
+    check(sebulba(NARROW, "lockstep"), NARROW)
+
+
+@pytest.mark.parametrize(
+    "shape", [SEQUENTIAL, pytest.param(ALL_AT_ONCE, marks=pytest.mark.slow)], ids=lambda shape: f"W={shape.W}"
+)
+def test_sebulba_in_series_is_dqn(shape: Shape) -> None:
+    check(sebulba(shape, "serial"), shape, reference.dqn)
 
 
 def test_anakin_in_lockstep_is_algorithm_one() -> None:
     check(anakin(WIDE), WIDE, pending=WIDE.C // F)
+
+
+# Order.
+
+
+class Sleepy(SteppedEnvironments):
+    """Environments that take their time."""
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        environment = super().make(*args, **kwargs)
+        send, rng = environment.send, random.Random(0)
+
+        def late(*arguments: Any) -> None:
+            time.sleep(rng.random() * 0.005)
+            send(*arguments)
+
+        environment.send = late  # type: ignore[method-assign]
+        return environment
+
+
+def again(at_once: int, *, sleepy: bool = False, updates_per_call: int = 7) -> Run:
+    """The run of `wide` another time, with its updates cut otherwise."""
+    agent, record = made(WIDE)
+    source = (Sleepy if sleepy else SteppedEnvironments)(Walk())
+    driver = driver_of(agent, WIDE, "lockstep", source, updates_per_call)
+    share(driver, compiled(WIDE, updates_per_call))
+    drain, rng = driver._programs.drain, random.Random(1)
+
+    def cut(*arguments: Any) -> Any:
+        time.sleep(rng.random() * 0.005 * sleepy)
+        assert drain is not None
+        return drain(*arguments)
+
+    driver._programs = driver._programs._replace(drain=cut, at_once=at_once, seconds=1e6)
+    state = driver.init()
+    first = harness.numbers_of(state.learner.params)
+    record.clear()
+    return run_of(first, train(driver, state, WIDE), record)
+
+
+def assert_same_runs(run: Run, expected: Run) -> None:
+    harness.assert_same((run.state, run.record.learnt), (expected.state, expected.record.learnt))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"at_once": 7},
+        {"at_once": 1, "sleepy": True},
+        {"at_once": 100, "sleepy": True},
+        pytest.param({"at_once": 1, "updates_per_call": 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_order_does_not_matter(how: dict[str, Any]) -> None:
+    """Twice, with pauses on either side, with updates one by one or all at once: the same bits."""
+    assert_same_runs(again(**how), wide())
+
+
+@pytest.mark.slow
+def test_how_many_threads_step_a_pool_does_not_matter() -> None:
+    pytest.importorskip("envpool")
+    states, shared = [], None
+    for threads in (1, 2, 4):
+        source: Any = environments.make("envpool:CartPole-v1", num_threads=threads)
+        driver = driver_of(agent_of(WIDE, source.spec), WIDE, "lockstep", source, None)
+        state = driver.init()
+        if shared is None:
+            driver.compile(state)
+        shared = share(driver, shared or driver)
+        states.append(harness.numbers_of(train(driver, state, WIDE)))
+        harness.assert_same(states[-1], states[0])
+    assert states[0].learner.num_updates[0] >= PERIODS * (WIDE.C // F)

@@ -18,6 +18,10 @@ from podracer import cli
 pytestmark = pytest.mark.slow
 
 TOTAL_STEPS = 12_000
+DQN = (
+    "train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.update-period 4 --agent.target-period 80 "
+    "--agent.replay-capacity 800 --agent.replay-min-size 160"
+)
 CASES = {
     # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
     "vtrace": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --agent.optimizer rmsprop "
@@ -26,13 +30,10 @@ CASES = {
     # A replay with its priorities, and a target network.
     "r2d2": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 --agent.trace-length 12 "
     "--agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 --agent.target-update-interval 7",
-    "r2d2-sebulba": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 "
-    "--agent.trace-length 12 --agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 "
-    "--arch sebulba --mode lockstep --actor-threads 2",
-    # Epsilon by updates, priorities of single rows, importance weights by progress, frames.
-    "dqn": "train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-capacity 400 "
-    "--agent.replay-min-size 40 --agent.update-period 40 --agent.target-period 280 --agent.epsilon-decay 9000 "
-    "--agent.priority-exponent 0.5 --agent.n-step 3 --agent.noise 0.5",
+    # Updates that are due and not done: at checkpoints, and wherever in a period a signal comes.
+    "dqn": f"{DQN} --mode lockstep",
+    "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep",
+    "dqn-sebulba-2": f"{DQN} --agent.priority-exponent 0.5 --arch sebulba --mode lockstep --actor-threads 2",
     # Both actors' environments, and the parameters that their next rollouts need.
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",
@@ -51,10 +52,14 @@ def stored(run_dir):
     """Every array of the newest checkpoint by name, read with Orbax alone."""
     import orbax.checkpoint as ocp
 
-    newest = max((path for path in (run_dir / "checkpoints").iterdir()), key=lambda path: int(path.name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ocp.StandardCheckpointer().restore(newest / "state")
+        return ocp.StandardCheckpointer().restore(run_dir / "checkpoints" / str(newest_of(run_dir)) / "state")
+
+
+def newest_of(run_dir):
+    """The steps of the newest checkpoint that is whole."""
+    return max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -84,6 +89,8 @@ def disturb(agent, run_dir, number):
         wait_until(lambda: sum(name.isdigit() for name in names()) >= 3)
         if number == signal.SIGKILL:  # in the middle of the next one, which has another name until it is whole
             wait_until(lambda: any(not name.isdigit() for name in names()))
+        elif number == signal.SIGINT:  # wherever the run is by then
+            time.sleep(0.02)
         process.send_signal(number)
         _, error = process.communicate(timeout=120)
     finally:
@@ -108,7 +115,9 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
         assert 0 < summary["env_steps"] < TOTAL_STEPS
         assert (run_dir / "checkpoints" / str(summary["env_steps"])).is_dir(), "what was done is not lost"
 
-    newest = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+    newest = newest_of(run_dir)
+    if agent == "dqn" or (agent.startswith("dqn") and number == signal.SIGKILL):  # between calls, or at a milestone
+        assert stored(run_dir)["experience.counts.pending"] > 0
     kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
     again = (
         ["resume", str(run_dir), "--quiet"]
@@ -120,9 +129,10 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)
     assert set(before) == set(after)
+    last = 1 if "--actor-threads 2" in CASES[agent] else 0
     acting = (
-        ("actors.resumes.1.environment", "actors.published.1")
-        if agent.endswith("sebulba")
+        (f"actors.resumes.{last}.environment", f"actors.published.{last}")
+        if "--arch sebulba" in CASES[agent]
         else ("actors.lanes", "actors.key")
     )
     for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", *acting):
