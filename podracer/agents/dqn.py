@@ -18,7 +18,7 @@ one (`returns.n_step_transition`):
 Deviations from Mnih et al. 2015, all of them defaults that a field sets back:
 
 *   Small networks, a small replay, a short exploration and a larger learning rate: what small tasks like.
-*   Double Q-learning, Adam, and gradients clipped by their norm.
+*   Double Q-learning, Adam with a learning rate that falls to 0, and gradients clipped by their norm.
 
 What no field changes: the loss is a mean over the batch; masked transitions are never replayed; exploration is by
 updates (row t of a run is t / `update_period` updates after the replay was ready, and before that play is as random as
@@ -62,6 +62,7 @@ class DQNConfig:
       dueling: whether the network has streams for the state's value and for advantages (Rainbow: True).
       optimizer: "adam", or "rmsprop" centred and with decay 0.95 (paper).
       learning_rate: (paper: 2.5e-4).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
       optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2).
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
@@ -98,6 +99,7 @@ class DQNConfig:
     dueling: bool = False
     optimizer: Literal["adam", "rmsprop"] = "adam"
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = True
     optimizer_eps: float = configs.field(1e-5, low=0.0)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     values: value_distributions.Kind = "mean"
@@ -298,7 +300,7 @@ def make(
             grads,
             learner.opt_state,
             learner.params,
-            learning_rate=learner.hyper["learning_rate"],
+            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
             max_grad_norm=learner.hyper["max_grad_norm"],
         )
         metrics |= {"grad/norm": grad_norm, "policy/epsilon": epsilon(learner.num_updates)}

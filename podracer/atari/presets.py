@@ -37,6 +37,7 @@ DQN: dict[str, Difference] = {
             "double": False,
             "optimizer": "rmsprop",
             "learning_rate": 2.5e-4,
+            "learning_rate_decay": False,
             "optimizer_eps": 0.01 / 32**2,  # the paper's gradients are sums over a batch, and this one is squared
             "max_grad_norm": float("inf"),
             "epsilon_final": 0.1,

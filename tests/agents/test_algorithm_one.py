@@ -140,6 +140,7 @@ def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
         double=False,
         optimizer="rmsprop",
         learning_rate=1e-3,
+        learning_rate_decay=False,
         max_grad_norm=float("inf"),
         epsilon_decay=2 * shape.C,
         epsilon_final=0.0,

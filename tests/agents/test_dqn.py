@@ -74,8 +74,8 @@ def learner_of(agent: Agent) -> Any:
     return learner._replace(aux=jax.tree.map(lambda x: 2.0 * x, other.params), num_updates=jnp.int32(3))
 
 
-def learn(agent: Agent, learner: Any, batch: Batch, key: int = 0) -> Any:
-    return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(key))
+def learn(agent: Agent, learner: Any, batch: Batch, key: int = 0, progress: float = 0.0) -> Any:
+    return harness.alone(agent.learn)(learner, batch, jnp.float32(progress), jax.random.key(key))
 
 
 def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: bool = False) -> np.ndarray:
@@ -242,6 +242,17 @@ def test_one_update_by_hand() -> None:
     assert np.abs(gradient).max() > 0.05
     expected = -0.01 * gradient / np.sqrt(0.05 * gradient**2 - (0.05 * gradient) ** 2 + 1e-4)
     np.testing.assert_allclose(flat(after.params) - flat(learner.params), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_the_learning_rate_falls_to_nothing() -> None:
+    agent = made(target_period=12, update_period=4)
+    learner, batch = learner_of(agent), batch_of(agent)
+    moved = {}
+    for progress in (0.0, 0.75, 1.0):
+        after = learn(agent, learner, batch, progress=progress)[0].params
+        moved[progress] = jax.tree.map(lambda new, old: new - old, after, learner.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.25 * b, atol=1e-7), moved[0.75], moved[0.0])
+    assert not any(np.any(x) for x in jax.tree.leaves(moved[1.0]))
 
 
 # Noise.
