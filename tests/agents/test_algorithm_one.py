@@ -12,101 +12,20 @@ from typing import Any, NamedTuple
 import fast_dqn_reference as reference
 import harness
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import Record, Walk
 
-from podracer import agents, environments, spaces, topology
+from podracer import agents, environments, topology
 from podracer.agents import DQNConfig
 from podracer.anakin import program
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.sebulba.driver import Sebulba
-from podracer.types import ActorParams, Agent, Batch, EnvSpec, LearnerState, TimeStep, Transition
+from podracer.types import Agent, EnvSpec, LearnerState, TimeStep
 
 F, BATCH = 4, 8
 PERIODS = 5
 """How many periods are learnt in, at least."""
-
-
-class Place(NamedTuple):
-    """Where a walk is, float32 [3], and whether and how it ends with the next step."""
-
-    position: jax.Array
-    key: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Walk:
-    """A random walk that actions push about; one of 8 steps is the last, of which half terminate.
-
-    No two rows show the same, so that an observation says which row it is.
-    """
-
-    @property
-    def spec(self) -> EnvSpec:
-        return EnvSpec("walk", spaces.Box(-50.0, 50.0, (3,)), spaces.Discrete(4))
-
-    def reset(self, key: jax.Array) -> jax.Array:
-        return jax.random.normal(key, (3,))
-
-    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Transition]:
-        push_key, end_key = jax.random.split(key)
-        pushed = 0.5 * jnp.cos(action.astype(jnp.float32) + jnp.arange(3, dtype=jnp.float32))
-        state = 0.9 * state + pushed + 0.3 * jax.random.normal(push_key, (3,))
-        end = jax.random.uniform(end_key)
-        return state, Transition(2.0 * state[0], jnp.where(end < 1 / 16, 0.0, 1.0), end < 1 / 8)
-
-    def observe(self, state: jax.Array) -> jax.Array:
-        return state
-
-
-class Acted(NamedTuple):
-    """A step of all lanes, [W]."""
-
-    params: ActorParams
-    row: TimeStep
-    action: np.ndarray
-
-
-class Learnt(NamedTuple):
-    """An update: the target network, and the observations [B, 3] that open what was drawn."""
-
-    target: Any
-    observation: np.ndarray
-
-
-class Record:
-    """What an agent did, in a run."""
-
-    def __init__(self) -> None:
-        self.acted: list[Acted] = []
-        self.learnt: dict[int, Learnt] = {}
-
-    def clear(self) -> None:
-        self.acted.clear()
-        self.learnt.clear()
-
-    def act(self, *what: Any) -> None:
-        self.acted.append(Acted(*jax.tree.map(np.array, what)))
-
-    def learn(self, number: Any, *what: Any) -> None:
-        assert int(number) not in self.learnt, "an update was done twice"
-        self.learnt[int(number)] = Learnt(*jax.tree.map(np.array, what))
-
-    def of(self, agent: Agent) -> Agent:
-        """The agent, recorded."""
-
-        def act(params: ActorParams, memory: Any, row: TimeStep, *rest: Any) -> Any:
-            action, extras, memory = agent.act(params, memory, row, *rest)
-            jax.debug.callback(self.act, params, row, action)
-            return action, extras, memory
-
-        def learn(learner: LearnerState, batch: Batch, *rest: Any) -> Any:
-            opening = batch.trajectory.timesteps.observation[0]
-            jax.debug.callback(self.learn, learner.num_updates, learner.aux, opening)
-            return agent.learn(learner, batch, *rest)
-
-        return agent._replace(act=act, learn=learn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +107,21 @@ def assert_close(params: Any, theta: reference.Theta) -> None:
 # Runs.
 
 
+class Sleepy(SteppedEnvironments):
+    """Environments that take their time."""
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        environment = super().make(*args, **kwargs)
+        send, rng = environment.send, random.Random(0)
+
+        def late(*arguments: Any) -> None:
+            time.sleep(rng.random() * 0.005)
+            send(*arguments)
+
+        environment.send = late  # type: ignore[method-assign]
+        return environment
+
+
 def driver_of(agent: Agent, shape: Shape, mode: Any, environments: Any, updates_per_call: int | None) -> Sebulba:
     layout = topology.make_host(
         num_envs=shape.W, envs_per_actor=shape.W, actor_threads=1, devices=jax.local_devices()[:1]
@@ -197,7 +131,7 @@ def driver_of(agent: Agent, shape: Shape, mode: Any, environments: Any, updates_
 
 
 @functools.cache
-def compiled(shape: Shape, updates_per_call: int | None) -> Sebulba:
+def compiled(shape: Shape, updates_per_call: int) -> Sebulba:
     driver = driver_of(made(shape)[0], shape, "lockstep", SteppedEnvironments(Walk()), updates_per_call)
     driver.compile(driver.init())
     return driver
@@ -244,11 +178,20 @@ def run_of(first: Any, state: Any, record: Record) -> Run:
     return Run(one(first), one(state.learner), state, copy.deepcopy(record))
 
 
-def sebulba(shape: Shape, mode: str, updates_per_call: int | None = None) -> Run:
-    """Trains; drivers of one shape share what is compiled."""
+def sebulba(shape: Shape, mode: str, updates_per_call: int = 7, at_once: int = 7, sleepy: bool = False) -> Run:
+    """Trains, with up to `at_once` updates a call; drivers of one shape share what is compiled."""
     agent, record = made(shape)
-    driver = driver_of(agent, shape, mode, SteppedEnvironments(Walk()), updates_per_call)
-    state = share(driver, compiled(shape, updates_per_call)).init()
+    source = (Sleepy if sleepy else SteppedEnvironments)(Walk())
+    driver = share(driver_of(agent, shape, mode, source, updates_per_call), compiled(shape, updates_per_call))
+    drain, rng = driver._programs.drain, random.Random(1)
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(rng.random() * 0.005 * sleepy)
+        assert drain is not None
+        return drain(*arguments)
+
+    driver._programs = driver._programs._replace(drain=late, at_once=at_once, seconds=1e6)
+    state = driver.init()
     first = harness.numbers_of(state.learner.params)
     record.clear()
     return run_of(first, train(driver, state, shape), record)
@@ -314,7 +257,8 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
         for step in acted[1:]:
             harness.assert_same(step.params, published)
         if number < before:
-            harness.assert_same(published, ActorParams(run.first, np.int32(0), np.float32(1)))
+            harness.assert_same(published.params, run.first)
+            assert (published.version, published.aux) == (0, 1.0)
             continue
         expected = begun[number - before]
         assert int(published.version) == expected.updates
@@ -336,8 +280,7 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
 
 @functools.cache
 def wide() -> Run:
-    """Updates in calls of up to 7."""
-    return sebulba(WIDE, "lockstep", 7)
+    return sebulba(WIDE, "lockstep")
 
 
 def test_sebulba_in_lockstep_is_algorithm_one() -> None:
@@ -362,45 +305,6 @@ def test_anakin_in_lockstep_is_algorithm_one() -> None:
 # Order.
 
 
-class Sleepy(SteppedEnvironments):
-    """Environments that take their time."""
-
-    def make(self, *args: Any, **kwargs: Any) -> Any:
-        environment = super().make(*args, **kwargs)
-        send, rng = environment.send, random.Random(0)
-
-        def late(*arguments: Any) -> None:
-            time.sleep(rng.random() * 0.005)
-            send(*arguments)
-
-        environment.send = late  # type: ignore[method-assign]
-        return environment
-
-
-def again(at_once: int, *, sleepy: bool = False, updates_per_call: int = 7) -> Run:
-    """The run of `wide` another time, with its updates cut otherwise."""
-    agent, record = made(WIDE)
-    source = (Sleepy if sleepy else SteppedEnvironments)(Walk())
-    driver = driver_of(agent, WIDE, "lockstep", source, updates_per_call)
-    share(driver, compiled(WIDE, updates_per_call))
-    drain, rng = driver._programs.drain, random.Random(1)
-
-    def cut(*arguments: Any) -> Any:
-        time.sleep(rng.random() * 0.005 * sleepy)
-        assert drain is not None
-        return drain(*arguments)
-
-    driver._programs = driver._programs._replace(drain=cut, at_once=at_once, seconds=1e6)
-    state = driver.init()
-    first = harness.numbers_of(state.learner.params)
-    record.clear()
-    return run_of(first, train(driver, state, WIDE), record)
-
-
-def assert_same_runs(run: Run, expected: Run) -> None:
-    harness.assert_same((run.state, run.record.learnt), (expected.state, expected.record.learnt))
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -409,11 +313,12 @@ def assert_same_runs(run: Run, expected: Run) -> None:
         {"at_once": 100, "sleepy": True},
         pytest.param({"at_once": 1, "updates_per_call": 1}, marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=["again", "one by one", "all at once", "without a loop"],
 )
 def test_order_does_not_matter(how: dict[str, Any]) -> None:
     """Twice, with pauses on either side, with updates one by one or all at once: the same bits."""
-    assert_same_runs(again(**how), wide())
+    run, expected = sebulba(WIDE, "lockstep", **how), wide()
+    harness.assert_same((run.state, run.record.learnt), (expected.state, expected.record.learnt))
 
 
 @pytest.mark.slow
