@@ -54,7 +54,7 @@ class DQNConfig:
       batch_size: transitions per update, over all devices (paper: 32).
       target_period: C, rows of all lanes between copies to the target network, a multiple of F (paper: 10,000 updates;
         10,000 rows in most that followed).
-      replay_capacity: rows that are kept, over all devices (paper: 1,000,000).
+      replay_capacity: rows that are kept at least, over all devices (paper: 1,000,000); rollouts are kept whole.
       replay_min_size: N, rows before the first update (paper: 50,000).
       discount: gamma (paper: 0.99).
       n_step: rewards in a return (paper: 1; Rainbow: 3).
