@@ -51,10 +51,11 @@ docs: $(VENV)/.core  ## the guides as pages, in site/
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay}.json
+bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
+	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
 
 clean:
 	rm -rf $(VENV) .cache runs build *.egg-info

@@ -100,6 +100,7 @@ def sebulba(source: Any, rollouts: int = 8) -> EpisodeStats:
     return jax.tree.map(lambda *x: np.asarray([sum(x)]), *sums)
 
 
+@pytest.mark.slow
 def test_sebulba() -> None:
     """A pure-JAX environment stepped from the host, and the same as one of Gymnasium."""
     check(sebulba(SteppedEnvironments(Measured())))

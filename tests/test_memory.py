@@ -65,7 +65,7 @@ def test_anakin_asks_before_it_runs(monkeypatch):
 def test_sebulba_asks_before_it_runs():
     update = types.SimpleNamespace(lower=lambda *args: types.SimpleNamespace(compile=lambda: compiled(3 * 2**30)))
     layout = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.array([SMALL])))
-    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(steps=None))
+    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(drains=False))
     with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
         OnDevices.compile(learning, None, None, None)
 

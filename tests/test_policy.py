@@ -87,7 +87,11 @@ def case():
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo box", "ppo frames", "ppo lstm", "vtrace lstm frames", "vtrace images", "r2d2", "dqn"]
+    "name",
+    [
+        *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo lstm", "vtrace images")),
+    ],
 )
 def test_actors_act_as_evaluation_does(case, name):
     case = case(name)
@@ -117,7 +121,9 @@ def test_one_lane_acts_alone(case, name):
             assert case.spec.action_space.contains(action)
 
 
-@pytest.mark.parametrize("name", ["vtrace images", "r2d2", pytest.param("ppo box", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["r2d2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo box", "vtrace images"))]
+)
 def test_exported_policies_act_alike(case, name, tmp_path):
     case = case(name)
     card = {"agent": name, "environment": case.spec.name, "source": "Never trained.", "evaluation": None, "mean": None}
@@ -194,6 +200,7 @@ def test_samples_follow_the_policy(case):
     assert np.all(np.abs(counts / n - probabilities) < 4.0 * np.sqrt(probabilities * (1 - probabilities) / n))
 
 
+@pytest.mark.slow
 def test_what_an_actor_needs_is_said(case):
     recurrent = policy.Actor(case("ppo lstm").policy())
     recurrent(np.zeros(3))

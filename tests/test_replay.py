@@ -245,7 +245,10 @@ def sampled(plan, spec, ring, counts, n, times, num_shards=1):
 
 @pytest.mark.parametrize(
     ("alpha", "make"),
-    [(0.9, spec_of), (0.6, rows_of), *(pytest.param(0.0, make, marks=pytest.mark.slow) for make in (spec_of, rows_of))],
+    [
+        (0.6, rows_of),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.9, spec_of), (0.0, spec_of), (0.0, rows_of))),
+    ],
 )
 def test_sequences_are_drawn_by_priority(alpha, make):
     spec = make(alpha=alpha, capacity=900)
@@ -386,7 +389,32 @@ def test_shards_of_one_device_are_written_by_slices():
     assert set(scattered) == {stacked[0].priority.shape}
 
 
-@pytest.mark.parametrize("name", ["r2d2", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_more_than_two_billion_numbers():
+    """Of 84x84 frames 310,000 rows: what is written behind the 2^31st number is read there."""
+    rows, frame = 500, (84, 84)
+    spec = rows_of(length=2, context=0, capacity=310_000)
+    plan = replay.layout(spec, rollout_length=rows, lanes=1, groups=1, num_shards=1)
+    assert plan.slots * rows * np.prod(frame) > 2**31
+    pictures = np.random.default_rng(0).integers(0, 256, (rows + 1, 1, *frame), np.uint8)
+    number = lambda dtype, n=rows: jnp.zeros((n, 1), dtype)  # noqa: E731
+    steps = TimeStep(jnp.asarray(pictures), *(number(d, rows + 1) for d in (jnp.float32, jnp.float32, bool, bool)))
+    state = nets.ActorState((), ())
+    trajectory = Trajectory(steps, number(jnp.int32), (), state, number(jnp.int32), jnp.zeros(1, jnp.int32))
+    ring = jax.jit(lambda: replay.init(plan, spec, trajectory))()
+    add = jax.jit(functools.partial(replay.add, plan, spec), donate_argnums=0)
+    ring = add(ring, trajectory, jnp.int32(0), jnp.int32(plan.slots - 1))
+    within = np.array([0, 7, rows - 2], np.int32)
+    index = jnp.asarray(plan.places - rows + within)
+    assert np.all(np.asarray(ring.priority)[index] == 1)
+    at = replay.Sample(index, jnp.full(3, plan.slots - 1, jnp.int32), None, None)
+    found = jax.jit(lambda ring: replay.gather(plan, spec, ring, at, steps.observation))(ring)
+    for i, row in enumerate(within):
+        np.testing.assert_array_equal(found.timesteps.observation[:, i], pictures[row : row + 2, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["r2d2", "vtrace"])
 def test_a_run_copies_no_ring(name):
     """Also where a call adds and samples: the program's scratch memory is a small part of the ring."""
     catch = envs_jax.make("catch")

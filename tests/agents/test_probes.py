@@ -146,8 +146,9 @@ def check_action_values(
             np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
 
 
+@pytest.mark.slow
 @discrete
-@pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rescaling", [True, False])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
     check_action_values(probe, *trained_r2d2(TOGETHER, rescaling), rescaling, together=True)
 
@@ -281,7 +282,8 @@ def check_policy(agent: Agent, learner: LearnerState, observation: np.ndarray, b
         assert float(jnp.min(extras["log_prob"])) > np.log(0.9)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "vtrace"])
 def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
     """Row by row through an episode: the values are gamma and 1 with the memory that acting has there."""
     _, network, members = trained_actor_critic(name, probes.DelayedReward(), lstm_size=8)

@@ -213,6 +213,7 @@ def test_the_loss_is_the_oracles():
     np.testing.assert_allclose(found, priorities, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_shards_learn_as_one():
     agent = made(learning_rate=0.1)
     learner, _, _, batch = replayed(agent)

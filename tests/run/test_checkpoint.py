@@ -111,7 +111,7 @@ def test_only_the_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [flip, pytest.param(delete, marks=pytest.mark.slow), pytest.param(truncate, marks=pytest.mark.slow)]
+    "damage", [pytest.param(damage, marks=pytest.mark.slow) for damage in (flip, delete, truncate)]
 )
 def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capfd):
     noticed = 0

@@ -846,6 +846,7 @@ def test_a_damaged_checkpoint(finished, copied, damage, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_all_checkpoints_damaged(copied):
     for step in steps_of(copied):
         for path in (copied / "checkpoints" / str(step)).rglob("*"):

@@ -174,15 +174,10 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
         assert abs(progress[-1].updates - (int(counts.batches) * T * B - 100) / 20) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_shards"),
-    [
-        ("r2d2", 2),
-        pytest.param("r2d2", 1, marks=pytest.mark.slow),
-        pytest.param("dqn", 2, marks=pytest.mark.slow),
-        pytest.param("vtrace with replay", 1, marks=pytest.mark.slow),
-        pytest.param("vtrace with replay", 2, marks=pytest.mark.slow),
-    ],
+    [("r2d2", 1), ("r2d2", 2), ("dqn", 2), ("vtrace with replay", 1), ("vtrace with replay", 2)],
 )
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without

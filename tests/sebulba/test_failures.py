@@ -206,6 +206,7 @@ def test_a_slow_learner_holds_up_its_actors(monkeypatch):
     assert max(row["sebulba/queue_share"] for row in rows) > 0.1
 
 
+@pytest.mark.slow
 def test_every_lane_has_a_seed_of_its_own(tmp_path):
     """Over threads, evaluation, seeds and a resumed run."""
     seen = []
@@ -250,6 +251,7 @@ def test_one_line_and_a_code(capsys, tmp_path):
         assert not os.path.exists(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_directory_is_like_anakins(tmp_path):
     """The same files, and metrics of the same names, whichever driver ran."""
     names, files = {}, {}

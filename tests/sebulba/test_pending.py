@@ -193,6 +193,7 @@ def test_without_saved_environments_pending_updates_come_first(mode):
     np.testing.assert_array_equal(seen[0], 2 * DUE)
 
 
+@pytest.mark.slow
 def test_serial_actors_wait_for_the_learner():
     """Every round of the actors is acted by what all rollouts before it led to: with one, the lag is 0."""
     for threads in (1, 2):
