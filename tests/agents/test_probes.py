@@ -190,28 +190,17 @@ def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
     return jax.jit(apply), trained(agent, environment)
 
 
-def check_dqn(probe: probes.Probe, kind: str, together: bool) -> None:
-    """The largest action value at every observation, and which it is."""
-    apply, members = trained_dqn(TOGETHER if together else probe, kind)
-    observations, right, best = expected(probe, together)
-    for member in members:
-        np.testing.assert_allclose(np.max(apply(member.params, observations), -1), right, atol=0.15)
-        if best is not None:
-            np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
-
-
 @pytest.mark.slow
 @discrete
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> None:
-    check_dqn(probe, kind, together=True)
-
-
-@pytest.mark.slow
-@discrete
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_of_dqn_of_a_probe_alone(probe: probes.Probe, kind: str) -> None:
-    check_dqn(probe, kind, together=False)
+    """The largest action value at every observation, and which it is."""
+    apply, members = trained_dqn(TOGETHER, kind)
+    observations, right, best = expected(probe, together=True)
+    for member in members:
+        np.testing.assert_allclose(np.max(apply(member.params, observations), -1), right, atol=0.15)
+        if best is not None:
+            np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
 
 
 # Values and policies.
