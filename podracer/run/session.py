@@ -193,6 +193,8 @@ class Session:
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
             self._evaluate(state, env_steps)
         newest = max(self._saved_steps(), default=-1)
+        if self._checkpoints and final and newest == env_steps:  # of a stop before the last of the pending updates
+            self._checkpoints.delete(env_steps)
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
         self._cpu_clock = time.process_time()

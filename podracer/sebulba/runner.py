@@ -166,8 +166,11 @@ class Learner:
                 self._publish_to(crew)
             return True
 
+        stopped_late = self.pending and self.env_steps >= self._total_steps
         if not finish():
             return False
+        if stopped_late:
+            on_milestone()
         while self.env_steps < self._total_steps:
             target = next_milestone(self.env_steps)
             while self.env_steps < target:

@@ -193,6 +193,20 @@ def test_without_saved_environments_pending_updates_come_first(mode):
     np.testing.assert_array_equal(seen[0], 2 * DUE)
 
 
+def test_a_stop_before_the_last_updates_is_made_good():
+    """All rollouts are there, and the updates after the last are not: they are done, and the end is told once more."""
+    total = int(whole("lockstep", 1).learner.num_updates[0])  # one a call
+    stopped, complete, states = run(driver_of("lockstep"), stop_after=total - 2)
+    assert not complete
+    assert not states
+    assert int(stopped.experience.counts.pending) == 2
+    assert int(stopped.env_steps.low[0]) >= 240
+    final, complete, (end,) = run(driver_of("lockstep"), stopped)
+    assert complete
+    assert_same(end, whole("lockstep", 1))
+    assert_same(final, whole("lockstep", 1))
+
+
 @pytest.mark.slow
 def test_serial_actors_wait_for_the_learner():
     """Every round of the actors is acted by what all rollouts before it led to: with one, the lag is 0."""
