@@ -160,12 +160,6 @@ def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None
 
 @pytest.mark.slow
 @discrete
-def test_action_values_of_pqn_of_a_probe_alone(probe: probes.Probe) -> None:
-    check_action_values(probe, *trained_pqn(probe), rescaling=False, together=False)
-
-
-@pytest.mark.slow
-@discrete
 @rescaled
 def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) -> None:
     check_action_values(probe, *trained_r2d2(probe, rescaling), rescaling, together=False)

@@ -60,8 +60,9 @@ def learnt(agent, devices, made):
     functions = learning.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
     experience = functions.experience()
+    programs = functions.compile(learner, experience, functions.spread(made[0]))
     for trajectory in made:
-        learner, experience, metrics = functions.update(
+        learner, experience, metrics = programs.learn(
             learner, experience, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
         )
         norms.append(float(metrics["grad/norm"]))
