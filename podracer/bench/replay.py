@@ -124,7 +124,7 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
 
     add = jitted(lambda ring, number: replay.add(plan, spec, ring, trajectory, jnp.int32(0), number), (0,))
     n = arguments.batch_size
-    sample = jitted(lambda ring, counts, key: replay.sample(plan, spec, ring, counts, key, n))
+    sample = jitted(lambda ring, counts, key: replay.sample(plan, ring, counts, key, n, spec.importance_exponent))
     gather = jitted(lambda ring, at: replay.gather(plan, spec, ring, at, trajectory.timesteps.observation))
     update = jitted(lambda ring, counts, at: replay.update(plan, spec, ring, counts, at, jnp.ones(n))[0], (0,))
 

@@ -1,6 +1,11 @@
 """What the benches measure, and what they do without."""
 
-from podracer.bench import measure, sebulba
+import json
+import types
+
+import pytest
+
+from podracer.bench import dqn, measure, replay, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 
@@ -37,3 +42,27 @@ def test_a_yardstick_that_cannot_be_imported(monkeypatch, tmp_path, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "no yardstick: plain.py cannot be used here (No module named 'nothing_of_this_name')."
     assert second.startswith("no yardstick: ")
+
+
+@pytest.mark.slow
+def test_replay_is_measured(tmp_path):
+    small = {"sequences": (64,), "batch_size": 4, "lanes": 2, "repeats": 1, "seconds": 0.01}
+    assert replay.main(replay.ReplayArguments(**small, json=tmp_path / "replay.json")) == 0
+    (result,) = json.loads((tmp_path / "replay.json").read_text())["results"]
+    assert result["sequences"] == 64
+    assert min(result[name] for name in ("add_ms", "sample_ms", "gather_ms", "update_ms")) > 0
+
+
+def test_fast_dqn_is_predicted():
+    """With the paper's seconds of a row, the paper's rows a second (table 1), of one lane and of lanes that wait as one."""
+    sampling, learning = 1.49e-3, 0.32e-3
+    environments, setting = types.SimpleNamespace(seconds=sampling), types.SimpleNamespace(config={"update_period": 4})
+    grid = types.SimpleNamespace(environments=environments, setting=setting)
+    predicted = dqn._predicted(grid, dict.fromkeys((1, 8, 16), 0.0), 4 * learning, (1, 8, 16))
+    hours = {name: 50e6 / rate / 3600 for name, rate in predicted.items()}
+    assert hours["standard 1"] == pytest.approx(25.08, rel=0.01)
+    assert hours["concurrent 1"] == pytest.approx(20.64, rel=0.01)
+    assert predicted["both 8"] == pytest.approx(1 / learning)
+    assert predicted["synchronised 16"] == pytest.approx(1 / (2 * sampling / 16 + learning))
+    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 800 rows"):
+        dqn.DQNArguments(lanes=(3,))
