@@ -64,5 +64,5 @@ def test_fast_dqn_is_predicted():
     assert hours["concurrent 1"] == pytest.approx(20.64, rel=0.01)
     assert predicted["both 8"] == pytest.approx(1 / learning)
     assert predicted["synchronised 16"] == pytest.approx(1 / (2 * sampling / 16 + learning))
-    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 800 rows"):
+    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 160 rows"):
         dqn.DQNArguments(lanes=(3,))
