@@ -127,8 +127,7 @@ def _mean(x: jax.Array) -> jax.Array:
     return jnp.mean(x, axis=-1, keepdims=True)
 
 
-# Its gradient needs two reductions in this form, and four by differentiating each step: on two cores a gradient of the
-# shallow network takes a sixth longer than without normalisation, instead of a third.
+# Its gradient needs two reductions in this form, and four by differentiating each step, which takes longer on CPU.
 @jax.custom_vjp
 def _standardize(x: jax.Array) -> jax.Array:
     return _standardize_forward(x)[0]
