@@ -282,32 +282,6 @@ def _conv(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Ar
     return lax.conv_general_dilated(x, weights, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def _conv_by_shifts(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
-    """The same convolution as a sum of matrix products, one for each block of `stride` pixels within the kernel."""
-    kernel = weights.shape[0]
-    if padding == "SAME":
-        pads = lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), padding)
-        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
-    blocks = -(-kernel // stride)
-    rows, columns = (n + blocks - 1 for n in (height, width))
-
-    def fit(x: jax.Array, axis: int, size: int) -> jax.Array:
-        x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
-        return jnp.pad(x, [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)])
-
-    # Pixels of a block become channels, so that every shift is a slice without strides.
-    x = fit(fit(x, 1, rows * stride), 2, columns * stride)
-    n, channels = x.shape[0], x.shape[-1]
-    x = x.reshape(n, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
-    x = x.reshape(n, rows, columns, -1)
-    weights = fit(fit(weights, 0, blocks * stride), 1, blocks * stride)
-    weights = weights.reshape(blocks, stride, blocks, stride, channels, -1).transpose(0, 2, 1, 3, 4, 5)
-    weights = weights.reshape(blocks, blocks, stride * stride * channels, -1)
-    shifts = [(i, j) for i in range(blocks) for j in range(blocks)]
-    return sum(x[:, i : i + height, j : j + width] @ weights[i, j] for i, j in shifts)  # type: ignore[return-value]
-
-
 # XLA:CPU runs the gradient of a convolution inside a loop 8 to 20 times slower than outside, and Anakin is one loop
 # (https://github.com/jax-ml/jax/issues/12868). The forward pass stays a convolution, which is the faster there.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -320,11 +294,56 @@ def _conv_forward(x: jax.Array, weights: jax.Array, stride: int, padding: str) -
 
 
 def _conv_backward(stride: int, padding: str, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    _, vjp = jax.vjp(lambda x, w: _conv_by_shifts(x, w, stride, padding), *residuals)
-    return vjp(cotangent)
+    """Both gradients by one matrix product each.
+
+    With pixels in blocks of `stride` x `stride`, whose pixels are channels, the kernel is k x k blocks and the
+    convolution has no stride: block (r, c) adds to pixel (r - i, c - j) of the result by the kernel's block (i, j).
+    So of the cotangent moved by each (i, j), side by side as channels, a product with the blocks is the gradient of the
+    kernel, and one with the kernel is the gradient of the blocks. Two larger products took 0.55 to 0.9 of the time
+    of 2 k^2 smaller ones on two cores.
+    """
+    x, weights = residuals
+    kernel = weights.shape[0]
+    blocks, to_image = jax.vjp(lambda x: _image_in_blocks(x, kernel, stride, padding), x)
+    matrix, to_kernel = jax.vjp(lambda w: _kernel_in_blocks(w, stride), weights)
+    k = -(-kernel // stride)
+    shifts = [(i, j) for i in range(k) for j in range(k)]
+    moved = [jnp.pad(cotangent, ((0, 0), (i, k - 1 - i), (j, k - 1 - j), (0, 0))) for i, j in shifts]
+    moved = jnp.concatenate(moved, axis=-1).reshape(-1, matrix.shape[1])
+    (gradient_of_x,) = to_image((moved @ matrix.T).reshape(blocks.shape))
+    (gradient_of_weights,) = to_kernel(blocks.reshape(-1, blocks.shape[-1]).T @ moved)
+    return gradient_of_x, gradient_of_weights
 
 
 _conv_with_cpu_gradient.defvjp(_conv_forward, _conv_backward)
+
+
+def _image_in_blocks(x: jax.Array, kernel: int, stride: int, padding: str) -> jax.Array:
+    """[N, H, W, C] to [N, rows, columns, stride^2 C], of those blocks that a convolution uses."""
+    if padding == "SAME":
+        pads = lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), padding)
+        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    rows, columns = ((n - kernel) // stride + -(-kernel // stride) for n in x.shape[1:3])
+    x = _fit(x, rows * stride, columns * stride, 1)
+    n, channels = x.shape[0], x.shape[-1]
+    x = x.reshape(n, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(n, rows, columns, -1)
+
+
+def _kernel_in_blocks(weights: jax.Array, stride: int) -> jax.Array:
+    """[kernel, kernel, C, O] to [stride^2 C, k k O], with zeros where the kernel does not fill its k x k blocks."""
+    k = -(-weights.shape[0] // stride)
+    weights = _fit(weights, k * stride, k * stride, 0)
+    weights = weights.reshape(k, stride, k, stride, *weights.shape[2:]).transpose(1, 3, 4, 0, 2, 5)
+    return weights.reshape(math.prod(weights.shape[:3]), -1)
+
+
+def _fit(x: jax.Array, height: int, width: int, start: int) -> jax.Array:
+    """`x` with `height` and `width` elements along the axes `start` and `start + 1`: cut, or with zeros behind."""
+    for axis, size in ((start, height), (start + 1, width)):
+        x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
+        x = jnp.pad(x, [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)])
+    return x
 
 
 # Pooling
