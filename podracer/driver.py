@@ -132,8 +132,8 @@ class Progress:
       updates: updates since the run began.
       metrics: per member and metric, [P]; means over these updates.
       member_steps: real transitions of each member, int64 [P].
-      seconds: how long they took.
-      transitions: their real transitions, over all members.
+      seconds: how long they took, since the last report that has seconds; 0 where some of it is not done yet.
+      transitions: the real transitions of these seconds, over all members.
     """
 
     env_steps: int

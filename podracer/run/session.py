@@ -58,6 +58,7 @@ class Session:
         )
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
+        self._rate = 0.0
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
         self._display = metrics.Display(experiment.run.total_steps, title, progress, self._position(self._state)[1])
@@ -173,8 +174,10 @@ class Session:
         self._train_seconds += now.seconds
         self._cpu_seconds += time.process_time() - self._cpu_clock
         self._cpu_clock = time.process_time()
-        rate = now.transitions / now.seconds
-        timing = {"time/steps_per_second": rate, "time/train_seconds": self._train_seconds}
+        timing = {"time/train_seconds": self._train_seconds}
+        if now.seconds:
+            self._rate = now.transitions / now.seconds
+            timing["time/steps_per_second"] = self._rate
         # Next to the seconds they tell a slow machine from a slow program (docs/adr/0012-spread.md).
         timing["time/cpu_seconds"] = self._cpu_seconds
         for member, steps in enumerate(now.member_steps):
@@ -185,7 +188,7 @@ class Session:
         returns = now.metrics["episode/return"]
         returns = returns[np.isfinite(returns)]
         mean = float(returns.mean()) if returns.size else math.nan
-        self._display.update(now.env_steps, rate, mean, _where_time_goes(now.metrics))
+        self._display.update(now.env_steps, self._rate, mean, _where_time_goes(now.metrics))
 
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run

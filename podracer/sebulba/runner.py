@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -189,13 +190,13 @@ class Learner:
                 complete = at_milestone or finish()
                 metrics[0] = self._with_sums(metrics[0])
                 report.add(rollout, metrics, start - waited, time.perf_counter() - start, len(crew.wiring.channel))
-                if not complete or report.seconds > SECONDS_PER_REPORT:
+                if not complete or (not at_milestone and report.seconds > SECONDS_PER_REPORT):
                     report.send(on_progress, crew)
                 if not complete:
                     return False
-            report.send(on_progress, crew)
-            on_milestone()
-            report.restart_clock()
+            report.send(on_progress, crew, timed=not self.pending)
+            with report.clock_stopped():
+                on_milestone()
             if not finish():
                 return False
         return True
@@ -278,45 +279,56 @@ class _Pace:
 
 
 class _Report:
-    """Collects what happened since the last report, on the device until it is sent."""
+    """Collects what happened since the last report, on the device until it is sent.
+
+    Seconds count until a report that is timed: at a milestone with pending updates they do not yet, for what took them
+    is not all done.
+    """
 
     def __init__(self, learner: Learner):
         self._learner = learner
         self._updates = int(learner.learner.num_updates)
         self._clear()
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self._clock = time.perf_counter()
+        self._restart_clock()
 
     def _clear(self) -> None:
         self._metrics: list[Metrics] = []
-        self._rollouts: list[Rollout] = []
+        self._episodes: list[Any] = []
         self._rewards: list[jax.Array] = []
+
+    def _restart_clock(self) -> None:
+        self._clock = time.perf_counter()
+        self._timed: list[Rollout] = []
         self._waiting = self._learning = self._depth = 0.0
+
+    @contextlib.contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What is done within takes no time."""
+        start = time.perf_counter()
+        yield
+        self._clock += time.perf_counter() - start
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._clock
 
     def add(self, rollout: Rollout, metrics: list[Metrics], waited: float, learnt: float, depth: int) -> None:
-        self._rollouts.append(rollout._replace(trajectory=None, resume=None))  # type: ignore[arg-type]
+        self._timed.append(rollout._replace(trajectory=None, resume=None, episodes=None))  # type: ignore[arg-type]
+        self._episodes.append(rollout.episodes)
         self._rewards.append(rollout.trajectory.timesteps.reward)
         self._metrics += metrics
         self._waiting, self._learning = self._waiting + waited, self._learning + learnt
         self._depth += depth
 
-    def send(self, on_progress: Callable[[Progress], None], crew: Crew) -> None:
+    def send(self, on_progress: Callable[[Progress], None], crew: Crew, timed: bool = True) -> None:
         """Reads the metrics and passes them on.
 
         Raises:
           TrainingDivergedError: where one is not finite.
         """
-        if not self._rollouts:
+        if not self._metrics:
             return
-        fetched, episodes = jax.device_get((self._metrics, [rollout.episodes for rollout in self._rollouts]))
-        seconds = self.seconds
-        self.restart_clock()
+        fetched, episodes = jax.device_get((self._metrics, self._episodes))
         every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
         sums = {name: values.sum(keepdims=True) for name, values in every.items()}
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
@@ -326,19 +338,26 @@ class _Report:
         metrics = means(sums, len(fetched))
         metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
         metrics |= episode_means(jax.tree.map(lambda *x: np.asarray([sum(map(float, x))]), *episodes))
+        self._clear()
+        seconds, transitions = 0.0, 0
+        if timed:
+            seconds, transitions = self.seconds, sum(rollout.transitions for rollout in self._timed)
+            metrics |= self._shares(seconds, crew.wiring.num_actors)
+            self._restart_clock()
+        steps = np.asarray([self._learner.env_steps], np.int64)
+        on_progress(Progress(self._learner.env_steps, self._updates, metrics, steps, seconds, transitions))
+
+    def _shares(self, seconds: float, num_actors: int) -> dict[str, np.ndarray]:
+        """Where the learner's and the actors' time went, [1] each."""
         scalars = {
-            "sebulba/queue_depth": self._depth / len(self._rollouts),
+            "sebulba/queue_depth": self._depth / len(self._timed),
             "sebulba/learn_share": self._learning / seconds,
             "sebulba/wait_share": self._waiting / seconds,
         }
         for stage in STAGES:
-            spent = sum(rollout.seconds[stage] for rollout in self._rollouts)
-            scalars[f"sebulba/{stage}_share"] = spent / seconds / crew.wiring.num_actors
-        metrics |= {name: np.asarray([value], np.float64) for name, value in scalars.items()}
-        transitions = sum(rollout.transitions for rollout in self._rollouts)
-        steps = np.asarray([self._learner.env_steps], np.int64)
-        self._clear()
-        on_progress(Progress(self._learner.env_steps, self._updates, metrics, steps, seconds, transitions))
+            spent = sum(rollout.seconds[stage] for rollout in self._timed)
+            scalars[f"sebulba/{stage}_share"] = spent / seconds / num_actors
+        return {name: np.asarray([value], np.float64) for name, value in scalars.items()}
 
     def _culprit(self, metrics: dict[str, np.ndarray]) -> str:
         """Which reward, of the rollouts until a metric [updates] was not finite, was not either, in words, or ""."""

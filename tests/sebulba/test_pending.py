@@ -13,6 +13,7 @@ import pytest
 
 from podracer import agents, topology
 from podracer.environments.stepped import SteppedEnvironments
+from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 
 T, B = 10, 4
@@ -81,8 +82,8 @@ def driver_of(mode, threads=1, updates_per_call=1, memory="device", environments
     return driver
 
 
-def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, nap=0.0):
-    """Trains; returns the final state, whether it is complete, and the states of milestones.
+def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, nap=0.0, reports=None):
+    """Trains; returns the final state, whether it is complete, and the states of milestones; fills `reports`.
 
     With `stop_after`, a signal comes after so many calls of updates.
     """
@@ -99,7 +100,7 @@ def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, na
         driver.init() if state is None else state,
         total_steps=total_steps,
         next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
-        on_progress=lambda progress: None,
+        on_progress=[].append if reports is None else reports.append,
         on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
         should_stop=lambda: stop_after is not None and len(calls) >= stop_after,
     )
@@ -225,3 +226,20 @@ def test_serial_actors_wait_for_the_learner():
             # The first two sequences of a lane are there with the third rollout of one actor, or the second of both.
             due = [max(0, (round_ * threads - (threads + 1)) * DUE) for round_ in range(len(versions))]
             assert versions == [[number] for number in due]
+
+
+def test_the_time_of_a_rollout_is_reported_with_its_updates(monkeypatch):
+    """The report of a milestone, which comes before long updates, has no seconds; the next one has all of them."""
+    monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)
+    reports = []
+    start = time.perf_counter()
+    run(driver_of("lockstep"), milestone=120, nap=0.01, reports=reports)
+    seconds = time.perf_counter() - start
+    (late,) = [i for i, report in enumerate(reports) if not report.seconds]
+    before, untimed, following = reports[late - 1 : late + 2]
+    assert untimed.transitions == 0
+    assert not any(name.endswith("_share") for name in untimed.metrics)
+    assert following.transitions == following.env_steps - before.env_steps
+    assert following.seconds > 0.01 * 2 * DUE
+    assert sum(report.transitions for report in reports) == reports[-1].env_steps
+    assert sum(report.seconds for report in reports) <= seconds
