@@ -65,6 +65,7 @@ class DQNConfig:
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
       optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2).
       max_grad_norm: clip by global norm, inf for none (paper: inf).
+      max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
       num_atoms: of a distribution (C51: 51; QR-DQN: 200).
       v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10).
@@ -102,6 +103,7 @@ class DQNConfig:
     learning_rate_decay: bool = True
     optimizer_eps: float = configs.field(1e-5, low=0.0)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
+    max_error: float = configs.field(float("inf"), low=0.0)
     values: value_distributions.Kind = "mean"
     num_atoms: int = configs.field(51, low=2)
     v_max: float = configs.field(10.0, low=0.0)
@@ -210,7 +212,9 @@ def make(
     """
     config = config or DQNConfig()
     seen = nets.stacked_spec(spec, config.frame_stack)
-    values = value_distributions.make(config.values, num_atoms=config.num_atoms, v_max=config.v_max)
+    values = value_distributions.make(
+        config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=config.v_max
+    )
     if network is not None:
         _check(network, seen, config, values.size)
     network = network or nets.make_q(

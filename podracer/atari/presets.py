@@ -40,6 +40,7 @@ DQN: dict[str, Difference] = {
             "learning_rate_decay": False,
             "optimizer_eps": 0.01 / 32**2,  # the paper's gradients are sums over a batch, and this one is squared
             "max_grad_norm": float("inf"),
+            "max_error": 1.0,
             "epsilon_final": 0.1,
             "epsilon_decay": 1_000_000,
             "evaluation_epsilon": 0.05,

@@ -34,25 +34,30 @@ class ValueDistribution(NamedTuple):
     errors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def make(kind: Kind, *, num_atoms: int, v_max: float) -> ValueDistribution:
+def make(kind: Kind, *, max_error: float, num_atoms: int, v_max: float) -> ValueDistribution:
     """The representation of a name.
 
     Args:
       kind: "mean", "categorical" or "quantile".
+      max_error: of a mean, the largest error that its gradient follows.
       num_atoms: K of a distribution.
       v_max: the largest return that a categorical one knows; the least is -v_max.
     """
     if kind == "mean":
-        return mean()
+        return mean(max_error)
     return categorical(num_atoms, v_max) if kind == "categorical" else quantile(num_atoms)
 
 
-def mean() -> ValueDistribution:
-    """The expected return alone, by Huber's loss (Mnih et al. 2015, whose clipped error is its gradient)."""
+def mean(max_error: float) -> ValueDistribution:
+    """The expected return alone, by Huber's loss: the gradient is the error within +-`max_error` (Mnih et al. 2015).
+
+    Where errors are larger, that is the median and not the mean of the targets, and no contraction: if one transition
+    in ten ends an episode, the nine others can raise each other's values for ever. `inf` is for squared errors.
+    """
 
     def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
         error = lax.stop_gradient(R + G * bootstrap[..., 0]) - predicted[..., 0]
-        return huber(error), jnp.abs(error)
+        return huber(error, max_error), jnp.abs(error)
 
     return ValueDistribution(1, lambda x: x[..., 0], errors)
 
@@ -106,7 +111,7 @@ def quantile(num_atoms: int) -> ValueDistribution:
     return ValueDistribution(num_atoms, lambda x: jnp.mean(x, axis=-1), errors)
 
 
-def huber(x: jax.Array) -> jax.Array:
-    """x^2 / 2 within [-1, 1], and |x| - 1/2 beyond."""
-    inside = jnp.minimum(jnp.abs(x), 1.0)
+def huber(x: jax.Array, threshold: float = 1.0) -> jax.Array:
+    """x^2 / 2 within +-threshold, and a line of the slope +-threshold beyond."""
+    inside = jnp.minimum(jnp.abs(x), threshold)
     return inside * (jnp.abs(x) - 0.5 * inside)

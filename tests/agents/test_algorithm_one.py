@@ -61,6 +61,7 @@ def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
         learning_rate=1e-3,
         learning_rate_decay=False,
         max_grad_norm=float("inf"),
+        max_error=1.0,
         epsilon_decay=2 * shape.C,
         epsilon_final=0.0,
         hidden_sizes=(8,),

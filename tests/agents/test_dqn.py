@@ -18,7 +18,7 @@ from podracer.types import Agent, Batch, EnvSpec, Trajectory
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, K = 4, 5
-SMALL: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": K, "v_max": 3.0, "target_period": 12}
+SMALL: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": K, "v_max": 3.0, "target_period": 12, "max_error": 1.0}
 ROWS, LANES = 12, 6
 
 
@@ -106,7 +106,7 @@ def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
     """Row by row: up to n rewards, the target network's value of what it, or the learner, thinks best; weights."""
     agent = made(**case)
     config, learner, batch = agent.config, learner_of(agent), batch_of(agent)
-    values = value_distributions.make(config.values, num_atoms=K, v_max=config.v_max)
+    values = value_distributions.make(config.values, max_error=1.0, num_atoms=K, v_max=config.v_max)
     network = network_of(agent)
     unroll = jax.jit(lambda params: nets.unroll(network, params, batch.trajectory)[0])
     said = [unroll(params).reshape(config.n_step + 1, -1, A, values.size) for params in (learner.params, learner.aux)]
@@ -318,7 +318,7 @@ def test_actors_take_the_best_action_but_for_epsilon(values: Any) -> None:
     outputs = network_of(agent).apply(
         learner.params, nets.Inputs(row[None, None], jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()), ()
     )[0]
-    distribution = value_distributions.make(values, num_atoms=K, v_max=3.0)
+    distribution = value_distributions.make(values, max_error=1.0, num_atoms=K, v_max=3.0)
     best = int(np.argmax(distribution.mean(outputs.reshape(A, -1))))
     for evaluation, epsilon in ((False, 0.2), (True, 0.05)):
         actions = act(agent, learner, np.broadcast_to(row, (many, 3)), evaluation=evaluation)

@@ -171,7 +171,7 @@ def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) ->
 @functools.cache
 def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
     """Action values [N, A] of observations [N, ...], and the members' learner states."""
-    values = value_distributions.make(kind, num_atoms=DQN["num_atoms"], v_max=DQN["v_max"])
+    values = value_distributions.make(kind, max_error=1.0, num_atoms=DQN["num_atoms"], v_max=DQN["v_max"])
     network = nets.make_q(
         environment.spec, hidden_sizes=(16,), activation="tanh", head_size=0, dueling=False, num_atoms=values.size
     )

@@ -16,10 +16,14 @@ B, A, K, V_MAX = 64, 3, 11, 2.0
 Z = np.linspace(-V_MAX, V_MAX, K).astype(np.float32)
 TAU = ((np.arange(K) + 0.5) / K).astype(np.float32)
 KINDS = ("mean", "categorical", "quantile")
+MAX_ERRORS = {"mean": 1.5, "squared": float("inf")}
 
 
 def made(kind: Any) -> value_distributions.ValueDistribution:
-    return value_distributions.make(kind, num_atoms=K, v_max=V_MAX)
+    max_error = MAX_ERRORS.get(kind, 0.0)
+    return value_distributions.make(
+        "mean" if kind in MAX_ERRORS else kind, max_error=max_error, num_atoms=K, v_max=V_MAX
+    )
 
 
 @functools.cache
@@ -40,7 +44,7 @@ def numbers(size: int) -> dict[str, Any]:
 
 def ours(kind: str, now: jax.Array, double: bool) -> tuple[jax.Array, jax.Array]:
     """Losses and priorities [B], for a* the best action of theta (double) or of theta-."""
-    values, x = made(kind), numbers(1 if kind == "mean" else K)
+    values, x = made(kind), numbers(1 if kind in MAX_ERRORS else K)
     of = lambda outputs, action: outputs[np.arange(B), action]  # noqa: E731
     best = jnp.argmax(values.mean(x["online"] if double else x["target"]), axis=-1)
     return values.errors(of(now, x["action"]), of(x["target"], best), x["R"], x["G"])
@@ -50,12 +54,12 @@ def rlaxs(kind: str, now: jax.Array, double: bool) -> jax.Array:
     """The losses [B] by rlax, whose target stops no gradient that ours would pass."""
     import rlax  # here, because it pulls in distrax and tfp, whose warnings pytest filters only while a test runs
 
-    x = numbers(1 if kind == "mean" else K)
+    x = numbers(1 if kind in MAX_ERRORS else K)
     selector = x["online"] if double else x["target"]
-    if kind == "mean":
+    if kind in MAX_ERRORS:
         now, target, selector = now[..., 0], x["target"][..., 0], selector[..., 0]
         error = jax.vmap(rlax.double_q_learning)(now, x["action"], x["R"], x["G"], target, selector)
-        return rlax.huber_loss(error, 1.0)
+        return rlax.l2_loss(error) if kind == "squared" else rlax.huber_loss(error, 1.5)
     if kind == "categorical":
         means = jnp.sum(jax.nn.softmax(selector) * Z, axis=-1)
         each = lambda q, a, r, g, t, s: rlax.categorical_double_q_learning(Z, q, a, r, g, Z, t, s)  # noqa: E731
@@ -66,7 +70,7 @@ def rlaxs(kind: str, now: jax.Array, double: bool) -> jax.Array:
 
 @pytest.mark.filterwarnings("ignore:Rlax categorical_cross_entropy:PendingDeprecationWarning")
 @pytest.mark.parametrize("double", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "squared"])
 def test_losses_and_their_gradients_are_rlaxs(kind: str, double: bool) -> None:
     def with_gradient(losses: Any) -> Any:
         def total(now: jax.Array) -> Any:
@@ -74,7 +78,7 @@ def test_losses_and_their_gradients_are_rlaxs(kind: str, double: bool) -> None:
             each = each[0] if isinstance(each, tuple) else each
             return jnp.sum(each), each
 
-        return jax.jit(jax.grad(total, has_aux=True))(numbers(1 if kind == "mean" else K)["now"])
+        return jax.jit(jax.grad(total, has_aux=True))(numbers(1 if kind in MAX_ERRORS else K)["now"])
 
     gradient, losses = with_gradient(ours)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -102,7 +106,7 @@ def test_projections_are_distributions_with_the_right_mean() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_priorities_are_what_the_papers_rank_by(kind: str) -> None:
-    values, x = made(kind), numbers(1 if kind == "mean" else K)
+    values, x = made(kind), numbers(1 if kind in MAX_ERRORS else K)
     predicted, bootstrap = x["now"][:, 0], x["target"][:, 0]
     loss, priority = (np.asarray(y) for y in jax.jit(values.errors)(predicted, bootstrap, x["R"], x["G"]))
     if kind == "mean":
