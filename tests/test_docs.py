@@ -1,13 +1,16 @@
 """The guides: what they link to is there, and what they show runs as it stands."""
 
+import importlib.util
 import pathlib
 import re
+import sys
 
 import pytest
 
 import podracer
 
-DOCS = pathlib.Path(podracer.__file__).parents[1] / "docs"
+ROOT = pathlib.Path(podracer.__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 GUIDES = [page for page in PAGES if "```python" in page.read_text()]
 
@@ -41,3 +44,17 @@ def test_a_guide_runs(page, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has it
         exec(code_of(page), {"__name__": page.stem})
+
+
+def test_readme_has_the_learning_results_that_are_committed(monkeypatch):
+    """`python benchmarks/learn.py --table` writes them."""
+    path = ROOT / "benchmarks" / "learn.py"
+    learn = importlib.util.module_from_spec(importlib.util.spec_from_file_location("learn", path))
+    monkeypatch.setitem(sys.modules, "learn", learn)
+    learn.__spec__.loader.exec_module(learn)
+    readme = (ROOT / "README.md").read_text().splitlines()
+    table = learn.table()
+    begin = readme.index(table[0])
+    assert readme[begin : begin + len(table)] == table
+    assert not readme[begin + len(table)].startswith("|")
+    assert {line.split("`")[1] for line in table[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}
