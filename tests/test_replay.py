@@ -317,7 +317,7 @@ def test_small_masses_and_large_ones():
         assert masses.reshape(-1)[replay._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
-@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("all_of_them", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_priorities_of_what_is_gone_are_dropped(all_of_them):
     """Where nothing is now, and where other sequences are."""
     spec = spec_of(alpha=1.0)
@@ -342,6 +342,7 @@ def test_priorities_of_what_is_gone_are_dropped(all_of_them):
     np.testing.assert_array_equal(written[untouched], old[untouched])
 
 
+@pytest.mark.slow
 def test_what_is_learnt_to_the_last_bit_does_no_harm():
     """Priorities of 0 can be drawn, and weights stay finite."""
     spec = spec_of(priority=lambda rows, extras: jnp.zeros((1, rows.reward.shape[1])))

@@ -288,6 +288,7 @@ def test_sebulba_in_lockstep_is_algorithm_one() -> None:
     check(wide(), WIDE)
 
 
+@pytest.mark.slow
 def test_one_lane_in_lockstep_is_algorithm_one() -> None:
     check(sebulba(NARROW, "lockstep"), NARROW)
 

@@ -237,7 +237,8 @@ def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Prob
     check_values_and_policy(name, probe, together=True)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "vtrace"])
 def test_means_of_continuous_actions_are_the_best_ones(name: str) -> None:
     check_values_and_policy(name, probes.ContinuousAction(), together=False)
 

@@ -81,7 +81,7 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, fram
     np.testing.assert_allclose(taken, trajectory.extras["q_taken"], atol=1e-5)
 
 
-@pytest.mark.parametrize("rescaling", [True, False])
+@pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_first_priorities_are_the_learners(rescaling):
     """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen."""
     agent = made(value_rescaling=rescaling)

@@ -407,7 +407,8 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "reset_pool"), [("vtrace", 0), ("ppo", 2), pytest.param("pqn", 0, marks=pytest.mark.slow)]
+    ("name", "reset_pool"),
+    [("vtrace", 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("ppo", 2), ("pqn", 0)))],
 )
 def test_no_key_is_used_twice(name: str, reset_pool: int) -> None:
     """Under JAX's own checker."""

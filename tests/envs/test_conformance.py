@@ -14,7 +14,10 @@ from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
 
 VARIANTS = [
-    *((name, {}) for name in envs_jax.names()),
+    *(
+        pytest.param(name, {}, marks=[pytest.mark.slow] if name in ("gridworld", "memory_maze") else [])
+        for name in envs_jax.names()
+    ),
     pytest.param("gridworld", {"task": "random_goals", "flatten": False}, marks=pytest.mark.slow),
     pytest.param(
         "gridworld", {"task": "delayed_chain", "noisy_rewards": True, "distractor_bits": 2}, marks=pytest.mark.slow

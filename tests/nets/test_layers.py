@@ -25,7 +25,14 @@ def flax_max_pool(x: jax.Array) -> jax.Array:
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
 
-@pytest.mark.parametrize("shape", [(2, 84, 84, 3), (2, 21, 42, 2), (1, 11, 7, 1), (3, 2, 1, 2), (1, 1, 3, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 21, 42, 2),
+        (3, 2, 1, 2),
+        *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((2, 84, 84, 3), (1, 11, 7, 1), (1, 1, 3, 1))),
+    ],
+)
 @pytest.mark.parametrize("values", ["distinct", "ties", "constant", "below zero"])
 def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str) -> None:
     """Of equal pixels the first, row by row, has the gradient: also where windows overlap."""
@@ -40,6 +47,7 @@ def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str)
     np.testing.assert_array_equal(vjp(cotangent)[0], expected_vjp(cotangent)[0])
 
 
+@pytest.mark.slow
 def test_pooling_takes_other_dtypes_and_a_batch_of_parameters() -> None:
     x = jax.random.normal(KEY, (5, 2, 8, 8, 3))
     gradient = jax.grad(lambda x: jnp.sum(jnp.square(layers.max_pool(x))))
@@ -55,7 +63,8 @@ def primitives(jaxpr: Any) -> set[str]:
     return {equation.primitive.name for equation in harness.equations(jaxpr)}
 
 
-@pytest.mark.parametrize("platform", ["gpu", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
     """A scatter adds in an order that nobody knows on GPU, and then no run can be repeated bit for bit."""
     module, images = layers.ResNet(), jnp.ones((2, 24, 24, 1))

@@ -54,7 +54,8 @@ def recorded(
 
 
 @pytest.mark.parametrize(
-    ("lstm_size", "frame_stack"), [(0, 1), (0, 3), (8, 2), pytest.param(8, 1, marks=pytest.mark.slow)]
+    ("lstm_size", "frame_stack"),
+    [(0, 1), (8, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 3), (8, 1)))],
 )
 @pytest.mark.parametrize("action", ACTIONS)
 def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int, frame_stack: int) -> None:
@@ -179,6 +180,7 @@ def test_inputs_are_aligned() -> None:
 # Parameters and heads.
 
 
+@pytest.mark.slow
 def test_separate_torsos() -> None:
     spec = spec_of()
     inputs = random_inputs(np.zeros((2, 3), bool))

@@ -85,6 +85,7 @@ def test_it_comes_back_bit_by_bit(written):
     assert equal(restored, state(2))
 
 
+@pytest.mark.slow
 def test_parts_are_read_without_the_others(written, tmp_path):
     directory = pathlib.Path(shutil.copytree(written, tmp_path / "run"))
     with opened(directory, read_only=True) as checkpoints:
@@ -161,6 +162,7 @@ def test_what_a_killed_process_had_begun_is_cleared(written, tmp_path):
         assert hosts.within(10.0, lambda: names() == ["1", "2"]), names()
 
 
+@pytest.mark.slow
 def test_if_none_can_be_read_all_stay(written, tmp_path):
     shutil.copytree(written, tmp_path / "run")
     with opened(tmp_path / "run") as checkpoints:
@@ -194,6 +196,7 @@ def test_a_full_disk_loses_nothing(written, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_any_error_of_a_write_is_reported(tmp_path, monkeypatch):
     with opened(tmp_path) as checkpoints:
         checkpoints.save(1, state(1))

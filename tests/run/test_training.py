@@ -223,6 +223,7 @@ def test_nothing_is_written_without_a_run_dir(finished, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
 
 
+@pytest.mark.slow
 def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_path, capsys):
     result = train(tmp_path / "run", seed=1, progress=True)
     out, err = capsys.readouterr()
@@ -343,6 +344,7 @@ def test_animation(finished, tmp_path):
     assert len({picture.tobytes() for picture in pictures}) == 10
 
 
+@pytest.mark.slow
 def test_an_environment_without_render(tmp_path):
     with pytest.raises(ValueError, match="cliff has no render"):
         untrained("vtrace", Cliff()).animate(tmp_path / "x.gif")
@@ -370,6 +372,7 @@ def test_a_run_without_a_checkpoint_cannot_be_loaded(copied):
     assert not (copied / "checkpoints").exists(), "reading writes nothing"
 
 
+@pytest.mark.slow
 def test_load_of_environment_options(tmp_path):
     untrained("vtrace", "memory_chain", tmp_path / "run", env_options={"length": 3})  # which shows in no shape
     assert podracer.load(tmp_path / "run").environment.spec.max_episode_steps == 4
@@ -576,6 +579,7 @@ def test_every_optimizer_makes_an_agent(name):
     jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)), hyper)
 
 
+@pytest.mark.slow
 def test_an_agent_of_ones_own(tmp_path):
     env = envs_jax.make("catch")
     config = podracer.agents.VTraceConfig(**AGENT)
@@ -718,6 +722,7 @@ def test_resume_of_a_finished_run_changes_nothing(finished, copied, monkeypatch,
     assert steps_of(copied) == [1008, 1512, 2016]
 
 
+@pytest.mark.slow
 def test_resume_of_a_finished_run_evaluates_what_was_not(copied):
     assert train(copied, resume=True, eval_episodes=4).summary["eval_episodes"] == 4
 
@@ -791,6 +796,7 @@ def test_a_signal_stops_in_good_order(finished, tmp_path):
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait(tmp_path, capfd):
     def log(steps, row):
         for _ in range(2):
@@ -876,6 +882,7 @@ def test_metrics_that_cannot_be_written(tmp_path):
     assert threading.active_count() == threads
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
     from test_checkpoint import full_disk
 

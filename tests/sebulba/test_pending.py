@@ -121,7 +121,7 @@ def assert_same(state, expected):
 @pytest.mark.parametrize(
     ("updates_per_call", "memory", "environments"),
     [
-        (3, "device", Sleepy),
+        pytest.param(3, "device", Sleepy, marks=pytest.mark.slow),
         pytest.param(None, "device", SteppedEnvironments, marks=pytest.mark.slow),
         (100, "host", SteppedEnvironments),
     ],
@@ -138,8 +138,7 @@ def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environme
     ("mode", "threads"),
     [
         ("lockstep", 1),
-        ("serial", 2),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("lockstep", 2), ("serial", 1))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("lockstep", 2), ("serial", 1), ("serial", 2))),
     ],
 )
 def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
