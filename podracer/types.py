@@ -317,6 +317,7 @@ class Replay(NamedTuple):
       priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; from what
         acting recorded, the first priorities of the m sequences that a rollout completes: 1, or with "rows" T of them,
         each a row later than the one before. None gives them the largest that any has had so far.
+      observed: rows of a sequence that come with their observations, the first ones; None for all.
       starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
         Numbers of sequences are numbers of rows then.
     """
@@ -333,6 +334,7 @@ class Replay(NamedTuple):
     priority_exponent: float = 0.0
     importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
+    observed: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
 
 

@@ -24,6 +24,7 @@ from podracer.nets.networks import (
     feed_forward,
     make,
     make_q,
+    num_actions,
 )
 from podracer.nets.noise import perturb
 from podracer.nets.protocol import check
@@ -41,6 +42,7 @@ __all__ = [
     "inputs",
     "make",
     "make_q",
+    "num_actions",
     "perturb",
     "stack_frames",
     "stacked_spec",

@@ -23,6 +23,7 @@ from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "dqn": (agents.DQNConfig, agents.dqn.make),
+    "muzero": (agents.MuZeroConfig, agents.muzero.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
     "pqn": (agents.PQNConfig, agents.pqn.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
