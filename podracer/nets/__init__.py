@@ -3,6 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
+from podracer.nets.boards import make_board
 from podracer.nets.memory import (
     ActorState,
     inputs,
@@ -41,6 +42,7 @@ __all__ = [
     "feed_forward",
     "inputs",
     "make",
+    "make_board",
     "make_q",
     "num_actions",
     "perturb",

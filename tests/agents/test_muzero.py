@@ -39,9 +39,7 @@ def windows(K: int, n: int, seed: int = 0) -> dict[str, np.ndarray]:
 def test_targets_are_the_loops(K: int, n: int) -> None:
     x = windows(K, n)
     after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
-    found = muzero.targets(
-        *jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"])), K, n
-    )
+    found = muzero.targets(*jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"])), K, n)
     kinds = set()
     for i in range(x["reward"].shape[1]):
         reached = True
