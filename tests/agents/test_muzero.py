@@ -1,7 +1,5 @@
 """MuZero: targets against a loop, what gradients reach, and what is learnt behind the end of an episode."""
 
-import functools
-from typing import Any
 
 import harness
 import jax
@@ -9,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, returns, spaces, world_models
+from podracer import returns, spaces
 from podracer.agents import muzero
 from podracer.types import EnvSpec
 
