@@ -1,6 +1,5 @@
 """MuZero: targets against a loop, what gradients reach, and what is learnt behind the end of an episode."""
 
-
 import harness
 import jax
 import jax.numpy as jnp
