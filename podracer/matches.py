@@ -237,7 +237,8 @@ class Match:
         seats = [f"{won} won, {drawn} drawn, {lost} lost" for won, drawn, lost in map(self.counts, (0, 1))]
         return (
             f"{self.players[0]} against {self.players[1]}: {100 * self.mean:.1f}% of the points (95% interval "
-            f"{100 * low:.1f}% to {100 * high:.1f}%) in {self.scores.size} games; moving first {seats[0]}; second {seats[1]}"
+            f"{100 * low:.1f}% to {100 * high:.1f}%) in {self.scores.size} games; moving first {seats[0]}; second "
+            f"{seats[1]}"
         )
 
 

@@ -72,6 +72,8 @@ class MuZeroConfig:
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 32).
+      torso: "mlp", or "convolutions" for images; "auto" chooses (see `podracer.world_models.make`).
+      channels: of a model of convolutions (paper: 256).
       hidden_sizes: of the model's MLPs.
       state_size: numbers in a state of the model.
       head_size: units of a hidden layer of each head.
@@ -104,6 +106,8 @@ class MuZeroConfig:
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
+    torso: world_models.Torso = "auto"
+    channels: int = configs.field(64, low=2)
     hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
     state_size: int = configs.field(64, low=1)
     head_size: int = configs.field(64, low=1)
@@ -214,6 +218,8 @@ def make(
     model = network or world_models.make(
         nets.stacked_spec(spec, config.frame_stack),
         num_bins=config.num_bins,
+        torso=config.torso,
+        channels=config.channels,
         hidden_sizes=config.hidden_sizes,
         state_size=config.state_size,
         head_size=config.head_size,
