@@ -21,7 +21,6 @@ from podracer import nets, spaces
 from podracer.nets.layers import MLP, Conv, Dense, LayerNorm, standardize
 from podracer.types import ArrayTree, EnvSpec
 
-
 Torso = Literal["auto", "mlp", "convolutions"]
 
 

@@ -30,7 +30,8 @@ class Bins(NamedTuple):
     @property
     def positions(self) -> np.ndarray:
         """Where they are, in h(x): float32 [K]."""
-        limit = float(rescale(jnp.float32(self.largest)))
+        with jax.ensure_compile_time_eval():
+            limit = float(rescale(jnp.float32(self.largest)))
         return np.linspace(-limit, limit, self.size, dtype=np.float32)
 
     def two_hot(self, x: jax.Array) -> jax.Array:
