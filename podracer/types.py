@@ -353,6 +353,9 @@ class Agent(NamedTuple):
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       replay: how experience is replayed, or None for learning from every rollout once.
+      target_params: `(LearnerState, progress) -> ActorParams`; what `reanalyse` acts by.
+      reanalyse: `(ActorParams, Batch, key) -> Batch`; samples as newer parameters would have acted, before they are
+        learnt from, one by one: without collectives, and whatever else is in the batch. None leaves them as they are.
     """
 
     name: str
@@ -364,6 +367,8 @@ class Agent(NamedTuple):
     learn: Callable[..., Any]
     hyper: dict[str, float]
     replay: Replay | None = None
+    target_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
+    reanalyse: Callable[[ActorParams, Batch, jax.Array], Batch] | None = None
 
 
 class EpisodeStats(NamedTuple):

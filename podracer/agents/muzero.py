@@ -67,6 +67,9 @@ class MuZeroConfig:
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
       importance_exponent: beta (paper: 1).
+      reanalyse: part of the samples whose policies and values are renewed by a search and the network of today, before
+        they are learnt from (Schrittwieser et al. 2021: 0.8).
+      target_interval: updates between copies to the network that reanalyses.
       learning_rate: (paper: 0.05, with SGD).
       adam_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
@@ -101,6 +104,8 @@ class MuZeroConfig:
     replay_min_size: int = configs.field(1_000, low=1)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.0, low=0.0, high=1.0)
+    reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
+    target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     adam_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
@@ -257,7 +262,8 @@ def make(
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = model.init(key)
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0))
+        target = jax.tree.map(jnp.copy, params) if config.reanalyse else ()
+        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
@@ -267,21 +273,19 @@ def make(
     def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
         return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
 
+    def plan(
+        actor: ActorParams, state: ArrayTree, key: jax.Array, explore: bool, temperature: jax.Array | float
+    ) -> search.Searched:
+        variables = actor.params, actor.aux["discount"]
+        begin, going = root(variables, (state, None)), search.Model(root, step)
+        return search.search(going, variables, begin, key, planner, explore=explore, temperature=temperature)
+
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         state, _, memory = nets.step(observer, actor.params, memory, timestep)
-        variables = actor.params, actor.aux["discount"]
         temperature = 0.0 if evaluation else actor.aux["temperature"]
-        found = search.search(
-            search.Model(root, step),
-            variables,
-            root(variables, (state, None)),
-            key,
-            planner,
-            explore=not evaluation,
-            temperature=temperature,
-        )
+        found = plan(actor, state, key, not evaluation, temperature)
         return found.action, {"policy": found.policy, "value": found.value}, memory
 
     def learn(
@@ -318,8 +322,36 @@ def make(
             max_grad_norm=learner.hyper["max_grad_norm"],
         )
         metrics |= {"grad/norm": grad_norm}
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
+        num_updates = learner.num_updates + 1
+        copy = num_updates % config.target_interval == 0
+        target = jax.tree.map(lambda old, new: jnp.where(copy, new, old), learner.aux, params) if config.reanalyse else ()
+        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
         return learner, metrics, priorities.reshape(B)
+
+    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return actor_params(learner._replace(params=learner.aux), progress)
+
+    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        """Policies of rows 0 to K by a search, values of rows 0 to K + n by the network, of some samples."""
+        B = batch.weight.shape[0]
+        n_samples = int(config.reanalyse * B)
+        if n_samples == 0:
+            return batch
+        # At an even stride: samples are drawn in the order of the ring.
+        at = jnp.arange(n_samples, dtype=jnp.int32) * B // n_samples
+        some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
+        rows = jax.tree.map(lambda x: x[: K + n + 1], some.timesteps)
+        seen = nets.inputs(observer, some._replace(timesteps=rows)).observation
+        state = model.represent(actor.params, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        value = bins.expectation(model.predict(actor.params, state)[1]).reshape(K + n + 1, n_samples)
+        searched = jax.tree.map(lambda x: x[: (K + 1) * n_samples], state)
+        policy = plan(actor, searched, key, False, 1.0).policy.reshape(K + 1, n_samples, -1)
+        extras = batch.trajectory.extras
+        extras = {
+            "policy": extras["policy"].at[: K + 1, at].set(policy),
+            "value": extras["value"].at[: K + n + 1, at].set(value),
+        }
+        return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
@@ -332,7 +364,7 @@ def make(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=1,
+        observed=K + n + 1 if config.reanalyse else 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.samples_per_row,
@@ -343,7 +375,8 @@ def make(
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )
-    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
+    renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal)
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> Targets:
