@@ -115,6 +115,8 @@ def _check_spec(env: Any, name: str) -> None:
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{PREFIX}: {name}.spec.max_episode_steps is {limit!r} (expected None or an int >= 1).")
     check_metric_names(spec.metrics, f"{PREFIX}: {name}.spec.metrics")
+    if spec.num_players not in (1, 2):
+        raise ValueError(f"{PREFIX}: {name}.spec.num_players is {spec.num_players!r} (expected 1 or 2).")
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:

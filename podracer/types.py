@@ -35,9 +35,11 @@ class TimeStep(NamedTuple):
     Attributes:
       observation: a tree of arrays; single frames (stacking is the agent's).
       reward: float32; arrived together with this observation, 0 on a `first` row.
-      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's).
+      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's). Where two play, -1 says that the
+        other one is to move now: the reward is that of the player who acted, and so is this row's value times -1
+        (docs/adr/0019-signed-discount.md).
       first: bool; this observation opens an episode, or follows a break in the stream.
-      last: bool; this observation closes an episode. `last` with discount 1 means truncated by a time limit.
+      last: bool; this observation closes an episode. `last` with a discount other than 0 means truncated.
     """
 
     observation: ArrayTree
@@ -77,6 +79,8 @@ class EnvSpec(NamedTuple):
       max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
       metrics: names of the environment's own numbers, each logged as `episode/<name>`: the sum over an episode, and of
         that the mean over the episodes that ended.
+      num_players: 1, or 2 who play a zero-sum game in turns: then discounts may be -1, and an episode's return is that
+        of the player who moves first.
     """
 
     name: str
@@ -84,6 +88,19 @@ class EnvSpec(NamedTuple):
     action_space: spaces.Space
     max_episode_steps: int | None = None
     metrics: tuple[str, ...] = ()
+    num_players: int = 1
+
+
+def check_one_player(spec: EnvSpec, agent: str) -> None:
+    """Checks that an environment is for an agent that cannot play against itself.
+
+    Raises:
+      ValueError: where it is for two players.
+    """
+    if spec.num_players != 1:
+        raise ValueError(
+            f"{spec.name} is a game for two, and {agent} cannot play against itself; use an environment for one player."
+        )
 
 
 def check_metric_names(names: Any, where: str) -> None:
@@ -103,9 +120,9 @@ class Transition(NamedTuple):
     """What `Environment.step` returns next to the new state: unbatched scalars.
 
     Attributes:
-      reward: float32 [].
-      discount: float32 []; 0 if the episode terminated in the new state, else 1.
-      last: bool []; the new state closes the episode (terminated, or truncated if discount is 1).
+      reward: float32 []; of the player who acted.
+      discount: float32 []; 0 if the episode terminated in the new state, else 1, or -1 if the other player is to move.
+      last: bool []; the new state closes the episode (terminated, or truncated if discount is not 0).
       metrics: float32 []; of every name in `EnvSpec.metrics`.
     """
 
@@ -115,12 +132,27 @@ class Transition(NamedTuple):
     metrics: Metrics = NO_METRICS
 
 
+class Symmetries(NamedTuple):
+    """The G ways to turn and mirror the board of a game, the first of which changes nothing.
+
+    What looks like `board.reshape(-1)[cells[g]]` has the mask `action_mask[actions[g]]`, and action a there is action
+    `actions[g, a]` here: a policy turns as the mask does.
+
+    Attributes:
+      cells: int32 [G, H W].
+      actions: int32 [G, A].
+    """
+
+    cells: np.ndarray
+    actions: np.ndarray
+
+
 @runtime_checkable
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
-    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)` is
-    optional and returns uint8 [H, W, 3].
+    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)`, which
+    returns uint8 [H, W, 3], and `symmetries`, of board games (`Symmetries`), are optional.
     """
 
     @property
@@ -163,6 +195,7 @@ class HostStep(NamedTuple):
         score: np.ndarray | None = None,
         over: np.ndarray | None = None,
         metrics: np.ndarray | None = None,
+        discount: np.ndarray | None = None,
     ) -> HostStep:
         """Rows that follow the trajectory contract.
 
@@ -176,12 +209,13 @@ class HostStep(NamedTuple):
           over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
             is a `last` row, but ends no game). Goes with `score`.
           metrics: number [M, B]; those of `EnvSpec.metrics`, summed over the (real) episode so far.
+          discount: number [B]; where two play, for it is not `~terminated` then.
         """
         scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
         # The cheapest calls that do this: each is a few microseconds of every step.
         scalars[0] = reward
         np.putmask(scalars[0], first, 0.0)
-        scalars[1] = ~terminated
+        scalars[1] = ~terminated if discount is None else discount
         scalars[2], scalars[3] = first, last
         if score is not None:
             scalars[4], scalars[5] = score, over

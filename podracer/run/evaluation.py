@@ -166,14 +166,16 @@ def on_host(
         memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
         key = run_keys(seed)[2]
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
-        playing = np.ones(episodes, bool)
+        playing, sign = np.ones(episodes, bool), np.ones(episodes, np.float32)
         try:
             lanes, step = environment.recv()
             while playing.any() and lengths.max() < limit:
                 action, memory, key = act(params, memory, step.timestep, key)
                 environment.send(lanes, jax.tree.map(np.asarray, action))
                 lanes, step = environment.recv()
-                returns += np.where(playing, step.raw_reward, 0)
+                returns += np.where(playing, sign * step.raw_reward, 0)
+                if environments.spec.num_players == 2:
+                    sign *= step.timestep.discount
                 lengths += playing & ~step.timestep.first
                 playing &= ~step.game_over
         finally:
