@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ def _perfect(environment: Environment) -> Callable[[ArrayTree, jax.Array], jax.A
 
 def _code(board: Any) -> Any:
     """A number for each board [N, H, W] of -1, 0 and 1."""
-    cells = board.reshape(len(board), -1).astype(np.int32) + 1
+    cells = board.reshape(len(board), math.prod(board.shape[1:])).astype(np.int32) + 1
     return (cells * (3 ** np.arange(cells.shape[1], dtype=np.int32))[None]).sum(axis=1, dtype=np.int32)
 
 
@@ -196,7 +197,7 @@ def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
 
 def _code_each(boards: np.ndarray) -> np.ndarray:
     """Codes [n, A] of boards [n, A, H, W]."""
-    return _code(boards.reshape(-1, *boards.shape[2:])).reshape(boards.shape[:2])
+    return _code(boards.reshape(math.prod(boards.shape[:2]), *boards.shape[2:])).reshape(boards.shape[:2])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,23 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns, search, spaces
 from podracer.learning import collectives, gradients, optimizer, trajectories
-from podracer.types import ActorParams, Agent, ArrayTree, Batch, Environment, LearnerState, Metrics, Replay, TimeStep
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    Environment,
+    LearnerState,
+    Metrics,
+    Replay,
+    Symmetries,
+    TimeStep,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,12 +277,12 @@ def make(
     return Agent("alphazero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
 
 
-def turned(samples: Samples, symmetries: tuple[np.ndarray, np.ndarray], key: jax.Array) -> Samples:
+def turned(samples: Samples, symmetries: Symmetries, key: jax.Array) -> Samples:
     """Each position by a symmetry of the game that is drawn for it, and its moves likewise.
 
     Args:
       samples: [B].
-      symmetries: int32 [G, H W] and [G, A]; where each cell and each move is taken from.
+      symmetries: of the game.
       key: consumed.
     """
     cells, moves = (jnp.asarray(x) for x in symmetries)
@@ -306,7 +316,7 @@ def check_game(environment: Environment) -> None:
     """
     spec = environment.spec
     what = f"alphazero plays board games against itself, and {spec.name}"
-    if getattr(spec, "num_players", 1) != 2:
+    if spec.num_players != 2:
         raise ValueError(f"{what} has one player; use muzero, which learns a model of any environment.")
     if not isinstance(spec.action_space, spaces.Discrete):
         raise ValueError(f"{what} takes actions in {spec.action_space}; a search needs Discrete ones.")

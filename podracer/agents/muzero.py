@@ -324,7 +324,9 @@ def make(
         metrics |= {"grad/norm": grad_norm}
         num_updates = learner.num_updates + 1
         copy = num_updates % config.target_interval == 0
-        target = jax.tree.map(lambda old, new: jnp.where(copy, new, old), learner.aux, params) if config.reanalyse else ()
+        target = (
+            jax.tree.map(lambda old, new: jnp.where(copy, new, old), learner.aux, params) if config.reanalyse else ()
+        )
         learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
         return learner, metrics, priorities.reshape(B)
 
