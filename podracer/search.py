@@ -254,7 +254,7 @@ def _prior(config: SearchConfig, logits: jax.Array, legal: jax.Array | None) -> 
     return prior if legal is None else jnp.where(legal, prior, -1.0 if config.algorithm == "puct" else LOWEST)
 
 
-def _scaled(config: SearchConfig, x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+def _scaled(config: SearchConfig, x: jax.Array, low: Any, high: Any) -> jax.Array:
     """x from [low, high], or from `bounds`, to [0, 1]."""
     low, high = config.bounds or (low, high)
     return (x - low) / jnp.maximum(high - low, config.epsilon)

@@ -1,4 +1,4 @@
-"""Search trees of many roots at once, as arrays: a walk down, a new node, a backup. What is chosen is the caller's rule.
+"""Search trees of many roots at once, as arrays: a walk down, a new node, a backup. What is chosen is a rule.
 
 A node's choice depends on its own row alone, and a simulation changes the rows on its path alone. So choices are kept:
 
@@ -21,9 +21,9 @@ from jax import lax
 
 from podracer.types import ArrayTree
 
-INSIDE: dict[str, Any] = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+CLIP: dict[str, Any] = {"mode": "clip", "wrap_negative_indices": False}
 DROP: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
-"""Every index is at least 0, so nothing has to look for others."""
+"""What indexing does by itself with the number that stands for no node, which is one too large."""
 
 
 class Tree(NamedTuple):
@@ -33,7 +33,7 @@ class Tree(NamedTuple):
       P: [..., A]; the prior, as `Rule.prior` made it.
       n: [..., A]; visits.
       W: [..., A]; sums of returns.
-      child: [..., A]; numbers of nodes; S where there is none, -1 in a kept tree.
+      child: [..., A]; numbers of nodes; S + 1 where there is none, -1 in a kept tree.
       v: [...]; the model's value.
       r: [...]; the reward of the edge into the node.
       d: [...]; its discount.
@@ -111,8 +111,8 @@ class State(NamedTuple):
 
     Attributes:
       rows: float32 [N, S+1, R].
-      next: int32 [N, S+1]; the child that each node's choice leads to. S stands for none: the last node to be made has
-        no child, and nobody walks to it.
+      next: int32 [N, S+1]; the child that each node's choice leads to. S + 1 stands for none and leads to none: clipped
+        it is the last node to be made, which never has children to walk to.
       embedding: tree of [N, S+1, ...].
       depth: int32 [N]; edges walked, of all simulations.
     """
@@ -155,14 +155,14 @@ def grow(step: Callable[..., Any], rule: Rule, variables: Any, seed: Seed, keep:
 
 
 def block() -> int:
-    """Levels that are walked or backed up in a turn, each of which costs launches on a GPU and nearly nothing on CPU."""
+    """Levels that are walked or backed up in a turn: turns cost launches on a GPU, and nearly nothing on CPU."""
     return 4 if jax.default_backend() == "cpu" else 8
 
 
 def kept(state: State) -> Tree:
     """The trees, to be looked at."""
     tree = Tree.of(state.rows)
-    child = jnp.where(tree.child < tree.v.shape[1] - 1, tree.child, -1.0)
+    child = jnp.where(tree.child < tree.v.shape[1], tree.child, -1.0)
     return tree._replace(child=child, embedding=state.embedding)
 
 
@@ -178,58 +178,56 @@ def begin(rule: Rule, seed: Seed) -> State:
     zero, v = jnp.zeros(N), seed.value.astype(jnp.float32)
     root = _leaf(rule, seed.prior, v, zero, zero, seed.aid, jnp.int32(0), True)
     rows = jnp.zeros((N, S + 1, root.shape[-1])).at[:, 0].set(root)
-    nowhere = jnp.full((N, S + 1), S, jnp.int32)
+    nowhere = jnp.full((N, S + 1), S + 1, jnp.int32)
     return State(rows, nowhere, jax.tree.map(table, seed.embedding), jnp.zeros(N, jnp.int32))
 
 
 def _leaf(rule: Rule, P: Any, v: Any, r: Any, d: Any, aid: Any, i: Any, is_root: bool) -> jax.Array:
     """Rows [N, R] of nodes without children."""
     zero = jnp.zeros_like(P)
-    node = Tree(P, zero, zero, zero + rule.simulations, v, r, d, v)
+    node = Tree(P, zero, zero, zero + rule.simulations + 1, v, r, d, v)
     choice = rule.choose(node, aid, i, jnp.full(v.shape, is_root))
     return node._replace(choice=choice.astype(jnp.float32)).rows
 
 
 def simulate(step: Any, rule: Rule, levels: int, variables: Any, seed: Seed, i: jax.Array, state: State) -> State:
     """Simulation i of every lane."""
-    none, lane = rule.simulations, jnp.arange(state.depth.shape[0])
+    none, lane = rule.simulations + 1, jnp.arange(state.depth.shape[0])
     level, path, parent, length = _walk(rule, levels, state.next)
 
     # Two indices [lane, node], for XLA:CPU splits fusions around one flat index over threads.
-    action = state.rows[:, :, -1].at[lane, parent].get(**INSIDE).astype(jnp.int32)
+    action = state.rows[:, :, -1].at[lane, parent].get(**CLIP).astype(jnp.int32)
     embedding = jax.tree.map(
-        lambda table, x: table.at[lane, parent].get(**INSIDE).astype(x.dtype), state.embedding, seed.embedding
+        lambda table, x: table.at[lane, parent].get(**CLIP).astype(x.dtype), state.embedding, seed.embedding
     )
     new = step(variables, embedding, action)
     v, r, d = (x.astype(jnp.float32) for x in (new.value, new.reward, new.discount))
     row = _leaf(rule, rule.prior(new.logits, new.legal), v, r, d, seed.aid, i + 1, False)
     put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=i + 1, axis=1)
-    embeddings = jax.tree.map(
-        lambda table, x: put(table, x.astype(table.dtype)[:, None]), state.embedding, new.embedding
-    )
+    stored = jax.tree.map(lambda table, x: x.astype(table.dtype)[:, None], state.embedding, new.embedding)
+    embeddings = jax.tree.map(put, state.embedding, stored)
     # An edge at the cap is not linked, so walks end there and evaluate it again.
-    link = jnp.where(length < rule.max_depth, parent, none + 1)
+    link = jnp.where(length < rule.max_depth, parent, -1)
 
     def backup(carry: Any) -> Any:
         level, G, rows, onward = carry
         level -= levels
         nodes = lax.dynamic_slice_in_dim(path, level, levels, 0)
-        node = Tree.of(rows.at[lane[None], nodes].get(**INSIDE))
+        node = Tree.of(rows.at[lane[None], nodes].get(**CLIP))
         returns = []
         for k in reversed(range(levels)):
             returns.append(G)
             G = jnp.where(nodes[k] < none, node.r[k] + node.d[k] * G, G)
-        actions = jnp.arange(node.n.shape[-1], dtype=jnp.float32)
+        actions = lax.broadcasted_iota(jnp.float32, node.n.shape, 2)
         chosen = actions == node.choice[..., None]
         W = node.W + jnp.where(chosen, jnp.stack(returns[::-1])[..., None], 0.0)
-        linked = chosen & (nodes == link)[..., None]
+        linked = chosen & (nodes == link[None])[..., None]
         child = jnp.where(linked, (i + 1).astype(jnp.float32), node.child)
-        node = node._replace(n=node.n + chosen, W=W, child=child)
+        node = node._replace(n=node.n + chosen.astype(jnp.float32), W=W, child=child)
         choice = rule.choose(node, seed.aid, i + 1, nodes == 0).astype(jnp.float32)
         following = jnp.sum(jnp.where(actions == choice[..., None], child, 0.0), -1).astype(jnp.int32)
-        there = jnp.where(nodes < none, nodes, none + 1)  # lanes with shorter paths are dropped
-        rows = rows.at[lane[None], there].set(node._replace(choice=choice).rows, **DROP)
-        return level, G, rows, onward.at[lane[None], there].set(following, **DROP)
+        rows = rows.at[lane[None], nodes].set(node._replace(choice=choice).rows, **DROP)
+        return level, G, rows, onward.at[lane[None], nodes].set(following, **DROP)
 
     carry = (level, r + d * v, put(state.rows, row[:, None]), state.next)
     _, _, rows, onward = lax.while_loop(lambda carry: carry[0] > 0, backup, carry)
@@ -238,15 +236,15 @@ def simulate(step: Any, rule: Rule, levels: int, variables: Any, seed: Seed, i: 
 
 def _walk(rule: Rule, levels: int, onward: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """From the roots as far as there are nodes: levels walked, path [D, N], its last nodes [N] and its length [N]."""
-    none, lane = rule.simulations, jnp.arange(onward.shape[0])
+    none, lane = rule.simulations + 1, jnp.arange(onward.shape[0])
 
     def turn(carry: Any) -> Any:
         level, path, parent, length, node = carry
         nodes = []
         for _ in range(levels):
             nodes.append(node)
-            parent, length = jnp.where(node < none, node, parent), length + (node < none)
-            node = onward.at[lane, node].get(**INSIDE)
+            parent, length = jnp.where(node < none, node, parent), length + (node < none).astype(jnp.int32)
+            node = onward.at[lane, node].get(**CLIP)
         path = lax.dynamic_update_slice_in_dim(path, jnp.stack(nodes), level, 0)
         return level + levels, path, parent, length, node
 
