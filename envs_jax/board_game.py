@@ -105,6 +105,15 @@ class BoardGame:
         mask = self.legal(state) | state.over
         return {"board": board.astype(jnp.uint8), "action_mask": mask.astype(jnp.uint8), "to_play": state.to_play}
 
+    def position(self, observation: dict[str, jax.Array]) -> Any:
+        """The state that an observation shows, of a game that is not over; what a search goes on from.
+
+        It has no more than a player sees: of Othello's, whether the last ply was a pass is left out, for who must pass
+        once more ends the game a ply later, on the same board.
+        """
+        board = observation["board"].astype(jnp.int8)
+        return self.start()._replace(board=board[..., 0] - board[..., 1], to_play=observation["to_play"])
+
     def render(self, state: Any) -> jax.Array:
         """The board in colour, uint8 [H, W, 3], a cell 24 pixels wide: yellow moved first."""
         scale, (height, width) = 24, self._shape
