@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from podracer import search
-from podracer.types import ArrayTree, Environment, TimeStep
+from podracer.types import ActorParams, Agent, ArrayTree, Environment, TimeStep
 
 RESAMPLES = 2000
 """Bootstrap samples behind an interval."""
@@ -56,6 +56,16 @@ def player(environment: Environment, name: str) -> Player:
             f"no player is called {name!r}; there are random, tactical, perfect, mcts:100 and run directories."
         )
     return _without_memory(name, simple[kind]())
+
+
+def of(agent: Agent, params: ActorParams, name: str) -> Player:
+    """An agent as it plays in evaluation."""
+
+    def act(memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
+        action, _, memory = agent.act(params, memory, timestep, key, True)
+        return action, memory
+
+    return Player(name, lambda lanes: agent.start(jnp.arange(lanes, dtype=jnp.int32), lanes), act)
 
 
 def _without_memory(name: str, move: Callable[[ArrayTree, jax.Array], jax.Array]) -> Player:
@@ -259,62 +269,77 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
     """
     if games < 2 or games % 2:
         raise ValueError(f"games={games} must be an even number, so that both players move first equally often.")
-    keys = jax.random.split(jax.random.key(seed), 3)
-    lanes = _openings(environment, games // 2, openings, keys[0])
-    if bool(jnp.any(lanes[1].last)):
+
+    @jax.jit
+    def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        opening_key, first_key, second_key = jax.random.split(key, 3)
+        state, row = opened(environment, games // 2, openings, opening_key)
+        first, _ = outcome(environment, a, b, state, row, first_key)
+        second, _ = outcome(environment, b, a, state, row, second_key)
+        return jnp.stack([first, -second], axis=1), row.last
+
+    results, over = jax.device_get(both(jax.random.key(seed)))
+    if over.any():
         raise ValueError(f"openings={openings} random moves end games of {environment.spec.name}; use fewer.")
-    first = _game(environment, a, b)(*lanes, keys[1])
-    second = -_game(environment, b, a)(*lanes, keys[2])
-    return Match((a.name, b.name), 0.5 + 0.5 * np.stack([first, second], axis=1))
+    return Match((a.name, b.name), 0.5 + 0.5 * results)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _openings(environment: Environment, lanes: int, plies: int, key: jax.Array) -> tuple[ArrayTree, TimeStep]:
-    """States and rows [lanes] after random moves."""
+def opened(environment: Environment, lanes: int, plies: int, key: jax.Array) -> tuple[ArrayTree, TimeStep]:
+    """States and rows [lanes] of games that begin with so many random moves."""
     keys = jax.random.split(key, 1 + plies)
     state = jax.vmap(environment.reset)(jax.random.split(keys[0], lanes))
     zeros = jnp.zeros(lanes)
     row = TimeStep(jax.vmap(environment.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
     for now in keys[1:]:
-        state, row, _ = _move(environment, state, row, _random(row.observation, now))
-    return state, row._replace(first=zeros == 0)
+        state, row = _moved(environment, state, row, _random(row.observation, now))
+    return state, row
 
 
-def _move(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[Any, TimeStep, Any]:
-    """The states and rows after a move [lanes], and its rewards; games that are over stay as they are."""
+def _moved(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[ArrayTree, TimeStep]:
+    """States and rows after moves [lanes]; games that are over stay as they are, with rewards of 0."""
     state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
     over = row.last | (transition.discount == 0)
     reward = jnp.where(row.last, 0.0, transition.reward)
     observation = jax.vmap(environment.observe)(state)
-    return state, TimeStep(observation, reward, transition.discount, jnp.zeros_like(over), over), reward
+    return state, TimeStep(observation, reward, transition.discount, jnp.zeros_like(over), over)
 
 
-def _game(environment: Environment, mover: Player, other: Player) -> Callable[..., np.ndarray]:
-    """`(states, rows, key) -> float [N]`: 1 where `mover`, who is to move, wins, 0 for a draw, -1."""
+def outcome(
+    environment: Environment, mover: Player, other: Player, state: ArrayTree, row: TimeStep, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Plays games to their ends; pure, for any program.
 
-    @jax.jit
-    def run(state: ArrayTree, row: TimeStep, key: jax.Array) -> jax.Array:
-        lanes = row.last.shape[0]
+    Args:
+      environment: the game.
+      mover: who is to move.
+      other: who answers.
+      state: [N], of games that are not over.
+      row: what is seen of them.
+      key: consumed.
 
-        def ply(player: Player, sign: float, carry: Any, key: jax.Array) -> Any:
-            state, row, memory, total = carry
-            action, memory = player.act(memory, row, key)
-            state, row, reward = _move(environment, state, row, action)
-            return state, row, memory, total + sign * reward
+    Returns:
+      float32 [N], 1 where `mover` won, 0 for a draw, -1; and how many moves there were, float32 [N].
+    """
+    lanes = row.last.shape[0]
 
-        def turn(carry: Any) -> Any:
-            state, row, memories, total, opened, key = carry
-            key, *now = jax.random.split(key, 3)
-            state, row, memory, total = ply(mover, 1.0, (state, row._replace(first=opened), memories[0], total), now[0])
-            after = (state, row._replace(first=opened), memories[1], total)
-            state, row, other_memory, total = ply(other, -1.0, after, now[1])
-            return state, row, (memory, other_memory), total, jnp.zeros_like(opened), key
+    def ply(player: Player, sign: float, carry: Any, memory: ArrayTree, opens: jax.Array, key: jax.Array) -> Any:
+        state, row, total, plies = carry
+        action, memory = player.act(memory, row._replace(first=opens), key)
+        plies += (~row.last).astype(jnp.float32)
+        state, row = _moved(environment, state, row, action)
+        return (state, row, total + sign * row.reward, plies), memory
 
-        memories = mover.start(lanes), other.start(lanes)
-        start = state, row, memories, jnp.zeros(lanes), jnp.ones(lanes, bool), key
-        return lax.while_loop(lambda carry: ~jnp.all(carry[1].last), turn, start)[3]
+    def turn(carry: Any) -> Any:
+        game, memory, other_memory, opens, key = carry
+        key, mover_key, other_key = jax.random.split(key, 3)
+        game, memory = ply(mover, 1.0, game, memory, opens, mover_key)
+        game, other_memory = ply(other, -1.0, game, other_memory, opens, other_key)
+        return game, memory, other_memory, jnp.zeros_like(opens), key
 
-    return lambda *args: np.sign(np.asarray(run(*args)))
+    game = state, row._replace(first=jnp.zeros(lanes, bool)), jnp.zeros(lanes), jnp.zeros(lanes)
+    start = game, mover.start(lanes), other.start(lanes), jnp.ones(lanes, bool), key
+    _, _, total, plies = lax.while_loop(lambda carry: ~jnp.all(carry[0][1].last), turn, start)[0]
+    return jnp.sign(total), plies
 
 
 class Rating(NamedTuple):
