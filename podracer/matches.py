@@ -32,12 +32,14 @@ class Player(NamedTuple):
     Attributes:
       name: what a table calls it.
       start: `(num_lanes) -> memory`, before a game.
-      act: `(memory, TimeStep [N], key) -> (move int32 [N], memory)`; pure.
+      act: `(params, memory, TimeStep [N], key) -> (move int32 [N], memory)`; pure.
+      params: what was learnt, or (); players that differ in nothing else share what is compiled.
     """
 
     name: str
     start: Callable[[int], ArrayTree]
-    act: Callable[[ArrayTree, TimeStep, jax.Array], tuple[jax.Array, ArrayTree]]
+    act: Callable[[ArrayTree, ArrayTree, TimeStep, jax.Array], tuple[jax.Array, ArrayTree]]
+    params: ArrayTree = ()
 
 
 def player(environment: Environment, name: str) -> Player:
@@ -61,15 +63,27 @@ def player(environment: Environment, name: str) -> Player:
 def of(agent: Agent, params: ActorParams, name: str) -> Player:
     """An agent as it plays in evaluation."""
 
-    def act(memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
+    def act(params: Any, memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
         action, _, memory = agent.act(params, memory, timestep, key, True)
         return action, memory
 
-    return Player(name, lambda lanes: agent.start(jnp.arange(lanes, dtype=jnp.int32), lanes), act)
+    return Player(name, lambda lanes: agent.start(jnp.arange(lanes, dtype=jnp.int32), lanes), act, params)
+
+
+def check(environment: Any) -> None:
+    """Checks that an environment is a game that matches can be played of.
+
+    Raises:
+      ValueError: where it is not.
+    """
+    if environment.spec.num_players != 2:
+        raise ValueError(f"{environment.spec.name} has one player: there is nobody to play against.")
+    if not hasattr(environment, "position") or not hasattr(environment, "start"):
+        raise ValueError(f"{environment.spec.name} lacks start() and position(observation), which matches need.")
 
 
 def _without_memory(name: str, move: Callable[[ArrayTree, jax.Array], jax.Array]) -> Player:
-    return Player(name, lambda lanes: (), lambda memory, timestep, key: (move(timestep.observation, key), memory))
+    return Player(name, lambda lanes: (), lambda _, memory, timestep, key: (move(timestep.observation, key), memory))
 
 
 def _draw(weights: jax.Array, key: jax.Array) -> jax.Array:
@@ -180,8 +194,8 @@ def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
     Raises:
       ValueError: for a board of more than `MOST_CELLS` cells.
     """
-    start = environment.reset(jax.random.key(0))
-    if not hasattr(start, "board") or start.board.size > MOST_CELLS:
+    start = environment.start()  # type: ignore[attr-defined]
+    if start.board.size > MOST_CELLS:
         raise ValueError(f"{environment.spec.name} is too large to be solved; nobody plays it perfectly.")
     expand = jax.jit(jax.vmap(lambda state: (_after(environment, state), environment.observe(state)["action_mask"])))
     layers = []
@@ -269,28 +283,36 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
     """
     if games < 2 or games % 2:
         raise ValueError(f"games={games} must be an even number, so that both players move first equally often.")
-
-    @jax.jit
-    def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        opening_key, first_key, second_key = jax.random.split(key, 3)
-        state, row = opened(environment, games // 2, openings, opening_key)
-        first, _ = outcome(environment, a, b, state, row, first_key)
-        second, _ = outcome(environment, b, a, state, row, second_key)
-        return jnp.stack([first, -second], axis=1), row.last
-
-    results, over = jax.device_get(both(jax.random.key(seed)))
+    both = _both(environment, a._replace(name="", params=()), b._replace(name="", params=()), games // 2, openings)
+    results, over = jax.device_get(both(a.params, b.params, jax.random.key(seed)))
     if over.any():
         raise ValueError(f"openings={openings} random moves end games of {environment.spec.name}; use fewer.")
     return Match((a.name, b.name), 0.5 + 0.5 * results)
 
 
+@functools.lru_cache(maxsize=64)
+def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
+    """`(params, params, key) -> ([pairs, 2], [pairs])`: how `a` did from both seats, and which openings were games."""
+
+    @jax.jit
+    def both(a_params: ArrayTree, b_params: ArrayTree, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        one, other = a._replace(params=a_params), b._replace(params=b_params)
+        opening_key, first_key, second_key = jax.random.split(key, 3)
+        state, row = opened(environment, pairs, openings, opening_key)
+        first, _ = outcome(environment, one, other, state, row, first_key)
+        second, _ = outcome(environment, other, one, state, row, second_key)
+        return jnp.stack([first, -second], axis=1), row.last
+
+    return both
+
+
 def opened(environment: Environment, lanes: int, plies: int, key: jax.Array) -> tuple[ArrayTree, TimeStep]:
-    """States and rows [lanes] of games that begin with so many random moves."""
-    keys = jax.random.split(key, 1 + plies)
-    state = jax.vmap(environment.reset)(jax.random.split(keys[0], lanes))
+    """States and rows [lanes] of games from their start, after so many random moves."""
+    begin = environment.start()  # type: ignore[attr-defined]
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), begin)
     zeros = jnp.zeros(lanes)
     row = TimeStep(jax.vmap(environment.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
-    for now in keys[1:]:
+    for now in jax.random.split(key, plies):
         state, row = _moved(environment, state, row, _random(row.observation, now))
     return state, row
 
@@ -324,7 +346,7 @@ def outcome(
 
     def ply(player: Player, sign: float, carry: Any, memory: ArrayTree, opens: jax.Array, key: jax.Array) -> Any:
         state, row, total, plies = carry
-        action, memory = player.act(memory, row._replace(first=opens), key)
+        action, memory = player.act(player.params, memory, row._replace(first=opens), key)
         plies += (~row.last).astype(jnp.float32)
         state, row = _moved(environment, state, row, action)
         return (state, row, total + sign * row.reward, plies), memory

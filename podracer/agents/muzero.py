@@ -71,6 +71,7 @@ class MuZeroConfig:
         they are learnt from (Schrittwieser et al. 2021: 0.8).
       target_interval: updates between copies to the network that reanalyses.
       learning_rate: (paper: 0.05, with SGD).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
       adam_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
@@ -107,6 +108,7 @@ class MuZeroConfig:
     reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
     target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = True
     adam_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
@@ -318,7 +320,7 @@ def make(
             grads,
             learner.opt_state,
             learner.params,
-            learning_rate=learner.hyper["learning_rate"],
+            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
             max_grad_norm=learner.hyper["max_grad_norm"],
         )
         metrics |= {"grad/norm": grad_norm}
