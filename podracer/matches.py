@@ -115,7 +115,7 @@ def _tactical(environment: Environment, observation: ArrayTree, key: jax.Array) 
             return ~over & jnp.any(replies & (_after(environment, state)[1].reward > 0))
 
         loses = jax.vmap(is_lost)(state, transition.discount == 0)
-        return jnp.where(legal, 1.0 + wins - 0.5 * loses, -1.0)
+        return jnp.where(legal, jnp.where(wins, 2.0, jnp.where(loses, 0.0, 1.0)), -1.0)
 
     return _draw(jax.vmap(weights)(observation), key)
 
