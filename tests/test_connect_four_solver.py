@@ -39,7 +39,7 @@ def brute_force(game: games_oracles.ConnectFour, known: dict) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("plies", "games"), [(36, 12), (33, 1), pytest.param(30, 12, marks=pytest.mark.slow)], ids=lambda x: str(x)
+    ("plies", "games"), [(34, 8), (32, 1), pytest.param(30, 12, marks=pytest.mark.slow)], ids=lambda x: str(x)
 )
 def test_equals_brute_force(plies, games):
     found = []
