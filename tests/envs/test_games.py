@@ -126,7 +126,7 @@ def assert_shows(observation, game, num_actions):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "othello8")) for name in GAMES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "othello6")) for name in GAMES]
 )
 def test_play_is_that_of_naive_python(name):
     """Ply by ply: observation, reward, discount and end."""
