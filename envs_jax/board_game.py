@@ -84,7 +84,7 @@ class BoardGame:
             kept = (i < count) & ~transition.last
             return jax.tree.map(lambda new, old: jnp.where(kept, new, old), after, state), None
 
-        plies = np.arange(self._opening_plies, dtype=np.int32)
+        plies = jnp.arange(self._opening_plies, dtype=jnp.int32)
         return jax.lax.scan(ply, state, (plies, jax.random.split(key, self._opening_plies)))[0]
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ class Bits(NamedTuple):
     Whole boards are shifted and joined in a few operations without any index, and lanes fill the vector units.
     """
 
-    low: jax.Array
-    high: jax.Array
+    low: Any
+    high: Any
 
     def __and__(self, other: Bits) -> Bits:
         return Bits(self.low & other.low, self.high & other.high)
@@ -80,15 +80,13 @@ class Othello(board_game.BoardGame):
 
     def __init__(self, options: OthelloOptions = OthelloOptions()):
         size = self._size = options.size
-        cell = np.arange(64, dtype=np.uint64).reshape(8, 8)[:size, :size]
+        cell = np.arange(64, dtype=np.uint64).reshape(8, 8)[:size, :size].reshape(-1)
         one, half = np.uint64(1), np.uint64(32)
         bits = np.stack([one << cell, one << (np.uint64(63) - cell)])
-        self._words = Bits(bits.astype(np.uint32), (bits >> half).astype(np.uint32))  # [2, size, size]
+        self._words = Bits(bits.astype(np.uint32), (bits >> half).astype(np.uint32))  # [2, size^2]
         # Nothing at the left or right border is enclosed but in its column, and so nothing gets into the next row.
-        low, high = (
-            np.where(_STEPS == 8, word.sum((1, 2))[:, None], word[:, :, 1:-1].sum((1, 2))[:, None]).astype(np.uint32)
-            for word in self._words
-        )
+        inside = (cell % np.uint64(8) > 0) & (cell % np.uint64(8) < size - 1) | (_STEPS == 8).T  # [4, size^2]
+        low, high = (np.sum(word[:, None] * inside, axis=2, dtype=np.uint32) for word in self._words)
         self._enclosable = Bits(low, high)
         plies, symmetries = 2 * (size**2 - 4) + 2, board_game.of_square(size, passes=True)
         super().__init__("othello", (size, size), size**2 + 1, plies, options.opening_plies, symmetries)
@@ -130,10 +128,12 @@ class Othello(board_game.BoardGame):
 
     def _pack(self, cells: jax.Array) -> Bits:
         """bool [size, size] as bits [2, 1]."""
-        low, high = (jnp.sum(jnp.where(cells[None], word, 0), (1, 2), jnp.uint32)[:, None] for word in self._words)
+        cells = cells.reshape(1, -1)
+        low, high = (jnp.sum(jnp.where(cells, word, 0), 1, jnp.uint32)[:, None] for word in self._words)
         return Bits(low, high)
 
     def _cells(self, bits: Bits) -> jax.Array:
         """Cells in any direction of bits [2, 4], bool [size, size]."""
-        low, high = (jnp.bitwise_or.reduce(word, axis=1)[:, None, None] for word in bits)
-        return jnp.any(((self._words.low & low) | (self._words.high & high)) != 0, axis=0)
+        low, high = (jnp.bitwise_or.reduce(word, axis=1)[:, None] for word in bits)
+        cells = jnp.any(((self._words.low & low) | (self._words.high & high)) != 0, axis=0)
+        return cells.reshape(self._size, self._size)

@@ -27,7 +27,7 @@ class Game:
         """Whether so many stones of a player are in a line."""
         for row in range(self.height):
             for column in range(self.width):
-                for down, right in DIRECTIONS:
+                for down, right in DIRECTIONS if self.cells[row][column] == player else []:
                     if all(self.at(row + i * down, column + i * right) == player for i in range(length)):
                         return True
         return False

@@ -9,7 +9,7 @@ import pytest
 
 import envs_jax
 from envs_jax import board_game
-from envs_jax.testing import ConformanceError, check_environment, check_game, validate_protocol
+from envs_jax.testing import ConformanceError, check_briefly, check_game, validate_protocol
 from envs_jax.tic_tac_toe import TicTacToeState
 from podracer import spaces
 from podracer.types import Symmetries
@@ -106,7 +106,7 @@ FAULTS = {
     ),
     "finished": (stepping(going_on), "a finished game went on"),
 }
-SLOW = ("nothing legal", "reward", "end", "turn", "keys", "symmetry")
+SLOW = ("nothing legal", "illegal", "reward", "discount", "end", "turn", "keys", "finished")
 
 
 @pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in FAULTS])
@@ -116,15 +116,11 @@ def test_names_the_fault(fault):
         check_game(game)
 
 
-def test_a_sound_game_passes():
-    check_game(Small())
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("othello", {"size": 6, "opening_plies": 3}),
-        pytest.param("tic_tac_toe", {}, marks=pytest.mark.slow),
+        ("tic_tac_toe", {}),
+        pytest.param("othello", {"size": 6, "opening_plies": 3}, marks=pytest.mark.slow),
         pytest.param("connect_four", {"opening_plies": 20}, marks=pytest.mark.slow),
         pytest.param("othello", {}, marks=pytest.mark.slow),
     ],
@@ -135,6 +131,6 @@ def test_every_game_conforms(name, options):
 
 def test_only_games_for_two_have_signed_discounts():
     with pytest.raises(ConformanceError, match=r"returned discount -1\.0 .*\(expected 0 or 1\)"):
-        check_environment(with_spec(num_players=1), episodes=2)
+        check_briefly(with_spec(num_players=1), episodes=2)
     with pytest.raises(ValueError, match=r"Small\.spec\.num_players is 3 \(expected 1 or 2\)"):
         validate_protocol(with_spec(num_players=3))
