@@ -302,13 +302,12 @@ def same(x, y):
     "config", [PUCT, pytest.param(GUMBEL, marks=pytest.mark.slow)], ids=lambda config: config.algorithm
 )
 def test_lanes_do_not_see_each_other(config, monkeypatch):
-    """Bit for bit: again, in another order, alone, under `vmap` and with other blocks."""
+    """Bit for bit: again, in another order, under `vmap` and with other blocks."""
     mdp, model = MDP(5), table_model()
     find = functools.partial(run, model, mdp.tables, key=KEY, config=config)
     expected = find(state=BATCH)
     same(find(state=BATCH), expected)
     same(find(state=BATCH[::-1]), jax.tree.map(lambda x: x[::-1], expected))
-    same(find(state=BATCH[:1]), jax.tree.map(lambda x: x[:1], expected))
     split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(2, 4))
     same(jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), split), expected)
     monkeypatch.setattr(tree, "block", lambda: 1)
@@ -320,10 +319,12 @@ def test_lanes_do_not_see_each_other(config, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [PUCT, GUMBEL], ids=lambda config: config.algorithm)
 def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
+    """Alone, with a cap that is out of reach, with every way to map them and every block."""
     mdp, model = MDP(5), table_model()
     find = functools.partial(run, model, mdp.tables, key=KEY, config=config)
     expected = find(state=BATCH)
     same(find(state=BATCH, config=dataclasses.replace(config, max_depth=config.simulations)), expected)
+    same(find(state=BATCH[:1]), jax.tree.map(lambda x: x[:1], expected))
     for size in (1, 8):
         split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(size, -1))
         same(jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), split), expected)
@@ -493,7 +494,7 @@ def test_temperature_and_noise_of_actions():
         assert scipy.stats.chisquare(counts[n > 0], expected[n > 0]).pvalue > 1e-3
         assert counts[n == 0].sum() == 0
     np.testing.assert_array_equal(found.visits, np.tile(n, (3000, 1)), "no noise without a fraction")
-    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=0.0)
+    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=jnp.zeros(3000))
     assert (greedy.action == n.argmax()).all()
 
 
@@ -519,3 +520,128 @@ def test_sequential_halving_by_hand():
     assert search.considered_visits(4, 16) == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
     assert search.considered_visits(3, 8) == (0, 0, 0, 1, 1, 2, 2, 3)
     assert search.considered_visits(1, 3) == search.considered_visits(0, 3) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GUMBEL,
+        pytest.param(dataclasses.replace(GUMBEL, max_depth=4), marks=pytest.mark.slow),
+        pytest.param(PUCT, marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(PUCT, max_depth=5, simulations=50), marks=pytest.mark.slow),
+        pytest.param(dataclasses.replace(PUCT, bounds=(-3.0, 3.0)), marks=pytest.mark.slow),
+    ],
+    ids=lambda config: f"{config.algorithm}-{config.max_depth}-{config.bounds}",
+)
+def test_mctx_finds_the_same(config):
+    """Visits, actions, policies and values, wherever no two scores are too close to call."""
+    import mctx
+
+    mdp, lanes = MDP(7), 24
+    masked = np.where(mdp.legal, mdp.logits, -1e9).astype(np.float32)  # mctx has no masks but at the root
+    tables, model = mdp.tables._replace(logits=jnp.asarray(masked)), table_model(False)
+
+    def step(tables, key, action, state):
+        reward, discount, logits, value, state, _ = model.step(tables, state, action)
+        return mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value), state
+
+    noise = {"dirichlet_fraction": 0.0, "temperature": 0.0} if config.algorithm == "puct" else {"gumbel_scale": 0.0}
+    if config.algorithm == "gumbel":
+        noise["max_num_considered_actions"] = config.considered
+    if config.bounds:
+        low, high = config.bounds
+        noise["qtransform"] = functools.partial(mctx.qtransform_by_min_max, min_value=low, max_value=high)
+    policy = mctx.muzero_policy if config.algorithm == "puct" else mctx.gumbel_muzero_policy
+
+    @jax.jit
+    def theirs(tables, state):
+        root = model.root(tables, state)
+        out = policy(
+            tables, KEY, mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=state), step,
+            config.simulations, ~tables.legal[state], config.max_depth, **noise,
+        )  # fmt: skip
+        summary = out.search_tree.summary()
+        return out.action, out.action_weights, summary.visit_counts, summary.value
+
+    state = jnp.arange(lanes)
+    ours = run(table_model(), tables, state, KEY, config)
+    references = [mdp.reference(config, lane) for lane in range(lanes)]
+    for reference in references:
+        for _ in range(config.simulations):
+            reference.simulate()
+    clear = np.array([reference.margin > 1e-5 for reference in references])
+    assert clear.mean() > 0.6
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        action, weights, visits, value = theirs(tables, state)
+    np.testing.assert_array_equal(ours.visits[clear], visits[clear])
+    if config.algorithm == "gumbel":  # of several that are visited most mctx draws one
+        np.testing.assert_array_equal(ours.action[clear], action[clear])
+    np.testing.assert_allclose(ours.policy[clear], weights[clear], atol=1e-5)
+    np.testing.assert_allclose(ours.value[clear], value[clear], atol=1e-5)
+
+
+def endings():
+    """Every state of tic_tac_toe that is not over: boards int32 [n, 9], 1 the mover's, and their minimax Q [n, 9]."""
+    lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+    values = {}
+
+    def visit(board):
+        if board in values:
+            return values[board][0]
+        Q = np.full(9, -np.inf)
+        for a in (a for a in range(9) if board[a] == 0):
+            after = (*board[:a], 1, *board[a + 1 :])
+            won = any(after[i] == after[j] == after[k] == 1 for i, j, k in lines)
+            Q[a] = 1 if won else 0 if 0 not in after else -visit(tuple(-x for x in after))
+        values[board] = Q.max(), Q
+        return Q.max()
+
+    visit((0,) * 9)
+    return np.array(list(values)), np.array([Q for _, Q in values.values()]), np.array(lines)
+
+
+def rollout_free(boards, lines):
+    """A model of tic_tac_toe that knows the rules, with a uniform prior and value 0; what is over stays as it is."""
+
+    def step(lines, state, action):
+        board, over = state
+        after = board.at[jnp.arange(len(board)), action].set(1)
+        won = (after[:, lines] == 1).all(-1).any(-1) & ~over
+        end = over | won | (after != 0).all(-1)
+        after = jnp.where(over[:, None], board, -after)
+        legal = (after == 0) | end[:, None]
+        zero = jnp.zeros(len(board))
+        return Step(
+            won.astype(jnp.float32), jnp.where(end, 0.0, -1.0), jnp.zeros((len(board), 9)), zero, (after, end), legal
+        )
+
+    zero = jnp.zeros(len(boards))
+    root = Root(jnp.zeros((len(boards), 9)), zero, (boards, zero > 0), boards == 0)
+    return Model(None, step), root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (SearchConfig("puct", simulations=50, bounds=(-1, 1)), 0.958),
+        (SearchConfig("puct", simulations=100, bounds=(-1, 1)), 0.979),
+        (SearchConfig("puct", simulations=400, bounds=(-1, 1)), 0.994),
+        (SearchConfig("gumbel", simulations=50, bounds=(-1, 1), value_scale=1.0), 0.941),
+        (SearchConfig("puct", simulations=2000, bounds=(-1, 1)), 1.0),
+        (SearchConfig("gumbel", simulations=2000, bounds=(-1, 1), value_scale=1.0), 1.0),
+    ],
+    ids=lambda x: f"{x.algorithm}-{x.simulations}" if isinstance(x, SearchConfig) else "",
+)
+def test_tic_tac_toe_converges(config, expected):
+    """With a uniform prior and no values: minimax moves in so many states; with 2,000 simulations in all endings."""
+    boards, Q, lines = endings()
+    assert len(boards) == 4520
+    if config.simulations >= 400:  # some of them
+        few = np.flatnonzero((boards == 0).sum(-1) <= (5 if config.simulations == 2000 else 9))[::15]
+        boards, Q = boards[few], Q[few]
+    model, root = rollout_free(jnp.asarray(boards), lines)
+    find = jax.jit(lambda root: search.search(model, jnp.asarray(lines), root, KEY, config, explore=False).action)
+    action = np.asarray(find(root))
+    right = Q[np.arange(len(Q)), action] == Q.max(-1)
+    assert right.mean() == pytest.approx(expected, abs=0.01 if expected < 1 else 1e-9)
