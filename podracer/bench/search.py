@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import itertools
 import pathlib
@@ -173,7 +174,7 @@ def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: j
 
 def _mctx(step: Callable[..., Step], S: int, max_depth: int | None) -> dict[str, Callable[..., Any]]:
     """The same by mctx; `without draws` is `muzero_policy`'s search with ties to the lowest index."""
-    import mctx
+    mctx: Any = importlib.import_module("mctx")
 
     def recurrent(variables: Any, key: jax.Array, action: jax.Array, embedding: Any) -> Any:
         new = step(variables, embedding, action)
