@@ -276,8 +276,7 @@ def _gumbel(config: SearchConfig, node: Tree, aid: Aid, i: Any, is_root: jax.Arr
     improved = node.P + _sigma(config, node)
     inside = jax.nn.softmax(improved) - node.n / node.N
     wanted = lax.dynamic_slice_in_dim(aid.wanted, i, 1, 1).astype(jnp.float32)  # behind the last one nobody asks
-    considered = (node.n == _beside(wanted, node)) & (node.P > LOWEST)
-    at_root = jnp.where(considered, _beside(aid.noise, node) + improved, -jnp.inf)
+    at_root = jnp.where(node.n == _beside(wanted, node), _beside(aid.noise, node) + improved, -jnp.inf)
     return jnp.argmax(jnp.where(is_root[..., None], at_root, inside), -1).astype(jnp.int32)
 
 
