@@ -153,7 +153,7 @@ def test_moves_are_legal_and_so_are_policies(search: Any) -> None:
 
 def test_early_moves_are_drawn_and_late_ones_are_the_best() -> None:
     """From the same board: many different ones in the first plies, and then the most visited."""
-    agent = made(sampled_plies=2, search="puct")
+    agent = made(sampled_plies=2, search="puct", simulations=48)
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (60, *x.shape)), GAME.start())
     row = rows_of(state)
     memory = alphazero.Memory(jnp.full(60, 5, jnp.int32))
