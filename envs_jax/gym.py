@@ -31,7 +31,8 @@ class GymnasiumEnv(gymnasium.Env):
         """
         if environment.spec.num_players != 1:
             raise ValueError(
-                f"{environment.spec.name} is a game for two, and Gymnasium cannot say whose turn it is; use it as it is."
+                f"{environment.spec.name} is a game for two, and Gymnasium cannot say whose turn it is; use "
+                "it as it is."
             )
         assert not isinstance(environment.spec.action_space, spaces.Dict), "EnvSpec has no dictionaries of actions"
         self._actions = environment.spec.action_space
