@@ -5,17 +5,32 @@ A game says where it starts, what is legal and what an action does for its mover
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer import spaces
-from podracer.types import EnvSpec, Symmetries, Transition
+from podracer.types import EnvSpec, Transition
 
 _LINE, _FELT = (20, 60, 44), (32, 96, 70)
 _STONES = ((250, 204, 21), (239, 246, 255))  # of who moved first, and of the other
+
+
+class Symmetries(NamedTuple):
+    """The G ways to turn and mirror the board of a game, the first of which changes nothing.
+
+    What looks like `board.reshape(-1)[cells[g]]` has the mask `action_mask[actions[g]]`, and action a there is action
+    `actions[g, a]` here: a policy turns as the mask does.
+
+    Attributes:
+      cells: int32 [G, H W].
+      actions: int32 [G, A].
+    """
+
+    cells: np.ndarray
+    actions: np.ndarray
 
 
 class BoardGame:

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import board_game
-from podracer.types import Symmetries
 
 _ROWS, _COLUMNS = 6, 7
 _COLUMN = np.arange(_COLUMNS, dtype=np.int32)
 _BITS = np.left_shift(np.int32(1), _COLUMN)
 _CELLS = np.arange(_ROWS * _COLUMNS, dtype=np.int32).reshape(_ROWS, _COLUMNS)
-_SYMMETRIES = Symmetries(
+_SYMMETRIES = board_game.Symmetries(
     cells=np.stack([_CELLS.reshape(-1), _CELLS[:, ::-1].reshape(-1)]), actions=np.stack([_COLUMN, _COLUMN[::-1]])
 )
 

@@ -22,7 +22,7 @@ _FAULTS = {
     "lost": "a legal action lost at once and left the board as it was (expected only illegal ones to)",
     "keys": "step gave two results for two keys (expected a game without chance)",
     "finished": "a finished game went on (expected the same state, a mask of 1, reward 0, discount 0 and last)",
-    "symmetry": "a symmetry does not commute with step, reward and mask (see podracer.types.Symmetries)",
+    "symmetry": "a symmetry does not commute with step, reward and mask (see envs_jax.board_game.Symmetries)",
 }
 
 

@@ -132,27 +132,12 @@ class Transition(NamedTuple):
     metrics: Metrics = NO_METRICS
 
 
-class Symmetries(NamedTuple):
-    """The G ways to turn and mirror the board of a game, the first of which changes nothing.
-
-    What looks like `board.reshape(-1)[cells[g]]` has the mask `action_mask[actions[g]]`, and action a there is action
-    `actions[g, a]` here: a policy turns as the mask does.
-
-    Attributes:
-      cells: int32 [G, H W].
-      actions: int32 [G, A].
-    """
-
-    cells: np.ndarray
-    actions: np.ndarray
-
-
 @runtime_checkable
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
     Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)`, which
-    returns uint8 [H, W, 3], and `symmetries`, of board games (`Symmetries`), are optional.
+    returns uint8 [H, W, 3], and `symmetries`, of board games (`envs_jax.board_game.Symmetries`), are optional.
     """
 
     @property

@@ -47,7 +47,7 @@ def test_equals_brute_force(plies, games):
         game = position(plies, seed)
         found.append(connect_four_solver.values(game.board()))
         assert found[-1] == brute_force(game, {}), game.board()
-    assert len({value for values in found for value in values.values()}) == 3 or games == 1
+    assert len({value for values in found for value in values.values()}) == 3 or plies < 34
 
 
 def test_moves_that_can_be_read():

@@ -12,7 +12,6 @@ from envs_jax import board_game
 from envs_jax.testing import ConformanceError, check_briefly, check_game, validate_protocol
 from envs_jax.tic_tac_toe import TicTacToeState
 from podracer import spaces
-from podracer.types import Symmetries
 
 CELLS = np.arange(3, dtype=np.int32)
 MIRROR = np.stack([CELLS, CELLS[::-1]])
@@ -22,7 +21,7 @@ class Small(board_game.BoardGame):
     """Three cells in a row; who fills the last one wins."""
 
     def __init__(self):
-        super().__init__("small", (1, 3), 3, 3, 0, Symmetries(MIRROR, MIRROR))
+        super().__init__("small", (1, 3), 3, 3, 0, board_game.Symmetries(MIRROR, MIRROR))
 
     def start(self):
         return TicTacToeState(jnp.zeros((1, 3), jnp.int8), jnp.int32(0), jnp.asarray(False))
@@ -44,7 +43,7 @@ def with_spec(**changes):
 
 def with_symmetries(cells, actions):
     game = Small()
-    game.symmetries = Symmetries(cells, actions)
+    game.symmetries = board_game.Symmetries(cells, actions)
     return game
 
 
