@@ -89,24 +89,29 @@ class Result:
         """
         return policies.Actor(self._policy(greedy, member, seed), batch)
 
-    def player(self, name: str = "", *, simulations: int | None = None, member: int | None = None) -> matches.Player:
+    def player(
+        self, name: str = "", *, simulations: int | None = None, search: str | None = None, member: int | None = None
+    ) -> matches.Player:
         """The trained agent as it plays a game in evaluation, for `podracer.matches`.
 
         Args:
           name: what a table calls it; the agent's name if empty.
           simulations: of its search; as in training if None, and 0 for the network's most likely move.
+          search: "puct" or "gumbel"; as in training if None.
           member: of a population; the best one if None.
 
         Raises:
-          ValueError: where the environment is no game, or simulations are given of an agent that does not search.
+          ValueError: where the environment is no game, or a search are given of an agent that does not search.
         """
         agent = self.agent
         matches.check(self.environment)
-        if simulations is not None:
+        if simulations is not None or search is not None:
             if agent.name not in ("alphazero", "muzero"):
-                raise ValueError(f"simulations={simulations}: {agent.name} does not search.")
-            # PUCT's only simulation goes where the prior says.
-            settings = {"simulations": simulations} if simulations else {"simulations": 1, "search": "puct"}
+                raise ValueError(f"simulations={simulations}, search={search}: {agent.name} does not search.")
+            settings = {"simulations": simulations, "search": search}
+            if simulations == 0:  # PUCT's only simulation goes where the prior says
+                settings = {"simulations": 1, "search": "puct"}
+            settings = {name: value for name, value in settings.items() if value is not None}
             agent = make_agent(agent.name, self.environment, dataclasses.replace(agent.config, **settings))
         return matches.of(agent, self.actor_params(member), name or agent.name)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from podracer.types import (
     LearnerState,
     Metrics,
     Replay,
-    Symmetries,
     TimeStep,
 )
 
@@ -277,15 +276,15 @@ def make(
     return Agent("alphazero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
 
 
-def turned(samples: Samples, symmetries: Symmetries, key: jax.Array) -> Samples:
+def turned(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
     """Each position by a symmetry of the game that is drawn for it, and its moves likewise.
 
     Args:
       samples: [B].
-      symmetries: of the game.
+      symmetries: int32 `cells` [G, H W] and `actions` [G, A] (`envs_jax.board_game.Symmetries`).
       key: consumed.
     """
-    cells, moves = (jnp.asarray(x) for x in symmetries)
+    cells, moves = jnp.asarray(symmetries.cells), jnp.asarray(symmetries.actions)
     B = samples.value.shape[0]
     which = jax.random.randint(key, (B,), 0, len(cells))
     board = samples.observation["board"]
