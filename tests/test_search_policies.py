@@ -147,7 +147,7 @@ def test_dirichlet_of_any_alpha(alpha):
 
 def test_noise_at_the_root():
     """P <- (1 - f) P + f eta, with alpha by the number of legal actions; f = 0 and evaluation leave the prior."""
-    lanes, number = 2000, np.array([1, 2, 5])
+    lanes, number = 1000, np.array([1, 2, 5])
     mask = jnp.asarray(np.arange(A) < np.repeat(number, lanes)[:, None])
     root = Root(jnp.zeros((3 * lanes, A)), jnp.zeros(3 * lanes), jnp.zeros(3 * lanes, jnp.int32), mask)
     tables = MDP(0).tables
@@ -165,7 +165,7 @@ def test_noise_at_the_root():
 
 def test_temperature_and_noise_of_actions():
     tables = MDP(5).tables
-    state = jnp.zeros(3000, jnp.int32)
+    state = jnp.zeros(600, jnp.int32)
     config = SearchConfig(simulations=24, dirichlet_fraction=0.0)
     found = run(
         table_model(),
@@ -174,14 +174,14 @@ def test_temperature_and_noise_of_actions():
         KEY,
         config,
         explore=True,
-        temperature=jnp.where(jnp.arange(3000) < 1500, 1.0, 0.5),
+        temperature=jnp.where(jnp.arange(600) < 300, 1.0, 0.5),
     )
     n = np.asarray(found.visits[0])
-    for actions, weights in ((found.action[:1500], n), (found.action[1500:], n**2)):
-        expected = weights / weights.sum() * 1500
+    for actions, weights in ((found.action[:300], n), (found.action[300:], n**2)):
+        expected = weights / weights.sum() * 300
         counts = np.bincount(actions, minlength=A)
         assert scipy.stats.chisquare(counts[n > 0], expected[n > 0]).pvalue > 1e-3
         assert counts[n == 0].sum() == 0
-    np.testing.assert_array_equal(found.visits, np.tile(n, (3000, 1)), "no noise without a fraction")
-    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=jnp.zeros(3000))
+    np.testing.assert_array_equal(found.visits, np.tile(n, (600, 1)), "no noise without a fraction")
+    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=jnp.zeros(600))
     assert (greedy.action == n.argmax()).all()
