@@ -21,6 +21,12 @@ def same(x, y):
         np.testing.assert_array_equal(a, b)
 
 
+def alike(x, y):
+    """The same, but for how a softmax rounds in an array of another shape."""
+    same(x._replace(policy=()), y._replace(policy=()))
+    np.testing.assert_allclose(x.policy, y.policy, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "config", [PUCT, pytest.param(GUMBEL, marks=pytest.mark.slow)], ids=lambda config: config.algorithm
 )
@@ -42,15 +48,15 @@ def test_lanes_do_not_see_each_other(config, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [PUCT, GUMBEL], ids=lambda config: config.algorithm)
 def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
-    """Alone, with a cap that is out of reach, with every way to map them and every block."""
+    """Alone, with a cap out of reach, however they are mapped, with every block."""
     mdp, model = MDP(5), table_model()
     find = functools.partial(run, model, mdp.tables, key=KEY, config=config)
     expected = find(state=BATCH)
     same(find(state=BATCH, config=dataclasses.replace(config, max_depth=config.simulations)), expected)
-    same(find(state=BATCH[:1]), jax.tree.map(lambda x: x[:1], expected))
+    alike(find(state=BATCH[:1]), jax.tree.map(lambda x: x[:1], expected))
     for size in (1, 8):
         split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(size, -1))
-        same(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
+        alike(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
     for levels in (2, 8):
         monkeypatch.setattr(tree, "block", lambda levels=levels: levels)
         run.clear_cache()
@@ -156,3 +162,23 @@ def test_memory_is_the_trees(algorithm, simulations):
         if " copy(" in line and any(x in line.split("=")[1] for x in tables)
     ]
     assert copies == []
+
+
+@pytest.mark.slow
+def test_inside_of_a_driver():
+    """A scan of mapped shards under `shard_map`, as Anakin has them, finds the same."""
+    mdp, mesh = MDP(5), jax.make_mesh((1,), ("devices",), (jax.sharding.AxisType.Auto,))
+    expected = run(table_model(), mdp.tables, BATCH, KEY, PUCT)
+
+    def driver(tables, state):
+        def turn(carry, _):
+            return carry, jax.vmap(lambda state: run(table_model(), tables, state, KEY, PUCT))(state)
+
+        return jax.lax.scan(turn, 0, None, length=2)[1]
+
+    spec = jax.sharding.PartitionSpec()
+    found = jax.jit(jax.shard_map(driver, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(
+        mdp.tables, BATCH.reshape(2, -1)
+    )
+    for i in range(2):
+        same(jax.tree.map(lambda x, i=i: x[i].reshape(M, *x.shape[3:]), found), expected)
