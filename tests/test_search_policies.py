@@ -113,8 +113,10 @@ def test_tic_tac_toe_converges(config, expected):
     """With a uniform prior and no values: minimax moves in so many states; with 2,000 simulations in all endings."""
     boards, Q, lines = endings()
     assert len(boards) == 4520
-    if config.simulations >= 400:  # some of them
-        few = np.flatnonzero((boards == 0).sum(-1) <= (5 if config.simulations == 2000 else 9))[::15]
+    if config.simulations == 400:
+        boards, Q = boards[::8], Q[::8]
+    if config.simulations == 2000:
+        few = np.flatnonzero((boards == 0).sum(-1) <= 5)[::60]
         boards, Q = boards[few], Q[few]
     model, root = rollout_free(jnp.asarray(boards), lines)
     find = jax.jit(lambda root: search.search(model, jnp.asarray(lines), root, KEY, config, explore=False).action)
