@@ -113,8 +113,10 @@ def test_tic_tac_toe_converges(config, expected):
     """With a uniform prior and no values: minimax moves in so many states; with 2,000 simulations in all endings."""
     boards, Q, lines = endings()
     assert len(boards) == 4520
-    if config.simulations >= 400:  # some of them
-        few = np.flatnonzero((boards == 0).sum(-1) <= (5 if config.simulations == 2000 else 9))[::15]
+    if config.simulations == 400:
+        boards, Q = boards[::8], Q[::8]
+    if config.simulations == 2000:
+        few = np.flatnonzero((boards == 0).sum(-1) <= 5)[::60]
         boards, Q = boards[few], Q[few]
     model, root = rollout_free(jnp.asarray(boards), lines)
     find = jax.jit(lambda root: search.search(model, jnp.asarray(lines), root, KEY, config, explore=False).action)
@@ -140,14 +142,14 @@ def test_dirichlet_is_over_legal_actions():
 def test_dirichlet_of_any_alpha(alpha):
     legal = jnp.arange(12) < 7
     drawn = distributions.dirichlet(KEY, jnp.full((20_000, 12), alpha), jnp.broadcast_to(legal, (20_000, 12)))
-    for marginal in np.asarray(drawn)[:, :7].T:
-        marginal = np.maximum(marginal, 1e-30)
-        assert scipy.stats.kstest(marginal, scipy.stats.beta(alpha, 6 * alpha).cdf).pvalue > 1e-3
+    for marginal in np.sort(np.asarray(drawn, float)[:, :7], 0).T:
+        distance = np.abs(np.arange(1, 20_001) / 20_000 - scipy.stats.beta(alpha, 6 * alpha).cdf(marginal))
+        assert distance[marginal > 1e-25].max() < 1.95 / 20_000**0.5, "a Kolmogorov-Smirnov test, but for underflow"
 
 
 def test_noise_at_the_root():
     """P <- (1 - f) P + f eta, with alpha by the number of legal actions; f = 0 and evaluation leave the prior."""
-    lanes, number = 2000, np.array([1, 2, 5])
+    lanes, number = 1000, np.array([1, 2, 5])
     mask = jnp.asarray(np.arange(A) < np.repeat(number, lanes)[:, None])
     root = Root(jnp.zeros((3 * lanes, A)), jnp.zeros(3 * lanes), jnp.zeros(3 * lanes, jnp.int32), mask)
     tables = MDP(0).tables
@@ -165,7 +167,7 @@ def test_noise_at_the_root():
 
 def test_temperature_and_noise_of_actions():
     tables = MDP(5).tables
-    state = jnp.zeros(3000, jnp.int32)
+    state = jnp.zeros(600, jnp.int32)
     config = SearchConfig(simulations=24, dirichlet_fraction=0.0)
     found = run(
         table_model(),
@@ -174,14 +176,14 @@ def test_temperature_and_noise_of_actions():
         KEY,
         config,
         explore=True,
-        temperature=jnp.where(jnp.arange(3000) < 1500, 1.0, 0.5),
+        temperature=jnp.where(jnp.arange(600) < 300, 1.0, 0.5),
     )
     n = np.asarray(found.visits[0])
-    for actions, weights in ((found.action[:1500], n), (found.action[1500:], n**2)):
-        expected = weights / weights.sum() * 1500
+    for actions, weights in ((found.action[:300], n), (found.action[300:], n**2)):
+        expected = weights / weights.sum() * 300
         counts = np.bincount(actions, minlength=A)
         assert scipy.stats.chisquare(counts[n > 0], expected[n > 0]).pvalue > 1e-3
         assert counts[n == 0].sum() == 0
-    np.testing.assert_array_equal(found.visits, np.tile(n, (3000, 1)), "no noise without a fraction")
-    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=jnp.zeros(3000))
+    np.testing.assert_array_equal(found.visits, np.tile(n, (600, 1)), "no noise without a fraction")
+    greedy = run(table_model(), tables, state, KEY, config, explore=True, temperature=jnp.zeros(600))
     assert (greedy.action == n.argmax()).all()

@@ -59,7 +59,7 @@ class SearchArguments:
 def main(arguments: SearchArguments) -> int:
     """Measures, prints tables, writes JSON."""
     if not importlib.util.find_spec("mctx"):
-        print('no yardstick: mctx is not installed; pip install ".[search]" in a clone brings it.', file=sys.stderr)
+        print("no yardstick: mctx, of the extra [search], is not installed.", file=sys.stderr)
     results = []
     for N, A, S in itertools.product(arguments.lanes, arguments.actions, arguments.simulations):
         print(f"measuring {N} roots, {A} actions, {S} simulations ...", file=sys.stderr, flush=True)
