@@ -75,8 +75,10 @@ def train(agent, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fal
             progress=False,
             **run,
         )
-    few = agent in ("r2d2", "alphazero") and 0 < result.summary["updates"] < UPDATES
-    assert result.summary["updates"] == UPDATES or few
+    updates = result.summary["updates"]
+    few = agent == "r2d2" and 0 < updates < UPDATES
+    more = agent == "alphazero" and UPDATES <= updates <= 1.5 * UPDATES  # games are shorter than 9 moves
+    assert updates == UPDATES or few or more
     norms = [row["grad/norm"] for row in result.history if "grad/norm" in row]
     assert min(norms) > CLIP, "clipping is not active"
     return result

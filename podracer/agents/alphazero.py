@@ -192,7 +192,8 @@ def make(
 
     def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
         logits, value, legal = evaluate(params, observation)
-        return search.Root(logits, value, jax.vmap(environment.position)(observation), legal)
+        state = jax.vmap(environment.position)(observation)  # type: ignore[attr-defined]
+        return search.Root(logits, value, state, legal)
 
     def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
         # Games are without chance: the key is not used.

@@ -7,7 +7,7 @@ import itertools
 import json
 import pathlib
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -71,7 +71,8 @@ def evaluate(argv: list[str]) -> int:
 
 def _match(arguments: EvalArguments, result: podracer.Result) -> int:
     """Plays against an opponent from both seats."""
-    environment, opponent = result.environment, arguments.opponent or "random"
+    environment: Any = result.environment
+    opponent = arguments.opponent or "random"
     me = result.player(str(arguments.run_dir), simulations=arguments.simulations, member=arguments.member)
     if pathlib.Path(opponent).is_dir():
         other = podracer.load(opponent).player(opponent)
@@ -109,7 +110,8 @@ def elo(argv: list[str]) -> int:
     arguments = parse(EloArguments, argv, "podracer elo")
     if not arguments.run_dirs:
         raise InputError("elo needs one or more run directories.")
-    players, environment = [], None
+    players: list[matches.Player] = []
+    environment: Any = None
     for directory in arguments.run_dirs:
         newest = podracer.load(directory)
         first = newest.player(simulations=arguments.simulations)

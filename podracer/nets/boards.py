@@ -31,12 +31,15 @@ def make_board(
     module = _BoardNet(num_actions(spec), tuple(hidden_sizes), tower)
 
     def init(key: jax.Array) -> ArrayTree:
-        return module.init(key, spaces.zeros(spec.observation_space)["board"][None])
+        example: Any = spaces.zeros(spec.observation_space)
+        return module.init(key, example["board"][None])
 
     def apply(params: ArrayTree, inputs: Inputs, state: ArrayTree) -> Any:
-        board = inputs.observation["board"]
+        observation: Any = inputs.observation
+        board = observation["board"]
         T, B = board.shape[:2]
-        logits, value = module.apply(params, board.reshape(T * B, *board.shape[2:]))  # type: ignore[misc]
+        said: Any = module.apply(params, board.reshape(T * B, *board.shape[2:]))
+        logits, value = said
         return logits.reshape(T, B, -1), value.reshape(T, B), state
 
     return Network(init, apply, lambda num_lanes: ())

@@ -16,7 +16,7 @@ from podracer.types import Agent, Batch, TimeStep, Trajectory
 
 A = 9
 SMALL: dict[str, Any] = {"hidden_sizes": (16,), "simulations": 8, "n_step": 3}
-GAME = envs_jax.make("tic_tac_toe")
+GAME: Any = envs_jax.make("tic_tac_toe")
 
 
 @functools.cache
@@ -68,8 +68,9 @@ def windows(n: int, seed: int = 0) -> Batch:
     extras = {"policy": rng.dirichlet(np.ones(A), (n + 1, B)), "value": rng.normal(size=(n + 1, B))}
     extras = {name: x.astype(np.float32) for name, x in extras.items()}
     actions = np.zeros((n + 1, B), np.int32)
-    trajectory = Trajectory(TimeStep(observation, *columns), actions, extras, (), actions, np.zeros(B, np.int32))
-    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))
+    lanes: Any = np.zeros(B, np.int32)
+    trajectory = Trajectory(TimeStep(observation, *columns), actions, extras, (), actions, lanes)  # type: ignore[arg-type]
+    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))  # type: ignore[arg-type]
 
 
 def values_by_loop(batch: Batch, n: int, value_mix: float) -> np.ndarray:
@@ -201,6 +202,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Discrete"):
         agents.alphazero.make(Continuous())  # type: ignore[arg-type]
-    for settings in ({"simulations": 0}, {"max_depth": 0}, {"considered": 0}, {"value_mix": 1.5}, {"search": "mcts"}):
+    wrong: Any = ({"simulations": 0}, {"max_depth": 0}, {"considered": 0}, {"value_mix": 1.5}, {"search": "mcts"})
+    for settings in wrong:
         with pytest.raises(ValueError, match=next(iter(settings))):
             AlphaZeroConfig(**settings)

@@ -19,7 +19,7 @@ SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9
 
 
-def windows(K: int, n: int, seed: int = 0) -> dict[str, np.ndarray]:
+def windows(K: int, n: int, seed: int = 0) -> dict[str, Any]:
     """Rows [K+n+1, B] of windows whose first transition is real, with terminations, truncations and breaks."""
     rows = jax.tree.map(np.asarray, harness.timesteps(seed, 60, 8))
     length = K + n + 1
@@ -41,7 +41,8 @@ def windows(K: int, n: int, seed: int = 0) -> dict[str, np.ndarray]:
 def test_targets_are_the_loops(K: int, n: int) -> None:
     x = windows(K, n)
     after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
-    found = muzero.targets(*jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"])), K, n)
+    arrays: Any = jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"]))
+    found = muzero.targets(*arrays, K, n)
     kinds = set()
     for i in range(x["reward"].shape[1]):
         reached = True
@@ -85,8 +86,9 @@ def batch_of(agent: Agent, seed: int = 0, least: int = 0) -> Batch:
     extras = {"policy": x["policy"][:-1], "value": x["value"][:-1]}
     actions = rng.integers(0, A, (length - 1, B), np.int32)
     state = agent.start(jnp.zeros(B, jnp.int32), B)
-    trajectory = Trajectory(rows, actions, extras, state, np.zeros((length - 1, B), np.int32), np.zeros(B, np.int32))
-    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))
+    version: Any = np.zeros((length - 1, B), np.int32)
+    trajectory = Trajectory(rows, actions, extras, state, version, version[0])
+    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))  # type: ignore[arg-type]
 
 
 def taken(batch: Batch, at: np.ndarray) -> Batch:
@@ -220,12 +222,9 @@ def test_one_batch_is_learnt_by_heart() -> None:
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    for settings, words in (
-        ({"num_bins": 40}, "must be odd"),
-        ({"simulations": 0}, "at least 1"),
-        ({"unroll_length": 0}, "at least 1"),
-    ):
+    wrong: Any = {"num_bins": (40, "must be odd"), "simulations": (0, "at least 1"), "unroll_length": (0, "at least 1")}
+    for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
-            MuZeroConfig(**settings)
+            MuZeroConfig(**{name: value})
     with pytest.raises(ValueError, match="need Discrete"):
         agents.muzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
