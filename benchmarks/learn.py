@@ -99,7 +99,11 @@ ROWS = (
     Row("deep_sea-dqn-20", "dqn deep_sea --env.size 20", 0.05, at_most=True),
     Row("gridworld-delayed_chain-dqn", "dqn gridworld --env.task delayed_chain --agent.n-step 3", 0.95),
     Row("pixel_catch-dqn", "dqn pixel_catch --total-steps 100000 --agent.torso shallow", 0.9),
+    Row("catch-muzero", "muzero catch --total-steps 30000", 0.95),
+    Row("catch-muzero-reanalyse", "muzero catch --total-steps 30000 --agent.reanalyse 1", 0.95),
+    Row("cartpole-muzero", "muzero cartpole --total-steps 200000", 475),
     # Sebulba, on environments in C++.
+    Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000", 475),
     Row(
         "envpool-cartpole-dqn-lockstep",
         "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-period 1000 "

@@ -21,13 +21,16 @@ __all__ = ["make", "names", "options"]
 _CLASSES = {
     "cartpole": "CartPole",
     "catch": "Catch",
+    "connect_four": "ConnectFour",
     "deep_sea": "DeepSea",
     "gridworld": "Gridworld",
     "memory_chain": "MemoryChain",
     "memory_maze": "MemoryMaze",
+    "othello": "Othello",
     "pendulum": "Pendulum",
     "pixel_catch": "PixelCatch",
     "t_maze": "TMaze",
+    "tic_tac_toe": "TicTacToe",
 }
 
 

@@ -24,7 +24,16 @@ class GymnasiumEnv(gymnasium.Env):
     """
 
     def __init__(self, environment: Environment, seed: int | None = None):
-        """Wraps `environment`; `seed` is that of the first episodes until `reset(seed=...)` gives another."""
+        """Wraps `environment`; `seed` is that of the first episodes until `reset(seed=...)` gives another.
+
+        Raises:
+          ValueError: for a game for two.
+        """
+        if environment.spec.num_players != 1:
+            raise ValueError(
+                f"{environment.spec.name} is a game for two, and Gymnasium cannot say whose turn it is; use "
+                "it as it is."
+            )
         assert not isinstance(environment.spec.action_space, spaces.Dict), "EnvSpec has no dictionaries of actions"
         self._actions = environment.spec.action_space
         self.action_space = _convert(self._actions)

@@ -89,7 +89,8 @@ def _check_record(env: Environment, record: Any) -> None:
     transition, length, before, after = jax.device_get(record)  # each [B, T]
     reward, discount, last, metrics = transition
     _refuse(~np.isfinite(reward), f"{name}.step returned reward", reward, length, "a finite number")
-    _refuse((discount != 0) & (discount != 1), f"{name}.step returned discount", discount, length, "0 or 1")
+    known, expected = ((0, 1), "0 or 1") if env.spec.num_players == 1 else ((-1, 0, 1), "-1, 0 or 1")
+    _refuse(~np.isin(discount, known), f"{name}.step returned discount", discount, length, expected)
     for metric, values in metrics.items():
         _refuse(~np.isfinite(values), f"{name}.step returned metrics[{metric!r}]", values, length, "a finite number")
     terminated = discount == 0

@@ -5,7 +5,7 @@
 
 `validate_protocol` is the part that only traces: it takes milliseconds, and the training driver calls it before it
 compiles anything. `check_environment` also plays, and raises `ConformanceError` with one sentence that says what is
-wrong and where.
+wrong and where. `check_game` is for games of two, beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from envs_jax.games import check_game
 from envs_jax.play import COMPILE_QUICKLY, PREFIX, ConformanceError, check_briefly, check_play
 from podracer import spaces, tracing
 from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
-__all__ = ["ConformanceError", "check_briefly", "check_environment", "validate_protocol"]
+__all__ = ["ConformanceError", "check_briefly", "check_environment", "check_game", "validate_protocol"]
 
 # Two programs of one function may fuse, and so round, differently.
 _TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -115,6 +116,8 @@ def _check_spec(env: Any, name: str) -> None:
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{PREFIX}: {name}.spec.max_episode_steps is {limit!r} (expected None or an int >= 1).")
     check_metric_names(spec.metrics, f"{PREFIX}: {name}.spec.metrics")
+    if spec.num_players not in (1, 2):
+        raise ValueError(f"{PREFIX}: {name}.spec.num_players is {spec.num_players!r} (expected 1 or 2).")
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:

@@ -211,3 +211,33 @@ def _centre_and_half(space: spaces.Box) -> tuple[Any, Any]:
     if not centre.shape:
         return centre.item(), half.item()
     return centre.ravel().astype(np.float32), half.ravel().astype(np.float32)
+
+
+def dirichlet(key: jax.Array, alpha: jax.Array, legal: jax.Array) -> jax.Array:
+    """Draws of a Dirichlet distribution over legal actions; 0 elsewhere.
+
+    Gammas are Marsaglia and Tsang's (2000) of alpha + 1, made into those of alpha by U^(1 / alpha). Four tries are all
+    made, without a loop, which is what takes time in `jax.random.gamma`; in fewer than 6 of a million cases none is
+    accepted, and d stands in, near the mean.
+
+    Args:
+      key: random key.
+      alpha: float32 [N, A].
+      legal: bool [N, A].
+
+    Returns:
+      float32 [N, A].
+    """
+    normal_key, uniform_key, power_key = jax.random.split(key, 3)
+    d = alpha + 2 / 3
+    x = jax.random.normal(normal_key, (4, *alpha.shape))
+    u = jax.random.uniform(uniform_key, (4, *alpha.shape), minval=1e-12)
+    root = 1 + x * lax.rsqrt(9 * d)[None]
+    v = root**3
+    log_v = 3 * jnp.log(jnp.maximum(root, 1e-12))
+    accepted = (root > 0) & (jnp.log(u) < 0.5 * x**2 + d[None] * (1 - v + log_v))
+    log_gamma = jnp.zeros(alpha.shape)
+    for i in reversed(range(4)):
+        log_gamma = jnp.where(accepted[i], log_v[i], log_gamma)
+    log_gamma += jnp.log(d) + jnp.log(jax.random.uniform(power_key, alpha.shape, minval=1e-12)) / alpha
+    return jnp.where(legal, jax.nn.softmax(jnp.where(legal, log_gamma, jnp.finfo(jnp.float32).min)), 0.0)

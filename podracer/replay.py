@@ -292,7 +292,7 @@ def _invert(masses: jax.Array, u: jax.Array) -> jax.Array:
 
 
 def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
-    """The sampled sequences as a trajectory [length - 1, n].
+    """The sampled sequences as a trajectory [length - 1, n], with the observations of `Replay.observed` rows.
 
     Args:
       plan: the numbers.
@@ -311,7 +311,7 @@ def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: A
     context = (seen(before), take(before)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=timesteps._replace(observation=seen(rows)),
+        timesteps=timesteps._replace(observation=seen(rows[: replay.observed])),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
         actor_state=replay.restore(kept, *context),

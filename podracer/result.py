@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -9,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import matches
 from podracer import policy as policies
 from podracer.run import evaluation, members, metrics, plots, report
 from podracer.run import export as exports
-from podracer.run.experiment import Experiment
+from podracer.run.experiment import Experiment, make_agent
 from podracer.types import ActorParams, ArrayTree, LearnerState
 
 
@@ -86,6 +88,32 @@ class Result:
           seed: of the samples.
         """
         return policies.Actor(self._policy(greedy, member, seed), batch)
+
+    def player(
+        self, name: str = "", *, simulations: int | None = None, search: str | None = None, member: int | None = None
+    ) -> matches.Player:
+        """The trained agent as it plays a game in evaluation, for `podracer.matches`.
+
+        Args:
+          name: what a table calls it; the agent's name if empty.
+          simulations: of its search; as in training if None, and 0 for the network's most likely move.
+          search: "puct" or "gumbel"; as in training if None.
+          member: of a population; the best one if None.
+
+        Raises:
+          ValueError: where the environment is no game, or a search are given of an agent that does not search.
+        """
+        agent = self.agent
+        matches.check(self.environment)
+        if simulations is not None or search is not None:
+            if agent.name not in ("alphazero", "muzero"):
+                raise ValueError(f"simulations={simulations}, search={search}: {agent.name} does not search.")
+            settings = {"simulations": simulations, "search": search}
+            if simulations == 0:  # PUCT's only simulation goes where the prior says
+                settings = {"simulations": 1, "search": "puct"}
+            settings = {name: value for name, value in settings.items() if value is not None}
+            agent = make_agent(agent.name, self.environment, dataclasses.replace(agent.config, **settings))
+        return matches.of(agent, self.actor_params(member), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
         """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.

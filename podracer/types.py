@@ -35,9 +35,11 @@ class TimeStep(NamedTuple):
     Attributes:
       observation: a tree of arrays; single frames (stacking is the agent's).
       reward: float32; arrived together with this observation, 0 on a `first` row.
-      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's).
+      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's). Where two play, -1 says that the
+        other one is to move now: the reward is that of the player who acted, and so is this row's value times -1
+        (docs/adr/0019-signed-discount.md).
       first: bool; this observation opens an episode, or follows a break in the stream.
-      last: bool; this observation closes an episode. `last` with discount 1 means truncated by a time limit.
+      last: bool; this observation closes an episode. `last` with a discount other than 0 means truncated.
     """
 
     observation: ArrayTree
@@ -77,6 +79,8 @@ class EnvSpec(NamedTuple):
       max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
       metrics: names of the environment's own numbers, each logged as `episode/<name>`: the sum over an episode, and of
         that the mean over the episodes that ended.
+      num_players: 1, or 2 who play a zero-sum game in turns: then discounts may be -1, and an episode's return is that
+        of the player who moves first.
     """
 
     name: str
@@ -84,6 +88,19 @@ class EnvSpec(NamedTuple):
     action_space: spaces.Space
     max_episode_steps: int | None = None
     metrics: tuple[str, ...] = ()
+    num_players: int = 1
+
+
+def check_one_player(spec: EnvSpec, agent: str) -> None:
+    """Checks that an environment is for an agent that cannot play against itself.
+
+    Raises:
+      ValueError: where it is for two players.
+    """
+    if spec.num_players != 1:
+        raise ValueError(
+            f"{spec.name} is a game for two, and {agent} cannot play against itself; use an environment for one player."
+        )
 
 
 def check_metric_names(names: Any, where: str) -> None:
@@ -103,9 +120,9 @@ class Transition(NamedTuple):
     """What `Environment.step` returns next to the new state: unbatched scalars.
 
     Attributes:
-      reward: float32 [].
-      discount: float32 []; 0 if the episode terminated in the new state, else 1.
-      last: bool []; the new state closes the episode (terminated, or truncated if discount is 1).
+      reward: float32 []; of the player who acted.
+      discount: float32 []; 0 if the episode terminated in the new state, else 1, or -1 if the other player is to move.
+      last: bool []; the new state closes the episode (terminated, or truncated if discount is not 0).
       metrics: float32 []; of every name in `EnvSpec.metrics`.
     """
 
@@ -119,8 +136,8 @@ class Transition(NamedTuple):
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
-    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)` is
-    optional and returns uint8 [H, W, 3].
+    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)`, which
+    returns uint8 [H, W, 3], and `symmetries`, of board games (`envs_jax.board_game.Symmetries`), are optional.
     """
 
     @property
@@ -163,6 +180,7 @@ class HostStep(NamedTuple):
         score: np.ndarray | None = None,
         over: np.ndarray | None = None,
         metrics: np.ndarray | None = None,
+        discount: np.ndarray | None = None,
     ) -> HostStep:
         """Rows that follow the trajectory contract.
 
@@ -176,12 +194,13 @@ class HostStep(NamedTuple):
           over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
             is a `last` row, but ends no game). Goes with `score`.
           metrics: number [M, B]; those of `EnvSpec.metrics`, summed over the (real) episode so far.
+          discount: number [B]; where two play, for it is not `~terminated` then.
         """
         scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
         # The cheapest calls that do this: each is a few microseconds of every step.
         scalars[0] = reward
         np.putmask(scalars[0], first, 0.0)
-        scalars[1] = ~terminated
+        scalars[1] = ~terminated if discount is None else discount
         scalars[2], scalars[3] = first, last
         if score is not None:
             scalars[4], scalars[5] = score, over
@@ -317,6 +336,7 @@ class Replay(NamedTuple):
       priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; from what
         acting recorded, the first priorities of the m sequences that a rollout completes: 1, or with "rows" T of them,
         each a row later than the one before. None gives them the largest that any has had so far.
+      observed: rows of a sequence that come with their observations, the first ones; None for all.
       starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
         Numbers of sequences are numbers of rows then.
     """
@@ -333,6 +353,7 @@ class Replay(NamedTuple):
     priority_exponent: float = 0.0
     importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
+    observed: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
 
 
@@ -351,6 +372,9 @@ class Agent(NamedTuple):
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       replay: how experience is replayed, or None for learning from every rollout once.
+      target_params: `(LearnerState, progress) -> ActorParams`; what `reanalyse` acts by.
+      reanalyse: `(ActorParams, Batch, key) -> Batch`; samples as newer parameters would have acted, before they are
+        learnt from, one by one: without collectives, and whatever else is in the batch. None leaves them as they are.
     """
 
     name: str
@@ -362,6 +386,8 @@ class Agent(NamedTuple):
     learn: Callable[..., Any]
     hyper: dict[str, float]
     replay: Replay | None = None
+    target_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
+    reanalyse: Callable[[ActorParams, Batch, jax.Array], Batch] | None = None
 
 
 class EpisodeStats(NamedTuple):

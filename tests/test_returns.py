@@ -213,6 +213,33 @@ def test_gae_gradient_by_gamma_and_lambda() -> None:
     assert np.abs(gradient).min() > 0.1
 
 
+# Two players.
+
+
+def test_signed_discounts_are_self_play() -> None:
+    """Every return is the one that player 0 sees, who counts the other's rewards and values times -1."""
+    inputs, n, numbers = lanes(11), 3, SETTINGS[2]
+    # Who moves is random, so that turns are kept, too.
+    sign = np.random.default_rng(12).choice([-1.0, 1.0], inputs["first"].shape)
+    signed = inputs | {"discounts": inputs["discounts"] * sign[:-1] * sign[1:]}
+    seen = inputs | {"values": inputs["values"] * sign, "rewards": inputs["rewards"] * sign[:-1]}
+    step, values = step_of(signed), jnp.asarray(signed["values"], jnp.float32)
+    targets, advantages = oracles.vtrace(**seen, **dict(zip(PARAMETERS, numbers)))
+    del seen["rho"]
+    found = ours(signed, numbers)
+    pairs = [
+        (found.targets, targets),
+        (found.advantages, advantages),
+        (gae(values, step, 0.9), oracles.gae(**seen, lambda_=0.9)),
+        (
+            jax.jit(lambda values, step: returns.n_step(values, step, n))(values, step),
+            oracles.n_step_return(**seen, n=n),
+        ),
+    ]
+    for result, expected in pairs:
+        np.testing.assert_allclose(result, sign[:-1] * expected, rtol=1e-4, atol=1e-4)
+
+
 # Transitions of n steps.
 
 

@@ -3,20 +3,26 @@
 agent = podracer.agents.vtrace.make(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
 """
 
-from podracer.agents import dqn, ppo, pqn, r2d2, vtrace
+from podracer.agents import alphazero, dqn, muzero, ppo, pqn, r2d2, vtrace
+from podracer.agents.alphazero import AlphaZeroConfig
 from podracer.agents.dqn import DQNConfig
+from podracer.agents.muzero import MuZeroConfig
 from podracer.agents.ppo import PPOConfig
 from podracer.agents.pqn import PQNConfig
 from podracer.agents.r2d2 import R2D2Config
 from podracer.agents.vtrace import VTraceConfig
 
 __all__ = [
+    "AlphaZeroConfig",
     "DQNConfig",
+    "MuZeroConfig",
     "PPOConfig",
     "PQNConfig",
     "R2D2Config",
     "VTraceConfig",
+    "alphazero",
     "dqn",
+    "muzero",
     "ppo",
     "pqn",
     "r2d2",

@@ -40,7 +40,18 @@ from podracer import config as configs
 from podracer import nets, returns
 from podracer.exploration import epsilon_greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories, value_distributions
-from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+    check_one_player,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +222,7 @@ def make(
       ValueError: for an action space, torso or network that does not fit.
     """
     config = config or DQNConfig()
+    check_one_player(spec, "dqn")
     seen = nets.stacked_spec(spec, config.frame_stack)
     values = value_distributions.make(
         config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=config.v_max

@@ -26,7 +26,17 @@ from jax.flatten_util import ravel_pytree
 from podracer import config as configs
 from podracer import distributions, nets, returns, spaces
 from podracer.learning import collectives, gradients, minibatches, moments, optimizer, trajectories
-from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    TimeStep,
+    Trajectory,
+    check_one_player,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +226,7 @@ def make(
         where `num_minibatches` does not divide what a shard holds.
     """
     config = config or PPOConfig()
+    check_one_player(spec, "ppo")
     distribution = distributions.for_space(spec.action_space)
     seen = nets.stacked_spec(spec, config.frame_stack)
     if network is not None:

@@ -24,7 +24,17 @@ from podracer import config as configs
 from podracer import nets, returns
 from podracer.exploration import epsilon_greedy, value_of
 from podracer.learning import collectives, gradients, minibatches, optimizer, trajectories
-from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    TimeStep,
+    Trajectory,
+    check_one_player,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +160,7 @@ def make(
         not divide what a shard holds.
     """
     config = config or PQNConfig()
+    check_one_player(spec, "pqn")
     seen = nets.stacked_spec(spec, config.frame_stack)
     if network is not None:
         nets.check(network, seen, "pqn", action_values=True)

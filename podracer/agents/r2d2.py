@@ -30,7 +30,18 @@ from podracer import config as configs
 from podracer import nets, returns
 from podracer.exploration import epsilon_greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories
-from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, Replay, TimeStep
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+    check_one_player,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +221,7 @@ def make(
       ValueError: for an action space, torso or network that does not fit.
     """
     config = config or R2D2Config()
+    check_one_player(spec, "r2d2")
     seen = nets.stacked_spec(spec, config.frame_stack)
     if network is not None:
         nets.check(network, seen, "r2d2", action_values=True)

@@ -24,7 +24,18 @@ from jax import lax
 from podracer import config as configs
 from podracer import distributions, nets, returns
 from podracer.learning import collectives, gradients, optimizer, trajectories
-from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, Replay, TimeStep, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+    Trajectory,
+    check_one_player,
+)
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
@@ -209,6 +220,7 @@ def make(
       ValueError: for an action space, torso or network that does not fit the environment.
     """
     config = config or VTraceConfig()
+    check_one_player(spec, "vtrace")
     distribution = distributions.for_space(spec.action_space)
     seen = nets.stacked_spec(spec, config.frame_stack)
     if network is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podracer.bench import anakin, dqn, replay, sebulba
+from podracer.bench import anakin, dqn, replay, search, sebulba
 from podracer.cli.arguments import InputError, parse
 
 
@@ -24,4 +24,5 @@ BENCHES: dict[str, tuple[type, Callable[..., int]]] = {
     "sebulba": (sebulba.SebulbaArguments, sebulba.main),
     "dqn": (dqn.DQNArguments, dqn.main),
     "replay": (replay.ReplayArguments, replay.main),
+    "search": (search.SearchArguments, search.main),
 }

@@ -1,4 +1,4 @@
-"""The command line: `podracer train | resume | eval | export | plot | envs | agents | bench | suite`.
+"""The command line: `podracer train | resume | eval | elo | export | plot | envs | agents | bench | suite`.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
 stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete.
@@ -24,6 +24,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
   podracer resume RUN_DIR [options]       continue a run that was stopped, or train it further
   podracer eval RUN_DIR [options]         evaluate a trained policy
+  podracer elo RUN_DIR...                 rate the checkpoints of a game for two
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
@@ -93,6 +94,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.train,
     "resume": train.resume,
     "eval": results.evaluate,
+    "elo": results.elo,
     "export": results.export,
     "plot": results.plot,
     "envs": listing.envs,

@@ -16,9 +16,11 @@ class Lane(NamedTuple):
     Attributes:
       env: the environment's state.
       timestep: what the agent sees of it now.
-      episode_return: float32; undiscounted raw rewards of this episode so far.
+      episode_return: float32; undiscounted raw rewards of this episode so far; of its first mover where two play.
       episode_length: float32; its transitions so far.
       metrics: float32; the environment's own numbers by name, summed over this episode so far.
+      sign: float32; where two play, 1 if the player to move is the episode's first mover, -1 if not: the product of its
+        discounts. () where one plays.
     """
 
     env: Any
@@ -26,6 +28,7 @@ class Lane(NamedTuple):
     episode_return: jax.Array
     episode_length: jax.Array
     metrics: Metrics
+    sign: Any = ()
 
 
 def reset(environment: Environment, key: jax.Array) -> Lane:
@@ -33,7 +36,8 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
     state = environment.reset(key)
     zero = jnp.float32(0.0)
     row = TimeStep(environment.observe(state), zero, jnp.float32(1.0), jnp.asarray(True), jnp.asarray(False))
-    return Lane(state, row, zero, zero, {name: jnp.float32(0.0) for name in environment.spec.metrics})
+    metrics = {name: jnp.float32(0.0) for name in environment.spec.metrics}
+    return Lane(state, row, zero, zero, metrics, jnp.float32(1.0) if environment.spec.num_players == 2 else ())
 
 
 def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:
@@ -58,12 +62,15 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
         first=over,
         last=transition.last & ~over,
     )
+    two = environment.spec.num_players == 2
+    gained = lane.sign * reward if two else reward
     return Lane(
         env=state,
         timestep=row,
-        episode_return=jnp.where(over, 0.0, lane.episode_return + reward),
+        episode_return=jnp.where(over, 0.0, lane.episode_return + gained),
         episode_length=jnp.where(over, 0.0, lane.episode_length + 1.0),
         metrics={name: jnp.where(over, 0.0, total + transition.metrics[name]) for name, total in lane.metrics.items()},
+        sign=jnp.where(over, 1.0, lane.sign * transition.discount) if two else (),
     )
 
 

@@ -62,7 +62,8 @@ class SteppedEnvironment:
         lanes = self._state[1]
         observation, reward, discount, first, last = jax.tree.map(np.asarray, lanes.timestep)
         metrics = np.stack([lanes.metrics[name] for name in self.spec.metrics]) if self.spec.metrics else None
-        return self._lanes, HostStep.of(observation, reward, discount == 0, first, last, metrics=metrics)
+        row = HostStep.of(observation, reward, discount == 0, first, last, metrics=metrics, discount=discount)
+        return self._lanes, row
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         with jax.default_device(self._device):

@@ -276,6 +276,21 @@ def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
     return beta(progress) if callable(beta) else jnp.float32(beta)
 
 
+def _learning(agent: Agent) -> Callable[..., Any]:
+    """`Agent.learn`, after reanalysis where the agent has one."""
+    if agent.reanalyse is None:
+        return agent.learn
+    reanalyse, target_params = agent.reanalyse, agent.target_params
+    assert target_params is not None
+
+    def learn(state: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array) -> Any:
+        key, reanalyse_key = jax.random.split(key)
+        batch = reanalyse(target_params(state, progress), batch, reanalyse_key)
+        return agent.learn(state, batch, progress, key)
+
+    return learn
+
+
 def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, observation: ArrayTree) -> Steps:
     """Updates on samples alone, as often as the replay ratio says."""
     if spec.batch_size % num_shards:
@@ -285,6 +300,7 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
     per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / spec.batch_size
     observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
     mean = lambda x: collectives.global_mean(x, jnp.ones(n))  # noqa: E731
+    learn = _learning(agent)
 
     def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
@@ -326,7 +342,7 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
             now = ring._replace(priority=changes[0], largest=changes[1])
             sample_key, learn_key = update_keys(key, counts.updates + i)
             at, batch, drawn = draw(counts, now, (), progress, sample_key)
-            state, metrics, priorities = agent.learn(state, batch, progress, learn_key)
+            state, metrics, priorities = learn(state, batch, progress, learn_key)
             now, written = write(counts, now, at, priorities)
             return state, (now.priority, now.largest), metrics | drawn | written
 
@@ -345,4 +361,4 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
         counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
         return state, counts, ring._replace(priority=changes[0], largest=changes[1]), metrics
 
-    return Steps(add, draw, agent.learn, write, drain)
+    return Steps(add, draw, learn, write, drain)

@@ -3,6 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
+from podracer.nets.boards import make_board
 from podracer.nets.memory import (
     ActorState,
     inputs,
@@ -24,6 +25,7 @@ from podracer.nets.networks import (
     feed_forward,
     make,
     make_q,
+    num_actions,
 )
 from podracer.nets.noise import perturb
 from podracer.nets.protocol import check
@@ -40,7 +42,9 @@ __all__ = [
     "feed_forward",
     "inputs",
     "make",
+    "make_board",
     "make_q",
+    "num_actions",
     "perturb",
     "stack_frames",
     "stacked_spec",

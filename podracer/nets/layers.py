@@ -119,7 +119,7 @@ class LayerNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
         over = (1,) * (x.ndim - 1) + (-1,)
-        y = _standardize(x.astype(jnp.float32)) * scale.reshape(over) + bias.reshape(over)
+        y = standardize(x.astype(jnp.float32)) * scale.reshape(over) + bias.reshape(over)
         return y.astype(self.dtype)
 
 
@@ -129,7 +129,8 @@ def _mean(x: jax.Array) -> jax.Array:
 
 # Its gradient needs two reductions in this form, and four by differentiating each step, which takes longer on CPU.
 @jax.custom_vjp
-def _standardize(x: jax.Array) -> jax.Array:
+def standardize(x: jax.Array) -> jax.Array:
+    """[..., C] with mean 0 and variance 1 over C."""
     return _standardize_forward(x)[0]
 
 
@@ -144,7 +145,7 @@ def _standardize_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Arr
     return (rate * (cotangent - _mean(cotangent) - y * _mean(cotangent * y)),)
 
 
-_standardize.defvjp(_standardize_forward, _standardize_backward)
+standardize.defvjp(_standardize_forward, _standardize_backward)
 
 
 class MLP(nn.Module):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer import matches
 from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
@@ -94,7 +95,7 @@ def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 class Evaluator:
-    """Plays whole episodes with an agent's greedy policy.
+    """Plays whole episodes with an agent's greedy policy; of games for two, against random moves (`games`).
 
     Args:
       agent: the agent.
@@ -107,7 +108,8 @@ class Evaluator:
         if isinstance(environment, HostEnvironments):
             self._play = on_host(agent, environment, episodes)
         else:
-            self._compiled = jax.jit(jax.vmap(make(agent, environment, episodes)))
+            play = games if environment.spec.num_players == 2 else make
+            self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
 
     def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
         """Evaluates every member of a population.
@@ -154,6 +156,28 @@ def make(
     return jax.jit(evaluate)
 
 
+def games(
+    agent: Agent, environment: Environment, episodes: int
+) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """As `make`, in a game for two: returns are 1, 0 or -1 against random moves, from either seat in half of the games.
+
+    A return of self-play is nobody's.
+    """
+    lanes = -(-episodes // 2)
+    opponent = matches.player(environment, "random")
+
+    def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        opening_key, first_key, second_key = jax.random.split(key, 3)
+        player = matches.of(agent, params, agent.name)
+        opened = matches.opened(environment, lanes, 0, opening_key)
+        won, plies = matches.outcome(environment, player, opponent, *opened, first_key)
+        lost, more = matches.outcome(environment, opponent, player, *opened, second_key)
+        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, more])
+        return returns[:episodes], lengths[:episodes], jnp.ones(episodes, bool)
+
+    return evaluate
+
+
 def on_host(
     agent: Agent, environments: HostEnvironments, episodes: int, max_steps: int | None = None
 ) -> Callable[[ActorParams, int], Evaluation]:
@@ -166,14 +190,16 @@ def on_host(
         memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
         key = run_keys(seed)[2]
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
-        playing = np.ones(episodes, bool)
+        playing, sign = np.ones(episodes, bool), np.ones(episodes, np.float32)
         try:
             lanes, step = environment.recv()
             while playing.any() and lengths.max() < limit:
                 action, memory, key = act(params, memory, step.timestep, key)
                 environment.send(lanes, jax.tree.map(np.asarray, action))
                 lanes, step = environment.recv()
-                returns += np.where(playing, step.raw_reward, 0)
+                returns += np.where(playing, sign * step.raw_reward, 0)
+                if environments.spec.num_players == 2:
+                    sign *= step.timestep.discount
                 lengths += playing & ~step.timestep.first
                 playing &= ~step.game_over
         finally:

@@ -22,7 +22,9 @@ from podracer.types import Agent, Environment, HostEnvironments
 from podracer.version import __version__
 
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "alphazero": (agents.AlphaZeroConfig, agents.alphazero.make),
     "dqn": (agents.DQNConfig, agents.dqn.make),
+    "muzero": (agents.MuZeroConfig, agents.muzero.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
     "pqn": (agents.PQNConfig, agents.pqn.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
@@ -107,7 +109,8 @@ def make_agent(
         config = configs.from_json(cls, config or {})
     if not isinstance(config, cls):
         raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
-    return make(environment.spec, config, network)
+    # AlphaZero's model is the environment itself.
+    return make(environment if agent == "alphazero" else environment.spec, config, network)
 
 
 def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,19 @@ from podracer.types import ActorParams, Agent, ArrayTree, EpisodeStats, HostStep
 
 
 class Games(NamedTuple):
-    """The game each lane is in, [B]: its raw return and length so far (float32), and whether it is over."""
+    """The game each lane is in, [B].
+
+    Attributes:
+      game_return: float32; its raw return so far; of its first mover where two play.
+      game_length: float32; its length so far.
+      over: bool; whether it is over.
+      sign: float32; the product of its discounts where two play, else ().
+    """
 
     game_return: jax.Array
     game_length: jax.Array
     over: jax.Array
+    sign: Any = ()
 
 
 class Carry(NamedTuple):
@@ -77,7 +85,14 @@ class Acting(NamedTuple):
     finish: Callable[[Buffer, Carry, jax.Array, jax.Array, HostStep], tuple[Trajectory, EpisodeStats, Buffer, Carry]]
 
 
-def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int, metrics: tuple[str, ...] = ()) -> Acting:
+def make(
+    agent: Agent,
+    example: HostStep,
+    rollout_length: int,
+    num_lanes: int,
+    metrics: tuple[str, ...] = (),
+    num_players: int = 1,
+) -> Acting:
     """The acting functions.
 
     Args:
@@ -86,6 +101,7 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int, m
       rollout_length: T.
       num_lanes: over all actor threads.
       metrics: names of the rows' metrics.
+      num_players: of `EnvSpec`.
 
     Raises:
       ValueError: where the rows have other metrics.
@@ -99,7 +115,7 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int, m
         return Carry(
             agent.start(lanes, num_lanes),
             jax.random.split(key, T + 1),
-            Games(zeros, zeros, jnp.zeros(lanes.shape, bool)),
+            Games(zeros, zeros, jnp.zeros(lanes.shape, bool), zeros + 1.0 if num_players == 2 else ()),
         )
 
     def begin(carry: Carry) -> Buffer:
@@ -135,7 +151,8 @@ def make(agent: Agent, example: HostStep, rollout_length: int, num_lanes: int, m
             lane=lanes,
         )
         score, over = raw or (reward, last)
-        games, episodes = _count(carry.games, score[1:], over[1:] > 0, first[1:] > 0, follows_first=not raw)
+        played = (score[1:], over[1:] > 0, first[1:] > 0, discount[1:] if num_players == 2 else ())
+        games, episodes = _count(carry.games, *played, follows_first=not raw)
         # They are sums already: an episode's are those of the row that ends it.
         ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(metrics)}
         episodes = episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
@@ -153,22 +170,27 @@ def _act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree
 
 
 def _count(
-    games: Games, score: jax.Array, over: jax.Array, first: jax.Array, *, follows_first: bool
+    games: Games, score: jax.Array, over: jax.Array, first: jax.Array, discount: Any, *, follows_first: bool
 ) -> tuple[Games, EpisodeStats]:
     """The games after rows [T, B], and the sums over those that ended.
 
     A new game opens after one that is over; where nothing tells games from episodes (`follows_first`), so does a break.
+    `discount` is () where one plays.
     """
 
-    def row(carry: tuple[Games, EpisodeStats], now: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, None]:
+    def row(carry: tuple[Games, EpisodeStats], now: tuple[Any, ...]) -> tuple[Any, None]:
         games, episodes = carry
-        score, over, first = now
+        score, over, first, discount = now
         opens = games.over | first if follows_first else games.over
+        sign: Any = ()
+        if jax.tree.leaves(games.sign):
+            sign = jnp.where(opens, 1.0, games.sign)
+            score, sign = sign * score, sign * discount
         game_return = jnp.where(opens, 0.0, games.game_return) + score
         game_length = jnp.where(opens, 0.0, games.game_length) + (~first).astype(jnp.float32)
         ended = over.astype(jnp.float32)
         sums = EpisodeStats(jnp.sum(game_return * ended), jnp.sum(game_length * ended), jnp.sum(ended))
-        return (Games(game_return, game_length, over), jax.tree.map(jnp.add, episodes, sums)), None
+        return (Games(game_return, game_length, over, sign), jax.tree.map(jnp.add, episodes, sums)), None
 
     nothing = EpisodeStats(jnp.float32(0), jnp.float32(0), jnp.float32(0))
-    return lax.scan(row, (games, nothing), (score, over, first), unroll=topology.unroll(score.shape[0]))[0]
+    return lax.scan(row, (games, nothing), (score, over, first, discount), unroll=topology.unroll(score.shape[0]))[0]

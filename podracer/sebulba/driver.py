@@ -97,8 +97,8 @@ class Sebulba:
             self._example = environment.recv()[1]
         finally:
             environment.close()
-        names = environments.spec.metrics
-        self.acting = acting.make(agent, self._example, self.rollout_length, layout.num_envs, names)
+        spec, T = environments.spec, self.rollout_length
+        self.acting = acting.make(agent, self._example, T, layout.num_envs, spec.metrics, spec.num_players)
         trajectory = self._shapes(layout.actors[0]).trajectory
         self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory, updates_per_call)
         self._start = jax.jit(self.acting.start)

@@ -3,9 +3,11 @@
 import json
 import types
 
+import jax
+import numpy as np
 import pytest
 
-from podracer.bench import dqn, measure, replay, sebulba
+from podracer.bench import dqn, measure, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 
@@ -51,6 +53,25 @@ def test_replay_is_measured(tmp_path):
     (result,) = json.loads((tmp_path / "replay.json").read_text())["results"]
     assert result["sequences"] == 64
     assert min(result[name] for name in ("add_ms", "sample_ms", "gather_ms", "update_ms")) > 0
+
+
+@pytest.mark.slow
+def test_search_is_measured(tmp_path):
+    small = {"lanes": (2,), "actions": (3,), "simulations": (4,), "network": "planes", "repeats": 2, "seconds": 0.01}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx's
+        assert search.main(search.SearchArguments(**small, json=tmp_path / "search.json")) == 0
+    (result,) = json.loads((tmp_path / "search.json").read_text())["results"]
+    programs = {"network alone", "puct", "gumbel", "muzero_policy", "mctx without draws", "gumbel_muzero_policy"}
+    assert set(result["programs"]) == programs
+    assert len(result["ratios"]) == 5
+    assert 1 <= result["programs"]["puct"]["depth"] <= result["programs"]["puct"]["deepest"] <= 4
+
+
+def test_depths_of_trees():
+    """A chain of two and a root with two children."""
+    child = np.full((2, 3, 2), -1)
+    child[0, 0, 1], child[0, 1, 0], child[1, 0] = 1, 2, (1, 2)
+    assert search._depths(child) == {"depth": 1.25, "deepest": 2}
 
 
 def test_fast_dqn_is_predicted():

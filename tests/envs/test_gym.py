@@ -23,7 +23,14 @@ from podracer.types import EnvSpec, Transition
 @pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space:UserWarning")
 @pytest.mark.parametrize("name", envs_jax.names())
 def test_passes_gymnasiums_checker(name):
-    check_env(GymnasiumEnv(envs_jax.make(name)))
+    environment = envs_jax.make(name)
+    if environment.spec.num_players == 2:
+        with pytest.raises(
+            ValueError, match=rf"^{name} is a game for two, and Gymnasium cannot say whose turn it is; use "
+        ):
+            GymnasiumEnv(environment)
+    else:
+        check_env(GymnasiumEnv(environment))
 
 
 class ProbeState(NamedTuple):

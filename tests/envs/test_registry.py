@@ -11,7 +11,8 @@ import envs_jax
 from podracer.types import Environment
 
 ALL = (
-    *("cartpole", "catch", "deep_sea", "gridworld", "memory_chain", "memory_maze", "pendulum", "pixel_catch", "t_maze"),
+    *("cartpole", "catch", "connect_four", "deep_sea", "gridworld", "memory_chain", "memory_maze", "othello"),
+    *("pendulum", "pixel_catch", "t_maze", "tic_tac_toe"),
 )
 
 

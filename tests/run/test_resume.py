@@ -38,6 +38,14 @@ CASES = {
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",
 }
+SEARCH_CASES = {
+    # A tree of states is never kept from one action to the next; a replay and a network to reanalyse by are.
+    "muzero": "train muzero memory_chain --env.length 3 --arch sebulba --mode lockstep --agent.simulations 4 "
+    "--agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 --agent.reanalyse 0.5 "
+    "--agent.target-interval 7 --agent.replay-capacity 400 --agent.replay-min-size 100",
+    "alphazero": "train alphazero tic_tac_toe --env.opening-plies 2 --agent.simulations 4 --agent.batch-size 8 "
+    "--agent.samples-per-row 0.5 --agent.replay-capacity 400 --agent.replay-min-size 100",
+}
 SETTINGS = (
     f"--total-steps {TOTAL_STEPS} --num-envs 8 --num-shards 2 --eval-every {TOTAL_STEPS} --eval-episodes 8 "
     "--agent.rollout-length 10 --agent.hidden-sizes 8"
@@ -45,7 +53,7 @@ SETTINGS = (
 
 
 def command(agent, run_dir, *more):
-    return [*CASES[agent].split(), *SETTINGS.split(), "--run-dir", str(run_dir), *more]
+    return [*(CASES | SEARCH_CASES)[agent].split(), *SETTINGS.split(), "--run-dir", str(run_dir), *more]
 
 
 def stored(run_dir):
@@ -100,7 +108,18 @@ def disturb(agent, run_dir, number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
-    agent, reference = undisturbed
+    check_resumed(*undisturbed, number, tmp_path)
+
+
+@pytest.mark.parametrize("agent", SEARCH_CASES)
+def test_agents_that_search_resume_as_well(agent, tmp_path):
+    reference = tmp_path / "undisturbed"
+    assert cli.run(command(agent, reference, "--quiet")) == 0
+    check_resumed(agent, reference, signal.SIGKILL, tmp_path)
+
+
+def check_resumed(agent, reference, number, tmp_path):
+    """A run that is stopped by a signal and resumed ends as the reference did, in every array."""
     run_dir = tmp_path / "run"
     code, error = disturb(agent, run_dir, number)
     if number == signal.SIGKILL:
@@ -129,7 +148,7 @@ def test_stopped_and_resumed_is_the_same(undisturbed, number, tmp_path):
     assert json.loads((run_dir / "summary.json").read_text())["complete"] is True
     before, after = stored(reference), stored(run_dir)
     assert set(before) == set(after)
-    last = 1 if "--actor-threads 2" in CASES[agent] else 0
+    last = 1 if "--actor-threads 2" in (CASES | SEARCH_CASES)[agent] else 0
     acting = (
         (f"actors.resumes.{last}.environment", f"actors.published.{last}")
         if "--arch sebulba" in CASES[agent]

@@ -1,0 +1,130 @@
+"""AlphaZero on tic-tac-toe, against the truth: every position that is not final, and every reply to its moves.
+
+    python benchmarks/tic_tac_toe.py [--steps 1000000] [--seeds 0 1 2]
+
+Prints, and writes to `benchmarks/results/tic_tac_toe.json`, in how many of the 4,520 positions the move keeps the
+value: by the network alone, by PUCT with 50 simulations and by Gumbel with 16; and how many games are lost, from both
+seats, when the other side may answer anything. A control that may not pass: self-play without openings, which sees few
+positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import envs_jax
+import podracer
+from podracer import matches
+from podracer.bench import measure
+from podracer.types import TimeStep
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+PLAYERS = {"network": 0, "puct 50": 50, "gumbel 16": 16}
+GAME = envs_jax.make("tic_tac_toe")
+Position = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the results depend on."""
+
+    steps: int
+
+
+def positions() -> tuple[np.ndarray, np.ndarray]:
+    """Boards int8 [4520, 9], the mover's stones 1, and which moves keep the value, bool [4520, 9]."""
+    codes, best = matches.solve(GAME)
+    return ((codes[:, None] // 3 ** np.arange(9)) % 3 - 1).astype(np.int8), best
+
+
+def moves(player: matches.Player, boards: np.ndarray) -> np.ndarray:
+    """What a player does in each position, int32 [n]."""
+    state = jax.vmap(lambda board: GAME.start()._replace(board=board.reshape(3, 3)))(jnp.asarray(boards))
+    state = state._replace(to_play=jnp.sum(state.board != 0, axis=(1, 2), dtype=jnp.int32) % 2)
+    zeros = jnp.zeros(len(boards))
+    row = TimeStep(jax.vmap(GAME.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
+    act = jax.jit(lambda params, row: player.act(params, player.start(len(boards)), row, jax.random.key(0))[0])
+    return np.asarray(act(player.params, row))
+
+
+def lost_games(table: dict[Position, int]) -> int:
+    """Different games that a table of moves loses, of all from both seats."""
+    lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+    def play(board: Position, is_ours: bool) -> int:
+        """`board` with the mover's stones as 1."""
+        total = 0
+        for i in [table[board]] if is_ours else [i for i in range(9) if board[i] == 0]:
+            after = (*board[:i], 1, *board[i + 1 :])
+            if any(all(after[c] == 1 for c in line) for line in lines):
+                total += not is_ours
+            elif 0 in after:
+                total += play(tuple(-x for x in after), not is_ours)
+        return total
+
+    empty = (0,) * 9
+    return play(empty, True) + play(empty, False)
+
+
+def examine(result: podracer.Result) -> dict[str, dict[str, float]]:
+    """Shares of moves that keep the value and numbers of lost games, by player."""
+    boards, best = positions()
+    found = {}
+    for name, simulations in PLAYERS.items():
+        player = result.player(simulations=simulations, search=name.split()[0] if simulations else None)
+        played = moves(player, boards)
+        table = {tuple(board): int(move) for board, move in zip(boards.tolist(), played)}
+        found[name] = {
+            "value_kept": float(best[np.arange(len(best)), played].mean()),
+            "lost_games": lost_games(table),
+        }
+    return found
+
+
+def main() -> int:
+    """Trains and examines; the exit code says whether the bounds hold."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    runs, holds = [], True
+    for opening_plies in (8, 0):
+        for seed in arguments.seeds if opening_plies else arguments.seeds[:1]:
+            begin = time.perf_counter()
+            result = podracer.train(
+                "alphazero",
+                "tic_tac_toe",
+                env_options={"opening_plies": opening_plies},
+                total_steps=arguments.steps,
+                seed=seed,
+                progress=False,
+            )
+            seconds = time.perf_counter() - begin
+            found = examine(result)
+            runs.append({"opening_plies": opening_plies, "seed": seed, "seconds": seconds, "players": found})
+            print(f"openings of 0 to {opening_plies} plies, seed {seed}, {seconds:.0f} s:", flush=True)
+            for name, figures in found.items():
+                kept, lost = figures["value_kept"], figures["lost_games"]
+                print(f"  {name:10} {kept:.2%} of moves keep the value, {lost} games lost")
+            raw = found["network"]["value_kept"]
+            if opening_plies:
+                puct = found["puct 50"]
+                holds &= raw >= 0.99 and puct["value_kept"] == 1.0 and puct["lost_games"] == 0
+            else:
+                holds &= raw < 0.99
+    print(f"the bounds {'hold' if holds else 'do not hold'}")
+    command = "python benchmarks/tic_tac_toe.py"
+    measure.write(RESULTS / "tic_tac_toe.json", command, Settings(arguments.steps), {"runs": runs, "holds": holds})
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""AlphaZero (Silver et al. 2018): plays itself with the rules of a game as its model, and learns from a replay.
+
+    act      the network's policy and value at a board; a search over the environment's own `step` says the policy pi
+             and the value nu, and which move; both are recorded
+    learn    the policy is moved to pi, and the value to z = r + d r' + ... + d^n nu' (d = -1 where players alternate)
+
+With n as long as a game, z is its outcome, and of games that are not over yet what the search thinks of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import nets, returns, search, spaces
+from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    Environment,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaZeroConfig:
+    """The agent's settings. Paper values are those of Silver et al. 2018, unless they say else.
+
+    Attributes:
+      envs_per_device: games at a time per device when `num_envs` is not given (paper: 5,000 actors).
+      rollout_length: T, moves of a lane between one round of updates and the next.
+      search: "gumbel" (Danihelka et al. 2022), which improves a policy with few simulations, or "puct" (paper).
+      simulations: S, positions that a search adds to its tree (paper: 800).
+      max_depth: moves that a search looks ahead at most, None for as many as simulations.
+      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
+      dirichlet_alpha: of that noise (paper: 0.3 in chess, 0.15 in shogi, 0.03 in Go); None for min(1, 10 / moves).
+      considered: moves that gumbel tries at the root (Danihelka et al.: 16).
+      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+      sampled_plies: moves of a game that are drawn from pi; later ones are the search's best (paper: 30).
+      n_step: n, moves until a value's target is the search's instead of the outcome (paper: the game).
+      value_mix: part of a value's target that is the search's value at once (paper: 0).
+      value_cost: weight of the value's loss (paper: 1).
+      symmetries: whether a sample is turned and mirrored at random, where the game has symmetries (paper: False;
+        AlphaGo Zero: True).
+      batch_size: positions per update, over all devices (paper: 4,096).
+      samples_per_row: how often a position is sampled, on average.
+      replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
+      replay_min_size: rows before the first update.
+      learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
+      adam_eps: of Adam.
+      max_grad_norm: clip by global norm, inf for none (paper: inf).
+      hidden_sizes: of the network's dense layers, where it has no tower.
+      blocks: of the network's tower, 0 for none (paper: 19).
+      channels: of the tower (paper: 256).
+    """
+
+    envs_per_device: int = configs.field(128, low=1)
+    rollout_length: int = configs.field(16, low=1)
+    search: Literal["gumbel", "puct"] = "gumbel"
+    simulations: int = configs.field(16, low=1)
+    max_depth: int | None = configs.field(None, low=1)
+    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
+    dirichlet_alpha: float | None = configs.field(None, low=1e-3)
+    considered: int = configs.field(16, low=1)
+    value_scale: float = configs.field(0.1, low=0.0)
+    sampled_plies: int = configs.field(8, low=0)
+    n_step: int = configs.field(9, low=1)
+    value_mix: float = configs.field(0.0, low=0.0, high=1.0, tunable=True)
+    value_cost: float = configs.field(1.0, low=0.0, tunable=True)
+    symmetries: bool = True
+    batch_size: int = configs.field(512, low=1)
+    samples_per_row: float = configs.field(4.0, low=0.0)
+    replay_capacity: int = configs.field(50_000, low=1)
+    replay_min_size: int = configs.field(4_000, low=1)
+    learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    adam_eps: float = configs.field(1e-8, low=0.0)
+    max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
+    hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)
+    blocks: int = configs.field(0, low=0)
+    channels: int = configs.field(64, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+class Memory(NamedTuple):
+    """What acting remembers of a game: int32 [B], the moves made."""
+
+    ply: jax.Array
+
+
+class Samples(NamedTuple):
+    """Positions [B]: the board and which moves are legal, and what to say of them."""
+
+    observation: ArrayTree
+    policy: jax.Array
+    value: jax.Array
+
+
+def loss(
+    logits: jax.Array,
+    value: jax.Array,
+    batch: Samples,
+    weight: jax.Array,
+    hyper: Mapping[str, jax.Array],
+    config: AlphaZeroConfig,
+    batch_size: jax.Array,
+) -> tuple[jax.Array, Metrics]:
+    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+
+    Args:
+      logits: [B, A]; of moves, the lowest number where they are illegal.
+      value: [B]; v.
+      batch: [B].
+      weight: float32 [B].
+      hyper: tunable numbers.
+      config: the static settings.
+      batch_size: samples of all shards.
+    """
+    log_policy = jax.nn.log_softmax(logits)
+    terms = {
+        "loss/policy": -jnp.sum(jnp.where(batch.policy > 0, batch.policy * log_policy, 0.0), axis=-1),
+        "loss/value": jnp.square(value - batch.value),
+        "policy/target_entropy": jnp.sum(jax.scipy.special.entr(batch.policy), axis=-1),
+        "value/decisive": jnp.abs(batch.value),
+    }
+    metrics = {name: jnp.sum(weight * x) / batch_size for name, x in terms.items()}
+    total = metrics["loss/policy"] + hyper["value_cost"] * metrics["loss/value"]
+    return total, metrics | {"loss/total": total}
+
+
+def make(
+    environment: Environment,
+    config: AlphaZeroConfig | None = None,
+    network: nets.Network | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+) -> Agent:
+    """The AlphaZero agent for a game.
+
+    Args:
+      environment: a pure-JAX game of two players without chance, whose observations have a `board` and an
+        `action_mask`, and whose `position(observation)` is the state that shows it.
+      config: settings; defaults if None.
+      network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1]; the config's
+        if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+
+    Raises:
+      ValueError: for an environment or a network that does not fit.
+    """
+    config = config or AlphaZeroConfig()
+    check_game(environment)
+    spec, n = environment.spec, config.n_step
+    if network is not None:
+        nets.check(network, spec, "alphazero")
+        if network.recurrent:
+            raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
+    network = network or nets.make_board(
+        spec, hidden_sizes=config.hidden_sizes, blocks=config.blocks, channels=config.channels
+    )
+    planner = search.SearchConfig(
+        algorithm=config.search,
+        simulations=config.simulations,
+        max_depth=config.max_depth,
+        bounds=(-1.0, 1.0),
+        dirichlet_alpha=config.dirichlet_alpha,
+        dirichlet_fraction=config.dirichlet_fraction,
+        considered=config.considered,
+        value_scale=config.value_scale,
+    )
+    transformation = optimizer.make("adam", eps=config.adam_eps)
+    symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
+
+    def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Logits [N, A], values [N] and legal moves [N, A] of observations [N]."""
+        row = jax.tree.map(lambda x: x[None], observation)
+        zeros = jnp.zeros(row["to_play"].shape)
+        logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
+        legal = observation["action_mask"] > 0
+        return jnp.where(legal, logits[0], jnp.finfo(jnp.float32).min), value[0], legal
+
+    def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
+        logits, value, legal = evaluate(params, observation)
+        state = jax.vmap(environment.position)(observation)  # type: ignore[attr-defined]
+        return search.Root(logits, value, state, legal)
+
+    def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
+        # Games are without chance: the key is not used.
+        state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
+        logits, value, legal = evaluate(params, jax.vmap(environment.observe)(state))
+        value = jnp.where(transition.discount == 0, 0.0, value)
+        return search.Step(transition.reward, transition.discount, logits, value, state, legal)
+
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        params = network.init(key)
+        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0))
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return ActorParams(learner.params, learner.num_updates)
+
+    def start(lanes: jax.Array, num_lanes: int) -> Memory:
+        return Memory(jnp.zeros(lanes.shape, jnp.int32))
+
+    def act(
+        actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, Memory]:
+        search_key, key = jax.random.split(key)
+        found = search.search(
+            search.Model(root, step),
+            actor.params,
+            root(actor.params, timestep.observation),
+            search_key,
+            planner,
+            explore=not evaluation,
+            temperature=0.0,
+        )
+        ply = jnp.where(timestep.first, 0, memory.ply)
+        action = found.action
+        if not evaluation:
+            drawn = jax.random.categorical(key, jnp.log(found.policy))
+            action = jnp.where(ply < config.sampled_plies, drawn.astype(action.dtype), action)
+        return action, {"policy": found.policy, "value": found.value}, Memory(ply + 1)
+
+    def learn(
+        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+        samples = _samples(batch, n, learner.hyper["value_mix"])
+        if symmetries is not None:
+            samples = turned(samples, symmetries, key)
+
+        def loss_fn(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+            samples, weight = part
+            logits, value, _ = evaluate(params, samples.observation)
+            total, metrics = loss(logits, value, samples, weight, learner.hyper, config, batch_size)
+            return total, (metrics, ())
+
+        groups = B // gradients.at_a_time(samples.observation, 1, B)
+        split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), (samples, batch.weight))
+        grads, metrics, _ = gradients.accumulate(loss_fn, learner.params, split)
+        grads, metrics = collectives.global_sum((grads, metrics))
+        params, opt_state, grad_norm = optimizer.step(
+            transformation,
+            grads,
+            learner.opt_state,
+            learner.params,
+            learning_rate=learner.hyper["learning_rate"],
+            max_grad_norm=learner.hyper["max_grad_norm"],
+        )
+        learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
+        return learner, metrics | {"grad/norm": grad_norm}, jnp.ones(B)
+
+    replay = Replay(
+        starts="rows",
+        capacity=config.replay_capacity,
+        length=n + 2,  # one more than it takes, for the last row of a sequence comes without extras
+        observed=1,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.samples_per_row,
+        context=0,
+        keep=lambda memory: (),
+        restore=lambda kept, observation, first: kept,
+    )
+    return Agent("alphazero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
+
+
+def turned(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
+    """Each position by a symmetry of the game that is drawn for it, and its moves likewise.
+
+    Args:
+      samples: [B].
+      symmetries: int32 `cells` [G, H W] and `actions` [G, A] (`envs_jax.board_game.Symmetries`).
+      key: consumed.
+    """
+    cells, moves = jnp.asarray(symmetries.cells), jnp.asarray(symmetries.actions)
+    B = samples.value.shape[0]
+    which = jax.random.randint(key, (B,), 0, len(cells))
+    board = samples.observation["board"]
+    flat = board.reshape(B, -1, board.shape[-1])
+    board = jnp.take_along_axis(flat, cells[which][..., None], axis=1).reshape(board.shape)
+    take = lambda x: jnp.take_along_axis(x, moves[which], axis=1)  # noqa: E731
+    observation = samples.observation | {"board": board, "action_mask": take(samples.observation["action_mask"])}
+    return samples._replace(observation=observation, policy=take(samples.policy))
+
+
+def _samples(batch: Batch, n: int, value_mix: jax.Array) -> Samples:
+    """The first rows of windows [n+2, B] with their targets."""
+    trajectory = batch.trajectory
+    step = jax.tree.map(lambda x: x[:n], returns.transitions(trajectory))
+    policy, value = trajectory.extras["policy"], trajectory.extras["value"]
+    # Nothing comes behind a row where the game ended; where it was cut, what the search thought.
+    over = trajectory.timesteps.discount[: n + 1] == 0
+    z = returns.n_step(jnp.where(over, 0.0, value), step, n)[0]
+    observation = jax.tree.map(lambda x: x[0], trajectory.timesteps.observation)
+    return lax.stop_gradient(Samples(observation, policy[0], (1.0 - value_mix) * z + value_mix * value[0]))
+
+
+def check_game(environment: Environment) -> None:
+    """Checks that an environment can be a search's model.
+
+    Raises:
+      ValueError: where it is not a game of two players without chance, or its actions are not discrete.
+    """
+    spec = environment.spec
+    what = f"alphazero plays board games against itself, and {spec.name}"
+    if spec.num_players != 2:
+        raise ValueError(f"{what} has one player; use muzero, which learns a model of any environment.")
+    if not isinstance(spec.action_space, spaces.Discrete):
+        raise ValueError(f"{what} takes actions in {spec.action_space}; a search needs Discrete ones.")
+    names = dict(spec.observation_space.items) if isinstance(spec.observation_space, spaces.Dict) else {}
+    if not {"board", "action_mask"} <= set(names) or not hasattr(environment, "position"):
+        raise ValueError(
+            f"{what} lacks what a search begins with: observations with a board and an action_mask, and "
+            "position(observation), the state that shows them."
+        )

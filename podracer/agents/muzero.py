@@ -1,0 +1,396 @@
+"""MuZero (Schrittwieser et al. 2020): plans in a model that it learns, from samples of a replay, with either driver.
+
+    act      s_0 = h(o); a search over f and g from s_0 says the policy pi and the value nu; both are recorded
+    learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are moved to
+             r_k, z_k and pi_k
+
+    z_k = r_{k+1} + d r_{k+2} + ... + d^n nu_{k+n}, cut at the end of the episode
+
+Nothing moves a state to what an observation says: it has to predict what matters, no more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import nets, returns, search, world_models
+from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer.learning.scalars import Bins
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+    Trajectory,
+)
+
+TEMPERATURES = (1.0, 0.5, 0.25)
+"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last (appendix D)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MuZeroConfig:
+    """The agent's settings. Paper values are those of Schrittwieser et al. 2020 for Atari, unless they say else.
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
+      rollout_length: T, rows of a lane between one round of updates and the next.
+      search: "puct" (paper), or "gumbel" (Danihelka et al. 2022), which improves a policy with few simulations.
+      simulations: S, states that a search adds to its tree (paper: 50).
+      max_depth: steps that a search looks ahead at most, None for as many as simulations.
+      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
+      dirichlet_alpha: of that noise (paper: 0.25).
+      considered: actions that gumbel tries at the root (Danihelka et al.: 16).
+      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
+      unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
+      n_step: n, rewards in a value's target (paper: 10).
+      discount: gamma (paper: 0.997).
+      max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - gamma) larger.
+      num_bins: K of the distributions that rewards and values are (paper: 601).
+      value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
+      batch_size: samples per update, over all devices (paper: 1,024).
+      samples_per_row: how often a row is sampled to begin with, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
+      replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
+      replay_min_size: rows before the first update.
+      priority_exponent: alpha, 0 to replay all alike (paper: 1).
+      importance_exponent: beta (paper: 1).
+      reanalyse: part of the samples whose policies and values are renewed by a search and the network of today, before
+        they are learnt from (Schrittwieser et al. 2021: 0.8).
+      target_interval: updates between copies to the network that reanalyses.
+      learning_rate: (paper: 0.05, with SGD).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
+      adam_eps: of Adam.
+      max_grad_norm: clip by global norm, inf for none (paper: inf).
+      clip_rewards: to [-1, 1].
+      frame_stack: how many of the newest observations the model sees (paper: 32).
+      torso: "mlp", or "convolutions" for images; "auto" chooses (see `podracer.world_models.make`).
+      channels: of a model of convolutions (paper: 256).
+      hidden_sizes: of the model's MLPs.
+      state_size: numbers in a state of the model.
+      head_size: units of a hidden layer of each head.
+    """
+
+    envs_per_device: int = configs.field(16, low=1)
+    rollout_length: int = configs.field(8, low=1)
+    search: Literal["puct", "gumbel"] = "puct"
+    simulations: int = configs.field(16, low=1)
+    max_depth: int | None = configs.field(None, low=1)
+    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
+    dirichlet_alpha: float = configs.field(0.3, low=1e-3)
+    considered: int = configs.field(16, low=1)
+    value_scale: float = configs.field(0.1, low=0.0)
+    least_range: float = configs.field(0.01, low=1e-8)
+    unroll_length: int = configs.field(5, low=1)
+    n_step: int = configs.field(10, low=1)
+    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    max_reward: float = configs.field(1.0, low=1e-6)
+    num_bins: int = configs.field(41, low=3)
+    value_cost: float = configs.field(0.25, low=0.0, tunable=True)
+    batch_size: int = configs.field(64, low=1)
+    samples_per_row: float = configs.field(16.0, low=0.0)
+    replay_capacity: int = configs.field(50_000, low=1)
+    replay_min_size: int = configs.field(1_000, low=1)
+    priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
+    importance_exponent: float = configs.field(0.0, low=0.0, high=1.0)
+    reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
+    target_interval: int = configs.field(200, low=1)
+    learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = True
+    adam_eps: float = configs.field(1e-8, low=0.0)
+    max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
+    clip_rewards: bool = False
+    frame_stack: int = configs.field(1, low=1)
+    torso: world_models.Torso = "auto"
+    channels: int = configs.field(64, low=2)
+    hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
+    state_size: int = configs.field(64, low=1)
+    head_size: int = configs.field(64, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.num_bins % 2 == 0:
+            raise ValueError(
+                f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
+            )
+
+
+class Targets(NamedTuple):
+    """What the model should say at rows 0 to K of each sample, [K+1, B]; of row 0 no reward is learnt.
+
+    Attributes:
+      reward: float32; of the transition into the row.
+      value: float32; z.
+      policy: float32 [K+1, B, A]; the search's.
+      valid: float32; 0 behind the end of an episode, where nothing is learnt.
+      acted: float32; 0 also at the last row of an episode, where there was no search of use.
+    """
+
+    reward: jax.Array
+    value: jax.Array
+    policy: jax.Array
+    valid: jax.Array
+    acted: jax.Array
+
+
+def targets(
+    step: returns.Transitions, row_discount: jax.Array, policy: jax.Array, value: jax.Array, K: int, n: int
+) -> Targets:
+    """Targets of windows (Schrittwieser et al. 2020, section 3).
+
+    Args:
+      step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
+      row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
+      policy: [K+1, B, A] or longer; pi.
+      value: [K+n+1, B]; nu.
+      K: steps that the model is unrolled.
+      n: rewards in a value's target.
+    """
+    # Nothing comes behind a row where the episode terminated; where it was cut, what the search thought of it.
+    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n)[: K + 1]
+    valid = jnp.concatenate([jnp.ones_like(step.mask[:1]), jnp.cumprod(step.mask[:K], axis=0)])
+    reward = jnp.concatenate([jnp.zeros_like(step.reward[:1]), step.reward[:K]])
+    return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
+
+
+def loss(
+    said: list[tuple[jax.Array, jax.Array, jax.Array]],
+    target: Targets,
+    weight: jax.Array,
+    bins: Bins,
+    hyper: Mapping[str, jax.Array],
+    config: MuZeroConfig,
+    batch_size: jax.Array,
+) -> tuple[jax.Array, Metrics]:
+    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+
+    Args:
+      said: reward [B, bins], policy logits [B, A] and value [B, bins] of the model's states 0 to K.
+      target: what they should be.
+      weight: float32 [B]; importance weights.
+      bins: what numbers of rewards and values are.
+      hyper: tunable numbers.
+      config: the static settings.
+      batch_size: samples of all shards.
+    """
+    sums = dict.fromkeys(("reward", "value", "policy"), jnp.zeros_like(weight))
+    K = len(said) - 1
+    for k, (reward, policy, value) in enumerate(said):
+        scale = 1.0 if k == 0 else 1.0 / K
+        if k:
+            sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
+        sums["value"] += scale * target.valid[k] * bins.cross_entropy(value, target.value[k])
+        cross_entropy = -jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
+        sums["policy"] += scale * target.acted[k] * cross_entropy
+    mean = lambda x: jnp.sum(weight * x) / batch_size  # noqa: E731
+    metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
+    total = metrics["loss/reward"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
+    metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
+    metrics["value/mean"] = jnp.sum(target.value[0]) / batch_size
+    return total, metrics | {"loss/total": total}
+
+
+def make(
+    spec: EnvSpec,
+    config: MuZeroConfig | None = None,
+    network: world_models.WorldModel | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+) -> Agent:
+    """The MuZero agent for an environment with discrete actions.
+
+    Args:
+      spec: the environment's spec.
+      config: settings; defaults if None.
+      network: your own model (see `podracer.world_models.WorldModel`); the config's if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+
+    Raises:
+      ValueError: for an action space or a model that does not fit.
+    """
+    config = config or MuZeroConfig()
+    K, n = config.unroll_length, config.n_step
+    bins = Bins(config.num_bins, config.max_reward / max(1.0 - config.discount, 1e-3))
+    model = network or world_models.make(
+        nets.stacked_spec(spec, config.frame_stack),
+        num_bins=config.num_bins,
+        torso=config.torso,
+        channels=config.channels,
+        hidden_sizes=config.hidden_sizes,
+        state_size=config.state_size,
+        head_size=config.head_size,
+    )
+
+    def represent(params: ArrayTree, rows: nets.Inputs, core: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
+        """States [1, B, ...] of one row [1, B]."""
+        state = model.represent(params, jax.tree.map(lambda x: x[0], rows.observation))
+        return jax.tree.map(lambda x: x[None], state), rows.reward, core
+
+    observer = nets.Network(model.init, represent, lambda num_lanes: ())
+    planner = search.SearchConfig(
+        algorithm=config.search,
+        simulations=config.simulations,
+        max_depth=config.max_depth,
+        epsilon=config.least_range,
+        dirichlet_alpha=config.dirichlet_alpha,
+        dirichlet_fraction=config.dirichlet_fraction,
+        considered=config.considered,
+        value_scale=config.value_scale,
+    )
+    transformation = optimizer.make("adam", eps=config.adam_eps)
+
+    def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
+        state, legal = observation
+        logits, value = model.predict(variables[0], state)
+        return search.Root(logits, bins.expectation(value), state, legal)
+
+    def step(variables: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
+        params, discount = variables
+        state, reward = model.dynamics(params, state, action)
+        logits, value = model.predict(params, state)
+        discount = jnp.broadcast_to(discount, action.shape)
+        return search.Step(bins.expectation(reward), discount, logits, bins.expectation(value), state, None)
+
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        params = model.init(key)
+        target = jax.tree.map(jnp.copy, params) if config.reanalyse else ()
+        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
+        aux = {"temperature": jnp.float32(TEMPERATURES)[part], "discount": learner.hyper["discount"]}
+        return ActorParams(learner.params, learner.num_updates, aux)
+
+    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
+        return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
+
+    def plan(
+        actor: ActorParams, state: ArrayTree, key: jax.Array, explore: bool, temperature: jax.Array | float
+    ) -> search.Searched:
+        variables = actor.params, actor.aux["discount"]
+        begin, going = root(variables, (state, None)), search.Model(root, step)
+        return search.search(going, variables, begin, key, planner, explore=explore, temperature=temperature)
+
+    def act(
+        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        state, _, memory = nets.step(observer, actor.params, memory, timestep)
+        temperature = 0.0 if evaluation else actor.aux["temperature"]
+        found = plan(actor, state, key, not evaluation, temperature)
+        return found.action, {"policy": found.policy, "value": found.value}, memory
+
+    def learn(
+        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+
+        def first_row(batch: Batch) -> Trajectory:
+            rows = jax.tree.map(lambda x: x[:1], batch.trajectory.timesteps)
+            return batch.trajectory._replace(timesteps=rows)
+
+        def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            state = jax.tree.map(lambda x: x[0], represent(params, nets.inputs(observer, first_row(batch)), ())[0])
+            said = [(jnp.zeros((len(batch.weight), bins.size)), *model.predict(params, state))]
+            for action in batch.trajectory.actions[:K]:
+                state, reward = model.dynamics(params, jax.tree.map(world_models.half_gradient, state), action)
+                said.append((reward, *model.predict(params, state)))
+            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
+            total, metrics = loss(said, target, batch.weight, bins, learner.hyper, config, batch_size)
+            error = jnp.abs(lax.stop_gradient(bins.expectation(said[0][2])) - target.value[0])
+            return total, (metrics | {"value/error": jnp.sum(error) / batch_size}, error)
+
+        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B)
+        split = Batch(trajectories.split_lanes(batch.trajectory, groups), trajectories.split(batch.weight, groups, 0))
+        grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
+        grads, metrics = collectives.global_sum((grads, metrics))
+        params, opt_state, grad_norm = optimizer.step(
+            transformation,
+            grads,
+            learner.opt_state,
+            learner.params,
+            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
+            max_grad_norm=learner.hyper["max_grad_norm"],
+        )
+        metrics |= {"grad/norm": grad_norm}
+        num_updates = learner.num_updates + 1
+        copy = num_updates % config.target_interval == 0
+        target = (
+            jax.tree.map(lambda old, new: jnp.where(copy, new, old), learner.aux, params) if config.reanalyse else ()
+        )
+        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
+        return learner, metrics, priorities.reshape(B)
+
+    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return actor_params(learner._replace(params=learner.aux), progress)
+
+    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        """Policies of rows 0 to K by a search, values of rows 0 to K + n by the network, of some samples."""
+        B = batch.weight.shape[0]
+        n_samples = int(config.reanalyse * B)
+        if n_samples == 0:
+            return batch
+        # At an even stride: samples are drawn in the order of the ring.
+        at = jnp.arange(n_samples, dtype=jnp.int32) * B // n_samples
+        some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
+        rows = jax.tree.map(lambda x: x[: K + n + 1], some.timesteps)
+        seen = nets.inputs(observer, some._replace(timesteps=rows)).observation
+        state = model.represent(actor.params, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        value = bins.expectation(model.predict(actor.params, state)[1]).reshape(K + n + 1, n_samples)
+        searched = jax.tree.map(lambda x: x[: (K + 1) * n_samples], state)
+        policy = plan(actor, searched, key, False, 1.0).policy.reshape(K + 1, n_samples, -1)
+        extras = batch.trajectory.extras
+        extras = {
+            "policy": extras["policy"].at[: K + 1, at].set(policy),
+            "value": extras["value"].at[: K + n + 1, at].set(value),
+        }
+        return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
+
+    def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
+        """|nu - z| of consecutive rows, by what acting recorded."""
+        step = _transitions(rows, jnp.float32(config.discount), config)
+        value = extras["value"]
+        z = returns.n_step(jnp.where(rows.discount == 0, 0.0, value), step, n)
+        return jnp.abs(value[:-1] - z)[: len(value) - (K + n + 1)]
+
+    replay = Replay(
+        starts="rows",
+        capacity=config.replay_capacity,
+        length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
+        observed=K + n + 1 if config.reanalyse else 1,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.samples_per_row,
+        context=config.frame_stack - 1,
+        priority_exponent=config.priority_exponent,
+        importance_exponent=config.importance_exponent,
+        priority=priority if config.priority_exponent else None,
+        keep=nets.without_frames,
+        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+    )
+    renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal)
+
+
+def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> Targets:
+    """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
+    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
+    step, extras = _transitions(rows, discount, config), trajectory.extras
+    return targets(step, rows.discount, extras["policy"], extras["value"], config.unroll_length, config.n_step)
+
+
+def _transitions(rows: TimeStep, discount: jax.Array, config: MuZeroConfig) -> returns.Transitions:
+    """Of consecutive rows, rewards clipped and discounts times gamma as the config says."""
+    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
+    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))

@@ -1,0 +1,214 @@
+"""`podracer bench search`: searches a second beside mctx and the network alone, in turns, and what a search costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import itertools
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax import lax
+
+from podracer import config as configs
+from podracer.bench.measure import describe_machine, in_turns, table, write
+from podracer.search import Model, Root, SearchConfig, Step, search
+from podracer.version import __version__
+
+PLANES = (6, 6, 64)
+"""Of EfficientZero's state on Atari."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchArguments:
+    """Measure searches of random networks, with mctx beside them where it is installed (the extra `search`).
+
+    Attributes:
+      lanes: roots.
+      actions: of the policy.
+      simulations: of a search.
+      network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" EfficientZero's convolutions of 6x6x64.
+      max_depth: the depth cap of all searches.
+      repeats: measurements of each thing, taken in turns.
+      seconds: how long one measurement should take.
+      json: also write the figures to this file.
+    """
+
+    lanes: tuple[int, ...] = configs.field((32,), low=1)
+    actions: tuple[int, ...] = configs.field((6,), low=1)
+    simulations: tuple[int, ...] = configs.field((50,), low=1)
+    network: Literal["toy", "mlp", "planes"] = "toy"
+    max_depth: int | None = configs.field(None, low=1)
+    repeats: int = configs.field(11, low=1)
+    seconds: float = configs.field(0.2, low=0.01)
+    json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+def main(arguments: SearchArguments) -> int:
+    """Measures, prints tables, writes JSON."""
+    if not importlib.util.find_spec("mctx"):
+        print("no yardstick: mctx, of the extra [search], is not installed.", file=sys.stderr)
+    results = []
+    for N, A, S in itertools.product(arguments.lanes, arguments.actions, arguments.simulations):
+        print(f"measuring {N} roots, {A} actions, {S} simulations ...", file=sys.stderr, flush=True)
+        results.append(measure(N, A, S, arguments))
+    print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}; network {arguments.network}")
+    lines = [["N", "A", "S", "program", "simulations/s", "ms", "compile s", "temporary/tree", "depth", "deepest"]]
+    for r in results:
+        for name, p in r["programs"].items():
+            memory = f"{p['temporary'] / r['tree_bytes']:.2f}" if p["temporary"] else "-"
+            depths = [f"{p['depth']:.1f}", str(p["deepest"])] if "depth" in p else ["-", "-"]
+            speed = [f"{p['rate']:,.0f}", f"{p['ms']:.2f}", f"{p['compile']:.1f}"]
+            lines.append([*(str(r[x]) for x in ("N", "A", "S")), name, *speed, memory, *depths])
+    print(table(lines))
+    for r in results:
+        for name, (low, median, high) in r["ratios"].items():
+            print(f"{r['N']}, {r['A']}, {r['S']}: {name} {median:.2f} ({low:.2f} to {high:.2f})")
+    print("Medians of measurements in turns; ratios of neighbours, with their quartiles.")
+    if arguments.json:
+        write(arguments.json, "podracer bench search", arguments, results)
+    return 0
+
+
+def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any]:
+    """All programs of one cell."""
+    step, variables, root = _model(N, A, arguments.network)
+    model = Model(lambda variables, observation: root, step)
+    programs: dict[str, Callable[..., Any]] = {"network alone": functools.partial(_alone, step, S)}
+    trees = {}
+    for algorithm in ("puct", "gumbel"):
+        config = SearchConfig(algorithm, simulations=S, max_depth=arguments.max_depth)
+        run = functools.partial(search, model, config=config)
+        programs[algorithm] = lambda variables, root, key, run=run: run(variables, root, key)[:-1]
+        trees[algorithm] = jax.jit(functools.partial(run, keep_tree=True))
+    if importlib.util.find_spec("mctx"):
+        programs |= _mctx(step, S, arguments.max_depth)
+
+    key, found, measured = jax.random.key(1), {}, {}
+    for name, program in programs.items():
+        start = time.perf_counter()
+        compiled = jax.jit(program).lower(variables, root, key).compile()
+        seconds, memory = time.perf_counter() - start, compiled.memory_analysis()
+        found[name] = {"compile": seconds, "temporary": memory.temp_size_in_bytes if memory else 0}
+        measured[name] = functools.partial(_repeat, compiled, variables, root, key, N * S)
+    for name, tree in trees.items():
+        found[name] |= _depths(np.asarray(tree(variables, root, key).tree.child))
+    rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    for name, values in rates.items():
+        rate = float(np.median(values))
+        found[name] |= {"rate": rate, "ms": N * S / rate * 1e3, "rates": values}
+
+    pairs = [(algorithm, other) for algorithm in ("puct", "gumbel") for other in ("network alone",)]
+    pairs += [("puct", "muzero_policy"), ("puct", "mctx without draws"), ("gumbel", "gumbel_muzero_policy")]
+    ratios = {
+        f"{ours} / {other}": np.percentile(np.divide(rates[ours], rates[other]), (25, 50, 75)).tolist()
+        for ours, other in pairs
+        if other in rates
+    }
+    embedding = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(root.embedding)) // N
+    size = N * (S + 1) * (16 * A + 20 + embedding)
+    return {"N": N, "A": A, "S": S, "tree_bytes": size, "programs": found, "ratios": ratios}
+
+
+def _repeat(compiled: Callable[..., Any], variables: Any, root: Root, key: jax.Array, rows: int, n: int) -> int:
+    for _ in range(n):
+        jax.block_until_ready(compiled(variables, root, key))
+    return n * rows
+
+
+def _depths(child: np.ndarray) -> dict[str, Any]:
+    """Mean and largest depth of the nodes of all trees, from child [N, S+1, A]."""
+    depth = np.zeros(child.shape[:2], int)
+    for node in range(child.shape[1]):  # children have larger numbers
+        lane, action = np.nonzero(child[:, node] >= 0)
+        depth[lane, child[lane, node, action].astype(int)] = depth[lane, node] + 1
+    return {"depth": float(depth[:, 1:].mean()), "deepest": int(depth.max())}
+
+
+def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root]:
+    """A random network: what it does is not the point, how long it takes is."""
+    keys = iter(jax.random.split(jax.random.key(0), 8))
+    draw = lambda *shape: jax.random.normal(next(keys), shape) / np.prod(shape[:-1]) ** 0.5  # noqa: E731
+    if network == "planes":
+        width = int(np.prod(PLANES))
+        layers = [draw(3, 3, PLANES[-1], PLANES[-1]) for _ in range(3)]
+    else:
+        width, depth = (64, 1) if network == "toy" else (256, 3)
+        layers = [draw(width, width) for _ in range(depth)]
+    shape = PLANES if network == "planes" else (width,)
+    variables = {"act": draw(A, width), "layers": layers, "heads": draw(width, A + 2)}
+
+    def step(variables: Any, embedding: jax.Array, action: jax.Array) -> Step:
+        x = embedding + variables["act"][action].reshape(-1, *shape)
+        for w in variables["layers"]:
+            conv = functools.partial(lax.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+            x = jnp.tanh(conv(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC")) if w.ndim == 4 else x @ w)
+        out = x.reshape(-1, width) @ variables["heads"]
+        return Step(0.1 * out[:, 0], jnp.full(action.shape, 0.97), out[:, 2:], out[:, 1], x)
+
+    first = step(variables, draw(N, *shape), jnp.zeros(N, jnp.int32))
+    return step, variables, Root(first.logits, first.value, first.embedding)
+
+
+def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: jax.Array) -> Any:
+    """S calls of the network, each of which waits for the one before."""
+
+    def turn(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        new = step(variables, carry[0], carry[1])
+        return new.embedding, jnp.argmax(new.logits + (new.value + new.reward)[:, None], -1).astype(jnp.int32)
+
+    return lax.fori_loop(0, S, turn, (root.embedding, jnp.zeros(root.value.shape, jnp.int32)))
+
+
+def _mctx(step: Callable[..., Step], S: int, max_depth: int | None) -> dict[str, Callable[..., Any]]:
+    """The same by mctx; `without draws` is `muzero_policy`'s search with ties to the lowest index."""
+    mctx: Any = importlib.import_module("mctx")
+
+    def recurrent(variables: Any, key: jax.Array, action: jax.Array, embedding: Any) -> Any:
+        new = step(variables, embedding, action)
+        out = {"reward": new.reward, "discount": new.discount, "prior_logits": new.logits, "value": new.value}
+        return mctx.RecurrentFnOutput(**out), new.embedding
+
+    def select(key: jax.Array, tree: Any, node: Any, depth: Any = 0) -> jax.Array:
+        n, N = tree.children_visits[node], tree.node_visits[node]
+        weight = jnp.sqrt(N) * (1.25 + jnp.log((N + 19653.0) / 19652.0))
+        P = jax.nn.softmax(tree.children_prior_logits[node])
+        return jnp.argmax(mctx.qtransform_by_parent_and_siblings(tree, node) + weight * P / (n + 1)).astype(jnp.int32)
+
+    def given(root: Root) -> Any:
+        return mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=root.embedding)
+
+    def policy(function: Callable[..., Any], variables: Any, root: Root, key: jax.Array) -> Any:
+        out = function(variables, key, given(root), recurrent, S, max_depth=max_depth)
+        return out.action, out.action_weights, out.search_tree.summary()
+
+    def without_draws(variables: Any, root: Root, key: jax.Array) -> Any:
+        tree = mctx.search(
+            variables,
+            key,
+            root=given(root),
+            recurrent_fn=recurrent,
+            root_action_selection_fn=select,
+            interior_action_selection_fn=select,
+            num_simulations=S,
+            max_depth=max_depth,
+        )
+        return tree.summary()
+
+    return {
+        "muzero_policy": functools.partial(policy, mctx.muzero_policy),
+        "mctx without draws": without_draws,
+        "gumbel_muzero_policy": functools.partial(policy, mctx.gumbel_muzero_policy),
+    }

@@ -1,0 +1,50 @@
+"""Numbers as distributions over bins, which networks learn by cross-entropy (Schrittwieser et al. 2020, appendix F).
+
+    x  ->  h(x)  ->  weights of the two nearest bins         h: `podracer.returns.rescale`
+
+A network that says which bin has gradients of one size whatever the returns of a task are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.returns import rescale, unrescale
+
+
+class Bins(NamedTuple):
+    """K bins, evenly spaced in h(x) between -h(`largest`) and h(`largest`), the middle one at 0.
+
+    Attributes:
+      size: K, odd.
+      largest: the largest number they can stand for; what is beyond is clipped.
+    """
+
+    size: int
+    largest: float
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Where they are, in h(x): float32 [K]."""
+        with jax.ensure_compile_time_eval():
+            limit = float(rescale(jnp.float32(self.largest)))
+        return np.linspace(-limit, limit, self.size, dtype=np.float32)
+
+    def two_hot(self, x: jax.Array) -> jax.Array:
+        """Weights [..., K] of numbers [...]: of the two nearest bins, the nearer the more; they sum to 1."""
+        positions = self.positions
+        y = jnp.clip(rescale(x), positions[0], positions[-1])[..., None]
+        at = positions.reshape((1,) * x.ndim + (-1,))
+        return jnp.maximum(0.0, 1.0 - jnp.abs(y - at) / (positions[1] - positions[0]))
+
+    def expectation(self, logits: jax.Array) -> jax.Array:
+        """The numbers [...] that logits [..., K] stand for: h^-1 of the mean bin."""
+        return unrescale(jax.nn.softmax(logits) @ self.positions)
+
+    def cross_entropy(self, logits: jax.Array, x: jax.Array) -> jax.Array:
+        """What is lost [...] by saying `logits` [..., K] of numbers [...]."""
+        return -jnp.sum(self.two_hot(x) * jax.nn.log_softmax(logits), axis=-1)

@@ -1,0 +1,211 @@
+"""Models of an environment that are learnt: representation h, dynamics g and prediction f (Schrittwieser et al. 2020).
+
+    observation --h--> state --g(action)--> state --g(action)--> state       of each: f -> policy and value
+                                 + reward              + reward
+
+A state is what a search stores at a node; nothing says what is in it, but that rewards, values and policies can be read
+from it. Your own model plugs in as a `WorldModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import nets, spaces
+from podracer.nets.layers import MLP, Conv, Dense, LayerNorm, standardize
+from podracer.types import ArrayTree, EnvSpec
+
+Torso = Literal["auto", "mlp", "convolutions"]
+
+
+class WorldModel(NamedTuple):
+    """Pure functions of parameters, for any number N of states.
+
+    Attributes:
+      init: `(key) -> params`.
+      represent: `(params, observation [N, ...]) -> state [N, ...]`; frames are stacked.
+      dynamics: `(params, state [N, ...], action int32 [N]) -> (state [N, ...], reward [N, K])`; K numbers of bins.
+      predict: `(params, state [N, ...]) -> (policy [N, A], value [N, K])`; logits and K numbers of bins.
+    """
+
+    init: Callable[[jax.Array], ArrayTree]
+    represent: Callable[[ArrayTree, ArrayTree], ArrayTree]
+    dynamics: Callable[[ArrayTree, ArrayTree, jax.Array], tuple[ArrayTree, jax.Array]]
+    predict: Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array]]
+
+
+@jax.custom_vjp
+def half_gradient(x: jax.Array) -> jax.Array:
+    """The array itself, with half of its gradient: what comes K steps later weighs 2^-K."""
+    return x
+
+
+half_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (0.5 * gradient,))
+
+
+def make(
+    spec: EnvSpec,
+    *,
+    num_bins: int,
+    torso: Torso = "auto",
+    hidden_sizes: Sequence[int] = (128,),
+    state_size: int = 64,
+    head_size: int = 64,
+    channels: int = 64,
+) -> WorldModel:
+    """The standard model for an environment.
+
+    Args:
+      spec: of the environment, frames stacked; its actions are discrete.
+      num_bins: K, numbers for a value or a reward.
+      torso: "mlp"; "convolutions" for images; "auto" takes those for uint8 images of at least 16x16.
+      hidden_sizes: of h and of g as MLPs.
+      state_size: numbers in a state, which has mean 0 and variance 1, of an MLP.
+      head_size: units of a hidden layer of each head.
+      channels: of a state of convolutions, whose planes are at most 6x6 and in [0, 1].
+
+    Raises:
+      ValueError: for actions that are not discrete, or convolutions on what is no image.
+    """
+    space, num_actions = spec.observation_space, nets.num_actions(spec)
+    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    if torso == "convolutions" and not is_image:
+        raise ValueError(
+            f"torso='convolutions' needs uint8 images [H, W, C], but {spec.name} shows {space}; use 'mlp'."
+        )
+    if torso == "convolutions" or (torso == "auto" and is_image and min(space.shape[:2]) >= 16):  # type: ignore[union-attr]
+        module: Any = _Images(num_actions, num_bins, channels, head_size)
+    else:
+        module = _Vectors(space, num_actions, num_bins, tuple(hidden_sizes), state_size, head_size)
+
+    def init(key: jax.Array) -> ArrayTree:
+        example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
+        return module.init(key, example, jnp.zeros(1, jnp.int32))
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda params, *arguments: module.apply(params, *arguments, method=name)
+
+    return WorldModel(init, method("represent"), method("dynamics"), method("predict"))
+
+
+class _Vectors(nn.Module):
+    """Dense layers; see `make`."""
+
+    observation_space: spaces.Space
+    num_actions: int
+    num_bins: int
+    hidden_sizes: tuple[int, ...]
+    state_size: int
+    head_size: int
+
+    def setup(self) -> None:
+        mlp = lambda sizes, name: MLP(sizes, "relu", name=name)  # noqa: E731
+        self.h, self.g = mlp(self.hidden_sizes, "h"), mlp(self.hidden_sizes, "g")
+        self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
+        heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
+        self.hidden = {name: mlp((self.head_size,), f"{name}_hidden") for name in heads}
+        self.last = {name: Dense(size, 0.0, name=name) for name, size in heads.items()}
+
+    def __call__(self, observation: ArrayTree, action: jax.Array) -> Any:
+        state = self.represent(observation)
+        return self.dynamics(state, action), self.predict(state)
+
+    def _head(self, name: str, state: jax.Array) -> jax.Array:
+        return self.last[name](self.hidden[name](state))
+
+    def represent(self, observation: ArrayTree) -> jax.Array:
+        return standardize(self.h_state(self.h(nets.encode(observation, self.observation_space, leading=1))))
+
+    def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
+        state = standardize(state + self.g_state(self.g(seen)))
+        return state, self._head("reward", state)
+
+    def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._head("policy", state), self._head("value", state)
+
+
+class _Images(nn.Module):
+    """Residual convolutions as EfficientZero's (Ye et al. 2021, appendix A), with a norm over each pixel's channels."""
+
+    num_actions: int
+    num_bins: int
+    channels: int
+    head_size: int
+
+    def setup(self) -> None:
+        C = self.channels
+        self.h = _Encoder(C)
+        self.g, self.g_norm, self.g_block = Conv(C, 3, 1, "SAME", "he"), LayerNorm(), _Block(C)
+        self.f = _Block(C)
+        heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
+        self.heads = {name: _Head(size, self.head_size, name=name) for name, size in heads.items()}
+
+    def __call__(self, observation: jax.Array, action: jax.Array) -> Any:
+        state = self.represent(observation)
+        return self.dynamics(state, action), self.predict(state)
+
+    def represent(self, observation: jax.Array) -> jax.Array:
+        return _between_0_and_1(self.h(observation.astype(jnp.float32) / 255.0))
+
+    def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
+        seen = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
+        state = _between_0_and_1(self.g_block(nn.relu(self.g_norm(self.g(seen)) + state)))
+        return state, self.heads["reward"](state)
+
+    def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = self.f(state)
+        return self.heads["policy"](x), self.heads["value"](x)
+
+
+class _Encoder(nn.Module):
+    """Images [N, H, W, C] to planes [N, h, w, `channels`] of at most 6x6."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(LayerNorm()(Conv(self.channels // 2, 3, 2, "SAME", "he")(x)))
+        x = _Block(self.channels // 2)(x)
+        x = _Block(self.channels, stride=2)(x)
+        while max(x.shape[1:3]) > 6:
+            x = nn.avg_pool(_Block(self.channels)(x), (3, 3), (2, 2), "SAME")
+        return _Block(self.channels)(x)
+
+
+class _Block(nn.Module):
+    """Two convolutions beside a skip connection."""
+
+    channels: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = lambda stride: Conv(self.channels, 3, stride, "SAME", "he")  # noqa: E731
+        y = LayerNorm()(conv(1)(nn.relu(LayerNorm()(conv(self.stride)(x)))))
+        return nn.relu(y + (conv(self.stride)(x) if self.stride > 1 else x))
+
+
+class _Head(nn.Module):
+    """One number per output, all 0 at first."""
+
+    size: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(LayerNorm()(Conv(16, 1, 1, scale="he")(x))).reshape(len(x), -1)
+        return Dense(self.size, 0.0)(nn.relu(LayerNorm()(Dense(self.hidden)(x))))
+
+
+def _between_0_and_1(planes: jax.Array) -> jax.Array:
+    """States [N, h, w, C] with the least and the largest number of each at 0 and 1 (Schrittwieser et al. 2020)."""
+    least, largest = (f(planes, axis=(1, 2, 3), keepdims=True) for f in (jnp.min, jnp.max))
+    return (planes - least) / jnp.maximum(largest - least, 1e-5)

@@ -1,0 +1,230 @@
+"""MuZero: targets against a loop, what gradients reach, and what is learnt behind the end of an episode."""
+
+import functools
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, returns, spaces, world_models
+from podracer.agents import MuZeroConfig, muzero
+from podracer.learning import trajectories
+from podracer.learning.scalars import Bins
+from podracer.types import Agent, Batch, EnvSpec, TimeStep, Trajectory
+
+SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
+A, GAMMA = 4, 0.9
+
+
+def windows(K: int, n: int, seed: int = 0) -> dict[str, Any]:
+    """Rows [K+n+1, B] of windows whose first transition is real, with terminations, truncations and breaks."""
+    rows = jax.tree.map(np.asarray, harness.timesteps(seed, 60, 8))
+    length = K + n + 1
+    starts = [(r, i) for i in range(8) for r in range(60 - length) if not rows.first[r + 1, i]]
+    row, lane = (np.array(x) for x in zip(*starts))
+    take = lambda x: x[row[None] + np.arange(length)[:, None], lane[None]]  # noqa: E731
+    rng = np.random.default_rng(seed)
+    shape = (length, len(starts))
+    return {
+        "reward": take(rows.reward),
+        "discount": take(rows.discount),
+        "first": take(rows.first),
+        "policy": rng.dirichlet(np.ones(A), shape).astype(np.float32),
+        "value": rng.normal(size=shape).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize(("K", "n"), [(5, 3), (2, 10), (1, 1)])
+def test_targets_are_the_loops(K: int, n: int) -> None:
+    x = windows(K, n)
+    after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
+    arrays: Any = jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"]))
+    found = muzero.targets(*arrays, K, n)
+    kinds = set()
+    for i in range(x["reward"].shape[1]):
+        reached = True
+        for k in range(K + 1):
+            last = bool(x["first"][k + 1, i])
+            assert float(found.valid[k, i]) == reached
+            assert float(found.acted[k, i]) == (reached and not last)
+            if reached:
+                z, scale, row = 0.0, 1.0, k
+                while row < k + n and not x["first"][row + 1, i]:
+                    z += scale * x["reward"][row + 1, i]
+                    scale *= GAMMA * x["discount"][row + 1, i]
+                    row += 1
+                z += scale * x["value"][row, i] * (row > k or x["discount"][row, i])
+                assert float(found.value[k, i]) == pytest.approx(z, abs=1e-5)
+                if k:
+                    assert float(found.reward[k, i]) == x["reward"][k, i]
+                kinds.add((last, bool(x["discount"][k, i]), row - k))
+            reached = reached and not last
+    assert {(True, False, 0), (True, True, 0), (False, True, n)} <= kinds, "ends of both kinds, and none"
+    np.testing.assert_array_equal(found.policy, x["policy"][: K + 1])
+
+
+SMALL: dict[str, Any] = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "n_step": 3}
+
+
+@functools.cache
+def made(**overrides: Any) -> Agent:
+    return agents.muzero.make(SPEC, MuZeroConfig(**(SMALL | overrides)))
+
+
+def batch_of(agent: Agent, seed: int = 0, least: int = 0) -> Batch:
+    """All windows of some rows that reach at least row `least`, as the replay gives them."""
+    K, n = agent.config.unroll_length, agent.config.n_step
+    rng = np.random.default_rng(seed)
+    x = windows(K, n + 1, seed)
+    x = {name: value[:, ~x["first"][1 : least + 1].any(axis=0)] for name, value in x.items()}
+    length, B = x["reward"].shape
+    observation = rng.normal(size=(1, B, 3)).astype(np.float32)
+    rows = TimeStep(observation, x["reward"], x["discount"], x["first"], np.zeros((length, B), bool))
+    extras = {"policy": x["policy"][:-1], "value": x["value"][:-1]}
+    actions = rng.integers(0, A, (length - 1, B), np.int32)
+    state = agent.start(jnp.zeros(B, jnp.int32), B)
+    version: Any = np.zeros((length - 1, B), np.int32)
+    trajectory = Trajectory(rows, actions, extras, state, version, version[0])
+    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))  # type: ignore[arg-type]
+
+
+def taken(batch: Batch, at: np.ndarray) -> Batch:
+    """Some samples."""
+    return Batch(trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory), batch.weight[at])
+
+
+def learner_of(agent: Agent) -> Any:
+    """A learner whose heads are not 0."""
+    learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
+    leaves, structure = jax.tree.flatten(learner.params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return learner._replace(params=jax.tree.unflatten(structure, moved))
+
+
+def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
+    learner = learner_of(agent) if learner is None else learner
+    return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0))
+
+
+def test_the_loss_is_the_loops() -> None:
+    """Sample by sample, step by step, with the model called one state at a time."""
+    agent = made(unroll_length=2)
+    batch, learner = batch_of(agent), learner_of(agent)
+    config, hyper = agent.config, harness.hyper(agent)
+    model = world_models.make(SPEC, num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
+    bins = Bins(11, config.max_reward / (1 - config.discount))
+    target = jax.tree.map(np.asarray, muzero._targets(hyper["discount"], batch.trajectory, config))
+    hot = {name: np.asarray(bins.two_hot(jnp.asarray(x))) for name, x in target._asdict().items() if name != "policy"}
+    represent, dynamics, predict = map(jax.jit, (model.represent, model.dynamics, model.predict))
+    at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
+    total, errors = 0.0, []
+    for i in at:
+        state = represent(learner.params, batch.trajectory.timesteps.observation[0, i : i + 1])
+        reward, each = np.zeros(11), 0.0
+        for k in range(3):
+            policy, value = (np.asarray(x[0]) for x in predict(learner.params, state))
+            part = config.value_cost * cross_entropy(hot["value"][k, i], value) * target.valid[k, i]
+            part += cross_entropy(target.policy[k, i], policy) * target.acted[k, i]
+            if k:
+                part += cross_entropy(hot["reward"][k, i], reward) * target.valid[k, i]
+            else:
+                errors.append(abs(float(bins.expectation(jnp.asarray(value))) - target.value[0, i]))
+            each += part / (2 if k else 1)
+            state, said = dynamics(learner.params, state, batch.trajectory.actions[k, i : i + 1])
+            reward = np.asarray(said[0])
+        total += each * float(batch.weight[i])
+    _, metrics, priorities = learn(agent, taken(batch, at), learner)
+    assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
+    np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
+
+
+def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
+    return float(-np.sum(weights * (logits - np.log(np.sum(np.exp(logits))))))
+
+
+def test_what_comes_k_steps_later_weighs_half_as_much_each() -> None:
+    """The gradient of a loss on state k, with respect to state 0 of a model that does not change it, is 2^-k of the
+    gradient on state 0."""
+
+    def init(key: jax.Array) -> Any:
+        return {"state": jnp.ones(4)}
+
+    def represent(params: Any, observation: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(params["state"], (len(observation), 4))
+
+    def predict(params: Any, state: jax.Array) -> Any:
+        return state, jnp.zeros((len(state), 11))
+
+    model = world_models.WorldModel(
+        init, represent, lambda params, state, action: (state, jnp.zeros((len(state), 11))), predict
+    )
+    norms = []
+    for at in range(4):
+
+        def only(said: Any, *rest: Any, at: int = at) -> Any:
+            total = jnp.sum(said[at][1] ** 2)
+            return total, {"loss/total": total}
+
+        agent = agents.muzero.make(SPEC, MuZeroConfig(**SMALL, unroll_length=3), model, only)
+        learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
+        norms.append(float(learn(agent, batch_of(agent, least=3), learner)[1]["grad/norm"]))
+    np.testing.assert_allclose(np.array(norms[1:]) / norms[0], [0.5, 0.25, 0.125], rtol=1e-5)
+
+
+def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
+    """What is recorded behind it, and the policy of its last row, change no bit of the update."""
+    agent = made(unroll_length=3)
+    batch = batch_of(agent)
+    first = np.asarray(batch.trajectory.timesteps.first)
+    over = np.cumsum(first[1:], axis=0) > 0  # transitions [.., B] that are masked or lie behind one
+    assert over.any()
+    assert not over.all(axis=1).any()
+    rng = np.random.default_rng(7)
+    extras, rows = batch.trajectory.extras, batch.trajectory.timesteps
+    noise = jnp.asarray(rng.dirichlet(np.ones(A), over.shape), jnp.float32)
+    policy = jnp.where(over[..., None], noise, extras["policy"])
+    behind = np.concatenate([np.zeros_like(over[:1]), over[:-1]]) & over
+    value = jnp.where(behind, 5.0, extras["value"])
+    reward = jnp.where(np.concatenate([np.zeros_like(over[:1]), over]), 7.0, rows.reward)
+    actions = jnp.where(over, 0, batch.trajectory.actions)
+    changed = batch.trajectory._replace(
+        extras={"policy": policy, "value": value}, timesteps=rows._replace(reward=reward), actions=actions
+    )
+    expected, found = learn(agent, batch), learn(agent, batch._replace(trajectory=changed))
+    # A value behind a truncation counts: only rows behind the last one were changed.
+    jax.tree.map(np.testing.assert_array_equal, found[0].params, expected[0].params)
+    reached = jnp.where(over, extras["value"], extras["value"] + 1.0)
+    other = batch.trajectory._replace(extras={"policy": policy, "value": reached})
+    moved = learn(agent, batch._replace(trajectory=other))[0].params
+    assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(expected[0].params)))
+
+
+def test_one_batch_is_learnt_by_heart() -> None:
+    """A learner that sees nothing else says its rewards, values and policies."""
+    agent = made(unroll_length=2, hidden_sizes=(64,), state_size=32, head_size=32, learning_rate=5e-3)
+    small = taken(batch_of(agent), np.arange(8))._replace(weight=jnp.ones(8))
+    update = jax.jit(
+        lambda learner: jax.lax.fori_loop(
+            0, 400, lambda _, x: harness.alone(agent.learn)(x, small, jnp.float32(0), jax.random.key(0))[0], learner
+        )
+    )
+    begin = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
+    _, before, _ = learn(agent, small, begin)
+    _, after, _ = learn(agent, small, update(begin))
+    floor = float(after["policy/target_entropy"])
+    assert float(after["loss/reward"]) < 0.5 * float(before["loss/reward"])
+    assert float(after["value/error"]) < 0.1 * float(before["value/error"])
+    assert float(after["loss/policy"]) < 2.2 * floor
+
+
+def test_bad_settings_are_one_sentence() -> None:
+    wrong: Any = {"num_bins": (40, "must be odd"), "simulations": (0, "at least 1"), "unroll_length": (0, "at least 1")}
+    for name, (value, words) in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            MuZeroConfig(**{name: value})
+    with pytest.raises(ValueError, match="need Discrete"):
+        agents.muzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

@@ -1,0 +1,123 @@
+"""Matches: players, seats, intervals and ratings."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from podracer import matches
+
+GAME = envs_jax.make("tic_tac_toe")
+
+
+def player(name, game=GAME):
+    return matches.player(game, name)
+
+
+def lowest(memory, timestep):
+    return jnp.argmax(timestep.observation["action_mask"], axis=-1).astype(jnp.int32)
+
+
+def highest(memory, timestep):
+    mask = timestep.observation["action_mask"]
+    return (mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=-1)).astype(jnp.int32)
+
+
+def fixed(name, move):
+    """A player that draws nothing."""
+    return matches.Player(name, lambda lanes: (), lambda params, memory, row, key: (move(memory, row), memory))
+
+
+def test_perfect_play_draws_and_never_loses():
+    perfect = player("perfect")
+    assert matches.play(GAME, perfect, perfect, 20, openings=0).counts() == (0, 20, 0)
+    won, _, lost = matches.play(GAME, perfect, player("random"), 300, openings=0).counts()
+    assert lost == 0
+    assert won > 200
+
+
+def test_the_table_of_perfect_moves_is_the_minimax():
+    codes, best = matches.solve(GAME)
+    assert len(codes) == 4520
+    boards = (codes[:, None] // 3 ** np.arange(9)) % 3 - 1
+    values = {}
+    lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+    def value(board):  # of who is to move, stones 1
+        if board not in values:
+            values[board] = max(after(board, i) for i in range(9) if board[i] == 0)
+        return values[board]
+
+    def after(board, i):
+        played = (*board[:i], 1, *board[i + 1 :])
+        if any(all(played[c] == 1 for c in line) for line in lines):
+            return 1
+        return -value(tuple(-x for x in played)) if 0 in played else 0
+
+    for board, moves in zip(boards.tolist(), best):
+        expected = [board[i] == 0 and after(tuple(board), i) == value(tuple(board)) for i in range(9)]
+        assert moves.tolist() == expected
+
+
+def test_seats_are_swapped():
+    """What one player makes is what the other does not, game by game."""
+    a, b = fixed("a", lowest), fixed("b", highest)
+    one, other = matches.play(GAME, a, b, 40, openings=2), matches.play(GAME, b, a, 40, openings=2)
+    np.testing.assert_array_equal(one.scores[:, 0], 1.0 - other.scores[:, 1])
+    np.testing.assert_array_equal(one.scores[:, 1], 1.0 - other.scores[:, 0])
+    assert {0.0, 1.0} <= set(one.scores.ravel().tolist())
+    assert sum(one.counts()) == 40
+    assert one.counts(0)[0] + one.counts(1)[0] == one.counts()[0]
+    mirror = matches.play(GAME, a, fixed("a too", lowest), 40, openings=2)
+    assert mirror.mean == 0.5
+    assert mirror.interval == (0.5, 0.5), "pairs share their opening"
+
+
+def test_who_plays_better_wins():
+    """Tactical play beats random moves, and a search by random games beats it, also in connect four."""
+    tactical, random = player("tactical"), player("random")
+    assert matches.play(GAME, tactical, random, 200, openings=0).interval[0] > 0.75
+    four = envs_jax.make("connect_four")
+    assert matches.play(four, player("tactical", four), player("random", four), 100).interval[0] > 0.8
+
+
+@pytest.mark.slow
+def test_a_search_by_random_games_is_stronger_than_tactics():
+    four = envs_jax.make("connect_four")
+    match = matches.play(four, player("mcts:200", four), player("tactical", four), 100)
+    assert match.interval[0] > 0.6
+
+
+def test_ratings_are_those_of_simulated_players():
+    """Players of known strengths, 0, 100 and 300 Elo: the intervals hold them."""
+    rng = np.random.default_rng(4)
+    strengths = {"random": 0.0, "b": 100.0, "c": 300.0}
+    played = []
+    for a, b in (("b", "random"), ("c", "b"), ("c", "random")):
+        chance = 1 / (1 + 10 ** ((strengths[b] - strengths[a]) / 400))
+        played.append(matches.Match((a, b), (rng.random((1500, 2)) < chance).astype(float)))
+    ratings = matches.elo(played)
+    assert [rating.name for rating in ratings] == ["c", "b", "random"]
+    for rating in ratings:
+        low, high = rating.interval
+        assert low <= strengths[rating.name] <= high
+        assert high - low < 60
+        assert low <= rating.elo <= high
+
+
+def test_what_makes_no_match():
+    random = player("random")
+    for games in (0, 3):
+        with pytest.raises(ValueError, match="even"):
+            matches.play(GAME, random, random, games)
+    with pytest.raises(ValueError, match="use fewer"):
+        matches.play(GAME, random, random, 64, openings=8)
+    for name in ("stockfish", "mcts", "mcts:0", "mcts:x", "random:3"):
+        with pytest.raises(ValueError, match="no player is called"):
+            player(name)
+    with pytest.raises(ValueError, match="too large"):
+        player("perfect", envs_jax.make("connect_four"))
+    with pytest.raises(ValueError, match="one player"):
+        matches.check(envs_jax.make("catch"))
+    with pytest.raises(ValueError, match="nobody is called"):
+        matches.elo([matches.Match(("a", "b"), np.ones((2, 2)))])
