@@ -461,6 +461,8 @@ class Learns:
     class config:  # noqa: N801
         rollout_length = T
 
+    reanalyse = None
+
     def __init__(self, spec):
         self.replay, self.name = spec, "learns"
 

@@ -126,7 +126,7 @@ def test_evaluation_sums_for_the_first_mover() -> None:
     assert finished.all()
 
 
-@pytest.mark.parametrize("name", sorted(AGENTS))
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"alphazero", "muzero"}))
 def test_agents_that_cannot_play_themselves_say_so(name: str) -> None:
     with pytest.raises(
         ValueError, match=rf"^tic_tac_toe is a game for two, and {name} cannot play against itself; use "

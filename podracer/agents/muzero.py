@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import nets, returns, search, world_models
+from podracer import nets, returns, search, spaces, world_models
 from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.learning.scalars import Bins
 from podracer.types import (
@@ -249,6 +249,8 @@ def make(
         value_scale=config.value_scale,
     )
     transformation = optimizer.make("adam", eps=config.adam_eps)
+    # What is legal, which a model says nothing of: at the root alone.
+    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
 
     def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
         state, legal = observation
@@ -259,7 +261,8 @@ def make(
         params, discount = variables
         state, reward = model.dynamics(params, state, action)
         logits, value = model.predict(params, state)
-        discount = jnp.broadcast_to(discount, action.shape)
+        # Of two players, the other one is to move.
+        discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
         return search.Step(bins.expectation(reward), discount, logits, bins.expectation(value), state, None)
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
@@ -276,18 +279,19 @@ def make(
         return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
 
     def plan(
-        actor: ActorParams, state: ArrayTree, key: jax.Array, explore: bool, temperature: jax.Array | float
+        actor: ActorParams, state: ArrayTree, legal: Any, key: jax.Array, explore: bool, temperature: jax.Array | float
     ) -> search.Searched:
         variables = actor.params, actor.aux["discount"]
-        begin, going = root(variables, (state, None)), search.Model(root, step)
+        begin, going = root(variables, (state, legal)), search.Model(root, step)
         return search.search(going, variables, begin, key, planner, explore=explore, temperature=temperature)
 
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         state, _, memory = nets.step(observer, actor.params, memory, timestep)
+        legal = timestep.observation["action_mask"] > 0 if masked else None
         temperature = 0.0 if evaluation else actor.aux["temperature"]
-        found = plan(actor, state, key, not evaluation, temperature)
+        found = plan(actor, state, legal, key, not evaluation, temperature)
         return found.action, {"policy": found.policy, "value": found.value}, memory
 
     def learn(
@@ -337,8 +341,7 @@ def make(
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         """Policies of rows 0 to K by a search, values of rows 0 to K + n by the network, of some samples."""
-        B = batch.weight.shape[0]
-        n_samples = int(config.reanalyse * B)
+        n_samples, B = int(config.reanalyse * len(batch.weight)), len(batch.weight)
         if n_samples == 0:
             return batch
         # At an even stride: samples are drawn in the order of the ring.
@@ -349,11 +352,12 @@ def make(
         state = model.represent(actor.params, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
         value = bins.expectation(model.predict(actor.params, state)[1]).reshape(K + n + 1, n_samples)
         searched = jax.tree.map(lambda x: x[: (K + 1) * n_samples], state)
-        policy = plan(actor, searched, key, False, 1.0).policy.reshape(K + 1, n_samples, -1)
-        extras = batch.trajectory.extras
+        mask = seen["action_mask"][: K + 1].reshape((K + 1) * n_samples, -1) > 0 if masked else None
+        policy = plan(actor, searched, mask, key, False, 1.0).policy.reshape(K + 1, n_samples, -1)
+        old = batch.trajectory.extras
         extras = {
-            "policy": extras["policy"].at[: K + 1, at].set(policy),
-            "value": extras["value"].at[: K + n + 1, at].set(value),
+            "policy": old["policy"].at[: K + 1, at].set(policy),
+            "value": old["value"].at[: K + n + 1, at].set(value),
         }
         return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
 

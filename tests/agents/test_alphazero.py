@@ -117,6 +117,23 @@ def test_the_loss_is_the_formulas() -> None:
     assert float(metrics["loss/total"]) == pytest.approx(total, rel=1e-4)
 
 
+def test_a_loss_of_ones_own() -> None:
+    batch, learner = windows(3), learner_of(made())
+
+    def doubled(*args: Any) -> Any:
+        total, metrics = alphazero.loss(*args)
+        return 2.0 * total, {"loss/mine": metrics["loss/total"]}
+
+    config = AlphaZeroConfig(**SMALL)
+    agents_ = made(), agents.alphazero.make(GAME, config, loss=doubled)
+    (_, plain, _), (_, own, _) = (
+        harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0)) for agent in agents_
+    )
+    assert set(own) == {"loss/mine", "grad/norm"}
+    assert float(own["loss/mine"]) == pytest.approx(float(plain["loss/total"]), rel=1e-6)
+    assert float(own["grad/norm"]) == pytest.approx(2 * float(plain["grad/norm"]), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", pytest.param("othello", marks=pytest.mark.slow)])
 def test_a_position_that_is_turned_is_a_position(name: str) -> None:
     """Its mask is that of its board, its policy turns as its mask does, and all symmetries come."""

@@ -13,6 +13,7 @@ B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 SMALL = {
     "dqn": {"n_step": 6},
+    "muzero": {"unroll_length": 2, "n_step": 3, "simulations": 2},
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
     "pqn": {"num_epochs": 1, "num_minibatches": 2},
     "vtrace": {},
@@ -41,7 +42,7 @@ def traced(name, **own):
     return str(jaxpr), set(metrics)
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"alphazero"}))
 def test_a_loss_takes_the_place_of_the_agents(name):
     default = getattr(agents, name).loss
     calls = []
