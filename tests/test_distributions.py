@@ -135,6 +135,7 @@ def test_categorical_gradients() -> None:
 # Several choices.
 
 
+@pytest.mark.slow
 def test_multi_categorical() -> None:
     sizes = (3, 2, 4)
     rng = np.random.default_rng(2)

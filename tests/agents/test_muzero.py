@@ -37,7 +37,9 @@ def windows(K: int, n: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("K", "n"), [(5, 3), (2, 10), (1, 1)])
+@pytest.mark.parametrize(
+    ("K", "n"), [(5, 3), pytest.param(2, 10, marks=pytest.mark.slow), pytest.param(1, 1, marks=pytest.mark.slow)]
+)
 def test_targets_are_the_loops(K: int, n: int) -> None:
     x = windows(K, n)
     after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
@@ -81,7 +83,8 @@ def batch_of(agent: Agent, seed: int = 0, least: int = 0) -> Batch:
     x = windows(K, n + 1, seed)
     x = {name: value[:, ~x["first"][1 : least + 1].any(axis=0)] for name, value in x.items()}
     length, B = x["reward"].shape
-    observation = rng.normal(size=(1, B, 3)).astype(np.float32)
+    observed = agent.replay.observed  # type: ignore[union-attr]
+    observation = rng.normal(size=(observed, B, 3)).astype(np.float32)
     rows = TimeStep(observation, x["reward"], x["discount"], x["first"], np.zeros((length, B), bool))
     extras = {"policy": x["policy"][:-1], "value": x["value"][:-1]}
     actions = rng.integers(0, A, (length - 1, B), np.int32)
@@ -203,6 +206,34 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
     assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(expected[0].params)))
 
 
+def test_reanalysis_is_what_acting_would_find_today() -> None:
+    """Of an exact part of the samples, evenly spread: the policies of evaluation, the network's values."""
+    agent = made(unroll_length=2, reanalyse=0.5)
+    K, n = 2, agent.config.n_step
+    batch = taken(batch_of(agent), np.arange(10))
+    learner = learner_of(agent)
+    learner = learner._replace(aux=jax.tree.map(lambda x: 1.5 * x, learner.params))
+    actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
+    extras = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras  # type: ignore[arg-type]
+    before, some = batch.trajectory.extras, np.array([0, 2, 4, 6, 8])
+    others = np.setdiff1d(np.arange(10), some)
+    for name in ("policy", "value"):
+        np.testing.assert_array_equal(extras[name][:, others], before[name][:, others])
+    np.testing.assert_array_equal(extras["policy"][K + 1 :], before["policy"][K + 1 :])
+    observation = batch.trajectory.timesteps.observation[: K + n + 1, some].reshape(-1, 3)
+    zeros = jnp.zeros(len(observation))
+    row = TimeStep(observation, zeros, zeros + 1.0, zeros == 0, zeros > 0)
+    memory = agent.start(jnp.arange(len(observation), dtype=jnp.int32), len(observation))
+    found = jax.jit(agent.act, static_argnums=4)(actor, memory, row, jax.random.key(1), True)[1]
+    policy = np.asarray(found["policy"]).reshape(K + n + 1, len(some), A)
+    np.testing.assert_allclose(extras["policy"][: K + 1, some], policy[: K + 1], atol=1e-6)
+    model = world_models.make(SPEC, num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
+    value = jax.jit(lambda params: model.predict(params, model.represent(params, observation))[1])(learner.aux)
+    value = Bins(11, agent.config.max_reward / (1 - agent.config.discount)).expectation(value)
+    np.testing.assert_allclose(extras["value"][: K + n + 1, some].ravel(), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_one_batch_is_learnt_by_heart() -> None:
     """A learner that sees nothing else says its rewards, values and policies."""
     agent = made(unroll_length=2, hidden_sizes=(64,), state_size=32, head_size=32, learning_rate=5e-3)

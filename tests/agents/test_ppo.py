@@ -166,7 +166,11 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     [
         (SPEC.action_space, {}),
         pytest.param(SPEC.action_space, {"lstm_size": 5}, marks=pytest.mark.slow),
-        (spaces.Box(-2.0, 1.0, (2,)), {"lstm_size": 5, "separate": False, "normalize_observations": True}),
+        pytest.param(
+            spaces.Box(-2.0, 1.0, (2,)),
+            {"lstm_size": 5, "separate": False, "normalize_observations": True},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["discrete", "recurrent", "continuous recurrent normalised"],
 )

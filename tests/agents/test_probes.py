@@ -153,6 +153,7 @@ def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: boo
     check_action_values(probe, *trained_r2d2(TOGETHER, rescaling), rescaling, together=True)
 
 
+@pytest.mark.slow
 @discrete
 def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None:
     check_action_values(probe, *trained_pqn(TOGETHER), rescaling=False, together=True)

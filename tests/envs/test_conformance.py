@@ -13,10 +13,9 @@ from envs_jax.testing import ConformanceError, check_briefly, check_environment,
 from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
 
-SLOW = ("connect_four", "gridworld", "memory_maze", "othello")
+QUICK = ("catch", "t_maze", "tic_tac_toe")
 VARIANTS = [
-    *((name, {}) for name in envs_jax.names() if name not in SLOW),
-    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(name, {}, marks=[] if name in QUICK else [pytest.mark.slow]) for name in envs_jax.names()),
     pytest.param("gridworld", {"task": "random_goals", "flatten": False}, marks=pytest.mark.slow),
     pytest.param(
         "gridworld", {"task": "delayed_chain", "noisy_rewards": True, "distractor_bits": 2}, marks=pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
     )
 
 
-@pytest.mark.parametrize("T", [1, 7, *(pytest.param(T, marks=pytest.mark.slow) for T in (2, 3, 12))])
+@pytest.mark.parametrize("T", [7, *(pytest.param(T, marks=pytest.mark.slow) for T in (1, 2, 3, 12))])
 def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
     """There steps are computed again for the gradient, three at a time: outputs, state and gradients stay."""
     module = layers.LSTM(5)
@@ -101,7 +101,9 @@ def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 3, 16), (7, 1)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 3, 16), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((3, 5), (7, 1)))]
+)
 def test_normalisation_and_its_gradient_are_flaxs(shape: tuple[int, ...]) -> None:
     """Also of features that are all equal, where the variance is 0."""
     x = 3.0 + 2.0 * jax.random.normal(KEY, shape)
@@ -150,7 +152,7 @@ def test_weights_begin_as_said(scale: Any, variance: float) -> None:
     assert np.var(conv) == pytest.approx(variance if scale else 2 / (480 + 96 * 16), rel=0.03)
 
 
-@pytest.mark.parametrize("torso", ["mlp", "shallow", "resnet"])
+@pytest.mark.parametrize("torso", ["mlp", "shallow", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_torsos_compute_in_bfloat16_and_keep_float32_parameters(torso: str) -> None:
     make = {
         "mlp": lambda dtype: layers.MLP((16, 8), "tanh", dtype=dtype),

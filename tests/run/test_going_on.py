@@ -116,6 +116,7 @@ def test_log_ends_a_run_in_good_order(tmp_path, capsys):
     assert 400 < result.summary["env_steps"] < 1000
 
 
+@pytest.mark.slow
 def test_a_failing_log_loses_nothing(finished, tmp_path):
     calls = []
 

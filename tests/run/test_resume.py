@@ -151,7 +151,7 @@ def check_resumed(agent, reference, number, tmp_path):
     last = 1 if "--actor-threads 2" in (CASES | SEARCH_CASES)[agent] else 0
     acting = (
         (f"actors.resumes.{last}.environment", f"actors.published.{last}")
-        if "--arch sebulba" in CASES[agent]
+        if "--arch sebulba" in (CASES | SEARCH_CASES)[agent]
         else ("actors.lanes", "actors.key")
     )
     for part in ("learner.params", "learner.opt_state", "learner.hyper", "learner.num_updates", *acting):

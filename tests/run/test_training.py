@@ -934,6 +934,7 @@ def test_a_loss_that_is_not_finite(agent, bad_reward, tmp_path):
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
+@pytest.mark.slow
 def test_one_member_may_diverge(tmp_path, capsys, monkeypatch):
     """A learning rate that is far too large for one member stops neither the others nor the run, and is said once.
 
@@ -957,6 +958,7 @@ def test_one_member_may_diverge(tmp_path, capsys, monkeypatch):
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_is_heard(tmp_path):
     def log(steps, row):
         if steps > 600:

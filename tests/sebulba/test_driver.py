@@ -112,7 +112,7 @@ def run(driver, total_steps=600, state=None, milestone=None):
     [
         ("vtrace", 1, "async"),
         ("vtrace", 2, "lockstep"),
-        ("pqn", 1, "lockstep"),
+        pytest.param("pqn", 1, "lockstep", marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", marks=pytest.mark.slow),
     ],
 )

@@ -123,7 +123,7 @@ def assert_same(state, expected):
     [
         pytest.param(3, "device", Sleepy, marks=pytest.mark.slow),
         pytest.param(None, "device", SteppedEnvironments, marks=pytest.mark.slow),
-        (100, "host", SteppedEnvironments),
+        pytest.param(100, "host", SteppedEnvironments, marks=pytest.mark.slow),
     ],
 )
 def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environments):
