@@ -60,6 +60,7 @@ class AlphaZeroConfig:
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
       adam_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
+      l2_cost: weight of the parameters' squared norm in the loss (paper: 1e-4).
       hidden_sizes: of the network's dense layers, where it has no tower.
       blocks: of the network's tower, 0 for none (paper: 19).
       channels: of the tower (paper: 256).
@@ -86,6 +87,7 @@ class AlphaZeroConfig:
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     adam_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
+    l2_cost: float = configs.field(0.0, low=0.0)
     hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)
     blocks: int = configs.field(0, low=0)
     channels: int = configs.field(64, low=1)
@@ -258,6 +260,7 @@ def make(
             learner.params,
             learning_rate=learner.hyper["learning_rate"],
             max_grad_norm=learner.hyper["max_grad_norm"],
+            l2_cost=config.l2_cost,
         )
         learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
         return learner, metrics | {"grad/norm": grad_norm}, jnp.ones(B)

@@ -353,13 +353,11 @@ def make(
         value = bins.expectation(model.predict(actor.params, state)[1]).reshape(K + n + 1, n_samples)
         searched = jax.tree.map(lambda x: x[: (K + 1) * n_samples], state)
         mask = seen["action_mask"][: K + 1].reshape((K + 1) * n_samples, -1) > 0 if masked else None
-        policy = plan(actor, searched, mask, key, False, 1.0).policy.reshape(K + 1, n_samples, -1)
+        # With noise, as in acting: without, a policy that is searched again and again settles on one action too soon.
+        policy = plan(actor, searched, mask, key, True, 1.0).policy.reshape(K + 1, n_samples, -1)
         old = batch.trajectory.extras
-        extras = {
-            "policy": old["policy"].at[: K + 1, at].set(policy),
-            "value": old["value"].at[: K + n + 1, at].set(value),
-        }
-        return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
+        policy, value = old["policy"].at[: K + 1, at].set(policy), old["value"].at[: K + n + 1, at].set(value)
+        return batch._replace(trajectory=batch.trajectory._replace(extras={"policy": policy, "value": value}))
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""

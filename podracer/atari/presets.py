@@ -99,12 +99,34 @@ DQN: dict[str, Difference] = {
 rollouts are one period long (`rollout_length`)."""
 
 PAPERS: dict[str, Difference] = {
+    "muzero": Difference(
+        agent={
+            "rollout_length": 20,
+            "simulations": 50,
+            "dirichlet_alpha": 0.25,
+            "discount": 0.997,
+            "num_bins": 601,
+            "batch_size": 1024,
+            "samples_per_row": 2.0,
+            "replay_capacity": 1_000_000,
+            "replay_min_size": 20_000,
+            "priority_exponent": 1.0,
+            "importance_exponent": 1.0,
+            "clip_rewards": True,
+            "frame_stack": 4,
+            "torso": "convolutions",
+        },
+        run={"num_envs": 512, "checkpoint_replay": False},
+        protocol="impala",
+    ),
     "ppo": Difference(protocol="ppo"),
     "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000}),
     "r2d2": Difference(protocol="seed"),
     "vtrace": Difference(protocol="impala"),
 }
-"""What goes with an agent's `CONFIG.atari()`, by agent. PQN's authors play as PPO's do, for 200M frames."""
+"""What goes with an agent's `CONFIG.atari()`, or is all there is where an agent has none, by agent. PQN's authors play
+as PPO's do, for 200M frames. MuZero's settings are its paper's, but for 4 frames, LayerNorm, Adam, and the
+`samples_per_row` of Schrittwieser et al. 2021."""
 
 
 def resolve(name: str) -> Difference:

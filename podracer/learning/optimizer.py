@@ -71,16 +71,27 @@ def step(
     *,
     learning_rate: jax.Array,
     max_grad_norm: jax.Array,
+    l2_cost: float = 0.0,
 ) -> tuple[ArrayTree, ArrayTree, jax.Array]:
     """Clips by global norm, transforms, and moves the parameters by -learning_rate.
+
+    Args:
+      transformation: of `make`.
+      grads: of the loss.
+      opt_state: of `init`, or the last step's.
+      params: the parameters.
+      learning_rate: float32 [].
+      max_grad_norm: float32 [], the gradient's largest global norm.
+      l2_cost: c of a further loss c |params|^2.
 
     Returns:
       New parameters, new optimiser state, and the gradient's norm before clipping.
     """
     vector, unravel = ravel_pytree(params)
+    gradient = ravel_pytree(grads)[0]
     vector, opt_state, norm = step_vector(
         transformation,
-        ravel_pytree(grads)[0],
+        gradient + 2.0 * l2_cost * vector if l2_cost else gradient,
         opt_state,
         vector,
         learning_rate=learning_rate,

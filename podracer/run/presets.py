@@ -1,8 +1,9 @@
 """Settings to begin with, by name: what differs from the defaults of an agent for a kind of task.
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
-is for tasks of classic control that defaults do not solve, each with a measured row in README. A protocol, of which a
-preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+is for tasks of classic control that defaults do not solve, each with a measured row in README, and `board` for games
+that are larger than tic-tac-toe. A protocol, of which a preset for Atari has one, is how games are played and reported
+(podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -34,7 +35,7 @@ class Settings(NamedTuple):
     names: Mapping[str, str] = {}
 
 
-CLASSIC: dict[tuple[str, str], Settings] = {
+CLASSIC = {
     ("ppo", "Acrobot"): Settings(
         {
             "rollout_length": 256,
@@ -58,13 +59,48 @@ CLASSIC: dict[tuple[str, str], Settings] = {
         {"num_envs": 16, "total_steps": 500_000},
     ),
 }
-"""By agent and task, whose version and kind of environment (`envpool:`, `gymnasium:` or our own) do not matter."""
+
+BOARD = {
+    # 1024 lanes and bfloat16 towers are for an accelerator; this is for what 30 minutes of two cores can learn.
+    ("alphazero", "connect_four"): Settings(
+        {
+            "considered": 7,
+            "n_step": 42,
+            "samples_per_row": 2.0,
+            "blocks": 2,
+            "channels": 16,
+        },
+        {},
+        {"opening_plies": 20},
+    ),
+    ("alphazero", "go_9x9"): Settings(
+        {
+            "rollout_length": 32,
+            "simulations": 32,
+            "sampled_plies": 30,
+            "n_step": 128,
+            "batch_size": 4096,
+            "samples_per_row": 2.0,
+            "replay_capacity": 1_000_000,
+            "replay_min_size": 65_536,
+            "l2_cost": 1e-4,
+            "blocks": 6,
+            "channels": 128,
+        },
+        {"num_envs": 1024},
+        {"opening_plies": 8},
+    ),
+}
+
+TASKS: dict[str, dict[tuple[str, str], Settings]] = {"classic": CLASSIC, "board": BOARD}
+"""By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not
+matter."""
 
 
 def names(agent: str) -> tuple[str, ...]:
     """The presets of an agent by name."""
     of_atari = tuple(papers.DQN) if agent == "dqn" else ("atari",) if agent in papers.PAPERS else ()
-    return (*of_atari, *dict.fromkeys("classic" for whose, _ in CLASSIC if whose == agent))
+    return (*of_atari, *(name for name, tasks in TASKS.items() if any(whose == agent for whose, _ in tasks)))
 
 
 def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
@@ -109,17 +145,17 @@ def _find(name: str, agent: str, environment: str) -> Settings:
             has = ", ".join(names(agent)) or "none"
             raise ValueError(f"preset={name!r} is of {', '.join(whose)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
-    found = _classic(agent, environment) if name == "classic" else _of_atari(name, agent, environment)
+    found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
 
 
-def _classic(agent: str, environment: str) -> Settings:
+def _of_task(name: str, agent: str, environment: str) -> Settings:
     task = environment.rpartition(":")[2].partition("-v")[0].replace("_", "")
-    for (whose, known), settings in CLASSIC.items():
-        if whose == agent and known.lower() == task.lower():
+    for (whose, known), settings in TASKS[name].items():
+        if whose == agent and known.replace("_", "").lower() == task.lower():
             return settings
-    there = ", ".join(f"{whose} on {known}" for whose, known in CLASSIC)
-    raise ValueError(f"preset='classic': there is none for {agent} on {environment}; there are {there}.")
+    there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
+    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
 
 
 def _of_atari(name: str, agent: str, environment: str) -> Settings:
@@ -128,8 +164,8 @@ def _of_atari(name: str, agent: str, environment: str) -> Settings:
         found = papers.resolve(name)
         return Settings(found.agent, found.run, {}, {"protocol": found.protocol})
     goes_with = papers.PAPERS[agent]
-    config = AGENTS[agent][0].atari()  # type: ignore[attr-defined]
-    return Settings(_changes(config), goes_with.run, {}, {"protocol": goes_with.protocol})
+    changes = goes_with.agent or _changes(AGENTS[agent][0].atari())  # type: ignore[attr-defined]
+    return Settings(changes, goes_with.run, {}, {"protocol": goes_with.protocol})
 
 
 def _of_protocol(name: str, agent: str, environment: str, begun: Settings) -> Settings:

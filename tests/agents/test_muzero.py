@@ -207,8 +207,9 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
 
 
 def test_reanalysis_is_what_acting_would_find_today() -> None:
-    """Of an exact part of the samples, evenly spread: the policies of evaluation, the network's values."""
-    agent = made(unroll_length=2, reanalyse=0.5)
+    """Of an exact part of the samples, evenly spread: the policies of a search, the network's values."""
+    noisy = made(unroll_length=2, reanalyse=0.5)
+    agent = made(unroll_length=2, reanalyse=0.5, dirichlet_fraction=0.0)
     K, n = 2, agent.config.n_step
     batch = taken(batch_of(agent), np.arange(10))
     learner = learner_of(agent)
@@ -227,6 +228,8 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     found = jax.jit(agent.act, static_argnums=4)(actor, memory, row, jax.random.key(1), True)[1]
     policy = np.asarray(found["policy"]).reshape(K + n + 1, len(some), A)
     np.testing.assert_allclose(extras["policy"][: K + 1, some], policy[: K + 1], atol=1e-6)
+    other = jax.jit(noisy.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras["policy"]  # type: ignore[arg-type]
+    assert np.abs(other[: K + 1, some] - policy[: K + 1]).max() > 0.1, "with noise at the root"
     model = world_models.make(SPEC, num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
     value = jax.jit(lambda params: model.predict(params, model.represent(params, observation))[1])(learner.aux)
     value = Bins(11, agent.config.max_reward / (1 - agent.config.discount)).expectation(value)

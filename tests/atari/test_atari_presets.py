@@ -160,6 +160,16 @@ def test_other_agents_play_as_their_papers():
     assert resolved("pqn", "atari")[0].evaluation_epsilon == 0.0
 
 
+def test_muzero_plays_with_the_settings_of_its_paper():
+    config, run, options, names = resolved("muzero", "atari")
+    assert (config.unroll_length, config.n_step, config.discount, config.num_bins) == (5, 10, 0.997, 601)
+    assert (config.search, config.simulations, config.dirichlet_alpha) == ("puct", 50, 0.25)
+    assert (config.batch_size, config.priority_exponent, config.importance_exponent) == (1024, 1.0, 1.0)
+    assert options == AtariOptions(**atari.protocol("impala").env)
+    assert names == {"preset": "atari", "protocol": "impala"}
+    assert (run.num_envs, run.total_steps) == (512, 50_000_000)
+
+
 @pytest.mark.parametrize(
     ("agent", "environment", "preset", "protocol", "message"),
     [
@@ -170,7 +180,7 @@ def test_other_agents_play_as_their_papers():
             PONG,
             "atari",
             None,
-            "preset='atari' is of ppo, pqn, r2d2, vtrace; the presets of dqn: nature,",
+            "preset='atari' is of muzero, ppo, pqn, r2d2, vtrace; the presets of dqn: nature,",
         ),
         ("dqn", PONG, None, "machao", "protocol='machao': unknown; did you mean 'machado'?"),
         ("dqn", PONG, "nature", "machao", "protocol='machao': unknown; did you mean 'machado'?"),

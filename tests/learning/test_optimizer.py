@@ -115,6 +115,21 @@ def test_clipping_to_nothing() -> None:
     np.testing.assert_array_equal(moves, np.zeros((STEPS, 5)))
 
 
+def test_l2_is_a_loss_like_others() -> None:
+    """A step along the gradient of c |params|^2, clipped with the rest."""
+    start, gradient = np.arange(1.0, 6.0), gradients()[0]
+    params, made = tree(start), optimizer.make("sgd", eps=0.0)
+    for clip in (np.inf, 2.0):
+        rates = {"learning_rate": jnp.float32(0.5), "max_grad_norm": jnp.float32(clip)}
+        moved, _, norm = optimizer.step(
+            made, tree(gradient), optimizer.init(made, params), params, **rates, l2_cost=0.1
+        )
+        whole = gradient + 0.2 * start
+        expected = start - 0.5 * whole * min(1.0, clip / np.linalg.norm(whole))
+        np.testing.assert_allclose(vector(moved), expected, rtol=1e-5)
+        np.testing.assert_allclose(norm, np.linalg.norm(whole), rtol=1e-6)
+
+
 def test_the_learning_rate_is_differentiable() -> None:
     """A meta-gradient reaches it."""
     made = optimizer.make("adam", eps=1e-3)

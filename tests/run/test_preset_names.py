@@ -6,7 +6,9 @@ import harness
 import pytest
 
 import podracer
-from podracer.run import rundir
+from podracer import config as configs
+from podracer.agents import AlphaZeroConfig
+from podracer.run import presets, rundir
 
 SMALL = {
     "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},
@@ -39,3 +41,17 @@ def test_names_need_names():
         podracer.train("ppo", lambda: None, preset="classic")
     with pytest.raises(ValueError, match="protocol='nature' needs an agent and an environment by name"):
         podracer.train("ppo", "envpool:Pong-v5", protocol="nature", config=podracer.agents.PPOConfig())
+
+
+def test_presets_of_board_games():
+    found = presets.merge("alphazero", "connect_four", "board", None, presets.Settings({"blocks": 3}))
+    config = configs.from_json(AlphaZeroConfig, found.agent)
+    assert (config.blocks, config.channels, config.n_step) == (3, 16, 42), "what is given goes first"
+    assert (found.env, found.names) == ({"opening_plies": 20}, {"preset": "board"})
+    for (agent, task), settings in presets.BOARD.items():
+        assert presets.merge(agent, task, "board", None, presets.Settings()).agent == settings.agent
+        configs.from_json(AlphaZeroConfig, settings.agent)
+    with pytest.raises(ValueError, match="there is none for alphazero on tic_tac_toe; there are alphazero on conn"):
+        presets.merge("alphazero", "tic_tac_toe", "board", None, presets.Settings())
+    with pytest.raises(ValueError, match="preset='board' is of alphazero; the presets of ppo: atari, classic"):
+        presets.merge("ppo", "connect_four", "board", None, presets.Settings())
