@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import pathlib
 import random
 
 import connect_four_solver
@@ -67,3 +69,26 @@ def test_a_table_may_be_shared():
         board = position(24, seed).board()
         assert connect_four_solver.values(board, table) == connect_four_solver.values(board)
     assert table
+
+
+@pytest.mark.parametrize(
+    "plies", [range(25, 31), pytest.param(range(15, 25), marks=pytest.mark.slow)], ids=["late", "early"]
+)
+def test_the_committed_positions_are_solved(plies):
+    """Of `benchmarks/connect_four_positions.json`; each has a move to lose by."""
+    file = pathlib.Path(__file__).parent.parent / "benchmarks" / "connect_four_positions.json"
+    solved = json.loads(file.read_text())
+    assert len(solved) == 600
+    checked = 0
+    for text, answer in list(solved.items())[:: 10 if plies.start < 25 else 2]:
+        board = [[{".": 0, "x": 1, "o": -1}[cell] for cell in row] for row in text.split("/")]
+        stones = [cell for row in board for cell in row if cell]
+        assert sum(stones) == -(len(stones) % 2), "the mover's turn"
+        assert 15 <= len(stones) <= 30
+        if len(stones) in plies:
+            values = connect_four_solver.values(board)
+            best = max(values.values())
+            assert answer == {"value": best, "best": [move for move, value in values.items() if value == best]}
+            assert len(set(values.values())) > 1
+            checked += 1
+    assert checked > 30

@@ -1,0 +1,147 @@
+"""AlphaZero on connect four, against a solver's answers and against other players.
+
+    python benchmarks/connect_four.py [--steps 3000000] [--seed 0] [--run-dir DIR]
+
+Trains with `--preset board`, and then says of each of the run's snapshots in how many of 600 solved positions
+(`connect_four_positions.py`) the move keeps the value, by the network alone and by PUCT with 50 simulations; and of the
+last one how many games it wins, from both seats. A random move keeps the value in about a third of the positions.
+Writes `benchmarks/results/connect_four.json` and `.png`. A run directory that is there is examined, not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import podracer
+from podracer import matches
+from podracer.bench import measure
+from podracer.run import plots
+from podracer.types import TimeStep
+
+HERE = pathlib.Path(__file__).parent
+POSITIONS = HERE / "connect_four_positions.json"
+RESULTS = HERE / "results"
+PLAYERS = {"network": 0, "50 simulations": 50}
+"""Simulations of PUCT."""
+
+KEPT = {"network": 0.70, "50 simulations": 0.90}
+WON = {"random": 0.95, "tactical": 0.70}
+"""What must be reached."""
+
+GAMES = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the results depend on."""
+
+    steps: int
+    seed: int
+
+
+def positions() -> tuple[np.ndarray, np.ndarray]:
+    """Boards int8 [600, 6, 7], the mover's stones 1, and which moves keep the value, bool [600, 7]."""
+    solved = json.loads(POSITIONS.read_text())
+    cells = {".": 0, "x": 1, "o": -1}
+    boards = np.array([[[cells[c] for c in row] for row in text.split("/")] for text in solved], np.int8)
+    best = np.array([[column in answer["best"] for column in range(7)] for answer in solved.values()])
+    return boards, best
+
+
+def kept(environment: podracer.types.Environment, player: matches.Player) -> float:
+    """The share of the positions in which a player's move keeps the value."""
+    boards, best = positions()
+    lanes = len(boards)
+    start = environment.start()  # type: ignore[attr-defined]
+    state = jax.vmap(lambda board: start._replace(board=board))(jnp.asarray(boards))
+    state = state._replace(to_play=jnp.sum(state.board != 0, axis=(1, 2), dtype=jnp.int32) % 2)
+    zeros = jnp.zeros(lanes)
+    row = TimeStep(jax.vmap(environment.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
+    moves, _ = jax.jit(player.act)(player.params, player.start(lanes), row, jax.random.key(0))
+    return float(best[np.arange(lanes), np.asarray(moves)].mean())
+
+
+def examine(result: podracer.Result) -> dict[str, list[float]]:
+    """Shares of moves that keep the value at each snapshot, by player, beside the steps."""
+    environment = result.environment
+    found: dict[str, list[float]] = {"steps": []}
+    for step in result.snapshots():
+        found["steps"].append(step)
+        for name, simulations in PLAYERS.items():
+            player = result.player(simulations=simulations, search="puct" if simulations else None, step=step)
+            found.setdefault(name, []).append(kept(environment, player))  # type: ignore[arg-type]
+        print(f"{step:>12,} steps", *(f"{name} {found[name][-1]:.1%}" for name in PLAYERS), sep="   ", flush=True)
+    return found
+
+
+def draw(found: dict[str, list[float]], path: pathlib.Path) -> None:
+    """The curves, beside what must be reached."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes = picture.subplots()
+    for colour, name in zip(plots.colours(len(PLAYERS)), PLAYERS):
+        axes.plot(found["steps"], found[name], "o-", color=colour, markersize=3, label=name)
+        axes.axhline(KEPT[name], color=colour, linestyle=":", linewidth=1)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("moves that keep the value, of 600 positions")
+    axes.set_title("podracer train alphazero connect_four --preset board", fontsize="medium")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    picture.savefig(path)
+
+
+def main() -> int:
+    """Trains and examines; the exit code says whether the bounds hold."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=3_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--run-dir", type=pathlib.Path)
+    arguments = parser.parse_args()
+    if arguments.run_dir and arguments.run_dir.exists():
+        result = podracer.load(arguments.run_dir)
+    else:
+        result = podracer.train(
+            "alphazero",
+            "connect_four",
+            preset="board",
+            total_steps=arguments.steps,
+            seed=arguments.seed,
+            run_dir=arguments.run_dir or pathlib.Path(tempfile.mkdtemp()) / "run",
+        )
+    found = examine(result)
+    third = max(1, len(found["steps"]) // 3)
+    rises = {name: statistics.mean(found[name][-third:]) > statistics.mean(found[name][:third]) for name in PLAYERS}
+    won = {}
+    environment = result.environment
+    for opponent in WON:
+        other = matches.player(environment, opponent)  # type: ignore[arg-type]
+        match = matches.play(environment, result.player(), other, GAMES)  # type: ignore[arg-type]
+        won[opponent] = {"first": match.counts(0), "second": match.counts(1), "points": match.mean}
+        won[opponent]["interval"] = match.interval
+        print(match, flush=True)
+    holds = all(rises.values()) and all(found[name][-1] >= KEPT[name] for name in PLAYERS)
+    holds &= all(
+        won[name][seat][0] / (GAMES // 2) >= share for name, share in WON.items() for seat in ("first", "second")
+    )
+    print(f"{result.summary['train_seconds']:.0f} s of training; the bounds {'hold' if holds else 'do not hold'}")
+    RESULTS.mkdir(exist_ok=True)
+    draw(found, RESULTS / "connect_four.png")
+    command = "python benchmarks/connect_four.py"
+    results = {"train_seconds": result.summary["train_seconds"], "kept": found, "won": won, "holds": holds}
+    measure.write(RESULTS / "connect_four.json", command, Settings(arguments.steps, arguments.seed), results)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
