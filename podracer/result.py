@@ -235,6 +235,8 @@ class Result:
     ) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
 
+        In a game for two the agent plays both sides.
+
         Args:
           path: of the file.
           seed: of the episode.
@@ -247,7 +249,8 @@ class Result:
           ValueError: where the environment cannot be rendered.
         """
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
-        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
+        speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
+        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"), speed)
 
     def frame(self) -> Any:
         """The history as a pandas DataFrame: a row for each update and member, with their settings and all metrics.

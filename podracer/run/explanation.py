@@ -32,6 +32,10 @@ MAX_ROWS = 24
 """Actions that a table or a picture names, the most visited ones."""
 
 
+LINE = 8
+"""Actions of the expected line that are written out."""
+
+
 class Node(NamedTuple):
     """A node of a search's tree, and the edge into it.
 
@@ -108,16 +112,16 @@ class Explanation:
     @property
     def facts(self) -> str:
         """The search in a line."""
-        line = " ".join(map(str, self.variation))
+        line = " ".join(map(str, self.variation[:LINE])) + (" ..." if len(self.variation) > LINE else "")
         return (
             f"{self.simulations} simulations ({self.algorithm}), {self.depth:.1f} deep on average; value "
-            f"{self.value:+.2f}, without search {self.network_value:+.2f}; expects {line}"
+            f"{self.value:+z.2f}, without search {self.network_value:+z.2f}; expects {line}"
         )
 
     def _table(self) -> list[tuple[str, ...]]:
         rows = [("action", "prior", "visits", "policy", "Q", "")]
         for i in self.rows():
-            q = "" if np.isnan(self.q[i]) else f"{self.q[i]:+.3f}"
+            q = "" if np.isnan(self.q[i]) else f"{self.q[i]:+z.3f}"
             numbers = (f"{self.prior[i]:.3f}", f"{self.visits[i]}", f"{self.policy[i]:.3f}", q)
             rows.append((str(self.actions[i]), *numbers, "<- plays" if self.actions[i] == self.action else ""))
         return rows

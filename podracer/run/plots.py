@@ -212,8 +212,13 @@ def search_bars(explanation: Explanation) -> Any:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-    picture.suptitle(f"{explanation.title}\n{explanation.facts}", fontsize="medium")
+    picture.suptitle(_heading(explanation, picture.get_figwidth()), fontsize="medium")
     return picture
+
+
+def _heading(explanation: Explanation, width: float) -> str:
+    """Title and facts, in lines that are no wider than a picture of so many inches."""
+    return "\n".join([explanation.title, *textwrap.wrap(explanation.facts, int(11.5 * width))])
 
 
 def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:
@@ -226,13 +231,14 @@ def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:
         return
     height, width = explanation.board
     cell = board.shape[0] / height
-    best = {"color": "#fb923c", "fontweight": "bold"}
     columns = width != height and explanation.actions.max() < width
     for action in explanation.actions.tolist():
         row, column = (height, action) if columns else divmod(action, width)
         if row > height or (row == height and not columns):
             continue  # a pass is nowhere on the board
-        style = best if action == explanation.action else {"color": INK if columns else "#a7c4b5"}
+        style = {"color": INK if columns else "#a7c4b5"}
+        if action == explanation.action:
+            style = {"color": CHOSEN if columns else "#fb923c", "fontweight": "bold"}
         place = (column + 0.5) * cell - 0.5, (row + (0.35 if columns else 0.5)) * cell - 0.5
         axes.text(*place, str(action), ha="center", va="center", fontsize="small" if width > 5 else "large", **style)
 
@@ -248,9 +254,12 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
     at = _layout(chosen)
     across = max(len(node.actions) for node in chosen) + 1
     down = 1 + max(y for _, y in at.values())
-    size = (2.35 * across + 0.2, 0.98 * down + 0.75)
-    picture = Figure(figsize=size, dpi=120)
-    axes = picture.add_axes((0.0, 0.0, 1.0, 1.0 - 0.6 / size[1]))
+    width = 2.35 * across + 0.2
+    heading = _heading(explanation, width)
+    top = 0.24 + 0.18 * len(heading.splitlines())  # inches
+    height = 0.98 * down + top + 0.15
+    picture = Figure(figsize=(width, height), dpi=120)
+    axes = picture.add_axes((0.0, 0.0, 1.0, 1.0 - top / height))
     axes.set(xlim=(-0.28, across - 0.72), ylim=(down - 0.5, -0.5))
     axes.set_axis_off()
     half = 0.38 / 2.35, 0.38 / 0.98  # of a node, in units of columns and rows
@@ -267,12 +276,12 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
         if board is not None:
             box.imshow(board)
         else:
-            said = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+.2f}"
-            box.text(0.5, 0.5, "" if said == "+nan" else said, ha="center", va="center", transform=box.transAxes)
-        note = "end" if node.ended else "" if node.actions else f"V {node.value:+.2f}"
+            said = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
+            box.text(0.5, 0.5, "" if np.isnan(node.value) else said, ha="center", va="center", transform=box.transAxes)
+        note = "end" if node.ended else "" if node.actions else f"V {node.value:+z.2f}"
         if note and board is not None:
-            axes.text(x, y + half[1] + 0.02, note, ha="center", va="top", fontsize=7.5, color=INK)
-    picture.suptitle(f"{explanation.title}\n{explanation.facts}", fontsize="medium", y=1 - 0.08 / size[1], va="top")
+            axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=INK)
+    picture.suptitle(heading, fontsize="medium", y=1 - 0.08 / height, va="top")
     return picture
 
 
@@ -293,7 +302,7 @@ def _edge(
     axes.text(
         middle, to_y - 0.06, f"{node.actions[-1]}", va="bottom", **(text | {"fontsize": 10, "fontweight": "bold"})
     )
-    axes.text(middle, to_y + 0.06, f"n {node.visits}   Q {node.q:+.2f}\nP {node.prior:.2f}", va="top", **text)
+    axes.text(middle, to_y + 0.06, f"n {node.visits}   Q {node.q:+z.2f}\nP {node.prior:.2f}", va="top", **text)
 
 
 def _layout(nodes: Sequence[Node]) -> dict[tuple[int, ...], tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -186,6 +187,24 @@ def test_boards_behind_moves():
     board = look((0,))
     assert (board != look(())).any(axis=(1, 2)).sum() > 0
     assert (board[24:] == look(())[24:]).all(), "a stone in the first row"
+
+
+@pytest.mark.slow
+def test_a_game_is_animated_move_by_move(tmp_path):
+    """Both sides' moves, a stone a frame, slowly enough to be followed."""
+    with Image.open(result(own=True).animate(tmp_path / "game.gif")) as picture:
+        frames = []
+        for i in range(picture.n_frames):
+            picture.seek(i)
+            assert picture.info["duration"] > 500
+            cells = np.asarray(picture.convert("RGB"))[12::24, 12::24]
+            frames.append(cells)
+    assert 6 <= len(frames) <= 10
+    changed = [np.argwhere((a != b).any(axis=-1)) for a, b in itertools.pairwise(frames)]
+    assert [len(cells) for cells in changed] == [1] * (len(frames) - 1)
+    colours = [tuple(after[tuple(cell[0])]) for after, cell in zip(frames[1:], changed)]
+    assert len(set(colours)) == 2
+    assert all(colour == colours[i % 2] for i, colour in enumerate(colours)), "in turns"
 
 
 def test_a_learned_model_without_boards(tmp_path):
