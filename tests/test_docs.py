@@ -26,7 +26,7 @@ def code_of(page):
 
 
 def test_there_are_guides():
-    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment", "atari"}
+    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment", "atari", "search"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
