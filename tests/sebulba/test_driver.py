@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podracer
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
@@ -283,6 +284,32 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
     other = run(driver_of(agent_of("vtrace"), threads, mode="lockstep", seed=1))[0]
     first = jax.tree.leaves(final.learner.params)
     assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params)) if a.size > 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "environment", "mode"),
+    [
+        ("muzero", "envpool:CartPole-v1", "async"),
+        ("muzero", "catch", "lockstep"),
+        ("alphazero", "tic_tac_toe", "lockstep"),
+    ],
+)
+def test_agents_that_search_learn_on_the_host(name, environment, mode):
+    """As many updates as are due, and in lockstep the same ones again."""
+    config = {"rollout_length": T, "hidden_sizes": (8,), "simulations": 2, "n_step": 2, "batch_size": 10}
+    config |= {"samples_per_row": 0.5, "replay_capacity": 400, "replay_min_size": 100}
+    run = {"arch": "sebulba", "mode": mode, "num_envs": B, "total_steps": 600, "eval_episodes": 2, "eval_every": 600}
+    with harness.shared_programs():
+        results = [
+            podracer.train(name, environment, config=config, progress=False, **run)
+            for _ in range(1 + (mode != "async"))
+        ]
+    summary = results[0].summary
+    assert summary["complete"]
+    assert (summary["env_steps"] - 100) / 20 - 3 <= summary["updates"] <= (summary["env_steps"] * 1.3 - 100) / 20 + 3
+    for result in results[1:]:
+        harness.assert_same(result.learner, results[0].learner)
 
 
 @pytest.mark.parametrize(
