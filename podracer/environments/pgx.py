@@ -213,39 +213,46 @@ class PgxEnvironment(_Rules):
 
     def reset(self, key: jax.Array) -> Any:
         """A new game, behind its random plies, in which it is the player's turn."""
-        first_key, opening_key, key = jax.random.split(key, 3)
-        return self._until_turn(self._opened(self._first(first_key), opening_key), key)[0]
+        first_key, opening_key, action_key, key = jax.random.split(key, 4)
+        state = self._opened(self._first(first_key), opening_key)
+        if self._game.num_players == 1:
+            return state
+        return self._plies(state, _drawn(state, action_key), key, self._waits(state))[0]
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
         """The player's ply, `action` int32 [], and those of the others behind it."""
-        own_key, key = jax.random.split(key)
-        after, rewards = self._ply(state, action, own_key)
-        after, others = self._until_turn(after, key)
-        over = after.terminated
-        return after, Transition(rewards[0] + others, jnp.where(over, 0.0, 1.0), over)
+        if self._game.num_players == 1:
+            after, (reward,) = self._ply(state, action, key)
+        else:
+            after, reward = self._plies(state, action, key, jnp.asarray(True))
+        return after, Transition(reward, jnp.where(after.terminated, 0.0, 1.0), after.terminated)
 
     def observe(self, state: Any) -> dict[str, jax.Array]:
         """The observation."""
         return self._shown(state, jnp.int32(0))
 
-    def _until_turn(self, state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        """The state after random plies of the other players, and what the player's rewards come to."""
-        if self._game.num_players == 1:
-            return state, jnp.float32(0)
+    def _waits(self, state: Any) -> jax.Array:
+        return ~state.terminated & (state.current_player != 0)
 
-        def ply(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-            state, total, key = carry
-            key, action_key, step_key = jax.random.split(key, 3)
-            logits = jnp.where(state.legal_action_mask, 0.0, -jnp.inf)
-            action = jax.random.categorical(action_key, logits).astype(jnp.int32)
+    def _plies(self, state: Any, action: jax.Array, key: jax.Array, goes_on: jax.Array) -> tuple[Any, jax.Array]:
+        """The state after an action, if the game goes on, and random ones of other players; and the player's rewards.
+
+        One loop, for rules take long to compile.
+        """
+
+        def ply(carry: Any) -> Any:
+            state, total, action, key, _ = carry
+            key, step_key, action_key = jax.random.split(key, 3)
             state, rewards = self._ply(state, action, step_key)
-            return state, total + rewards[0], key
+            return state, total + rewards[0], _drawn(state, action_key), key, self._waits(state)
 
-        def waits(carry: tuple[Any, jax.Array, jax.Array]) -> jax.Array:
-            return ~carry[0].terminated & (carry[0].current_player != 0)
-
-        state, total, _ = lax.while_loop(waits, ply, (state, jnp.float32(0), key))
+        state, total, *_ = lax.while_loop(lambda carry: carry[-1], ply, (state, jnp.float32(0), action, key, goes_on))
         return state, total
+
+
+def _drawn(state: Any, key: jax.Array) -> jax.Array:
+    """A legal action at random, int32 []."""
+    return jax.random.categorical(key, jnp.where(state.legal_action_mask, 0.0, -jnp.inf)).astype(jnp.int32)
 
 
 def _bare(state: Any) -> Any:
