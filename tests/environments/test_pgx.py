@@ -289,3 +289,12 @@ def test_self_play_learns_what_it_does_in_our_own_game():
     own, theirs = (jax.device_get(run.actor_params()) for run in runs)
     assert int(own.version) > 0
     jax.tree.map(np.testing.assert_array_equal, own, theirs)
+
+
+@pytest.mark.slow
+def test_matches_are_those_of_our_own_game():
+    def scores(game):
+        players = (matches.player(game, name) for name in ("tactical", "random"))
+        return matches.play(game, *players, games=32, openings=2).scores
+
+    np.testing.assert_array_equal(scores(make("tic_tac_toe")), scores(envs_jax.make("tic_tac_toe")))
