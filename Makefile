@@ -47,9 +47,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: $(VENV)/.core  ## the guides as pages, in site/
-	$(BIN)/pip install --quiet --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+docs: $(VENV)/.core  ## the documentation site, in site/
+	$(BIN)/pip install --quiet --editable '.[docs,sebulba,gym]'
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/generated/mkdocs.yml
 
 bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
@@ -58,4 +59,4 @@ bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/
 	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
 
 clean:
-	rm -rf $(VENV) .cache runs build *.egg-info
+	rm -rf $(VENV) .cache runs build dist site docs/generated *.egg-info
