@@ -1,4 +1,4 @@
-"""The guides: what they link to is there, and what they show runs as it stands."""
+"""The guides: what they link to is there, and what they show runs, or is parsed, as it stands."""
 
 import importlib.util
 import pathlib
@@ -8,36 +8,93 @@ import sys
 import pytest
 
 import podracer
+import podracer.cli.bench
+import podracer.cli.results
+import podracer.cli.suite
+import podracer.cli.train
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "generated" not in page.relative_to(DOCS).parts)
 GUIDES = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def name_of(page):
+    return page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
+
+
+def lines_of(page, *languages):
+    """The lines of a page, of which those outside of blocks in these languages are empty."""
+    lines, language = [], None
+    for line in page.read_text().splitlines():
+        fence = line.startswith("```")
+        lines.append(line if language in languages and not fence else "")
+        if fence:
+            language = line[3:].strip() if language is None else None
+    return lines
 
 
 def code_of(page):
     """The Python of a page, at the lines where it is in the page."""
-    lines, inside = [], False
-    for line in page.read_text().splitlines():
-        opens = line == "```python"
-        inside = opens or (inside and line != "```")
-        lines.append(line if inside and not opens else "")
-    return compile("\n".join(lines), str(page), "exec")
+    return compile("\n".join(lines_of(page, "python")), str(page), "exec")
 
 
 def test_there_are_guides():
-    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment", "atari"}
+    runnable = {"start", "environments", "add_agent", "add_network", "resume", "sweeps", "deployment", "atari"}
+    assert {name_of(page) for page in GUIDES} >= {"index", *runnable}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_parses_and_links_to_what_is_there(page):
     code_of(page)
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
+class Parsed(BaseException):
+    """What was typed is understood."""
+
+
+def command_lines(page):
+    """The `podracer` commands of a page, with an example where they leave something open."""
+    for line in "\n".join(lines_of(page, "", "sh")).replace("\\\n", "").splitlines():
+        for part in re.split(r"\s{2,}|[;&>#]", line):
+            found = re.match(r"(?:until |srun |[A-Z_]+=\S+ )?podracer (.*)", part.strip())
+            if found and not re.search(r"\||\b(AGENT|ENV|DIR|RUN_DIR|PATTERN|TASK)\b", found[1]):
+                yield re.sub(r"\$\w+", "1", found[1]).replace("[", "").replace("]", "").split()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=name_of)
+def test_the_commands_of_a_page_can_be_typed(page, monkeypatch, capsys):
+    def parse(original):
+        def and_stop(*args):
+            original(*args)
+            raise Parsed
+
+        return and_stop
+
+    for module in (podracer.cli.bench, podracer.cli.results, podracer.cli.suite):
+        monkeypatch.setattr(module, "parse", parse(module.parse))
+    for line in dict.fromkeys(map(tuple, command_lines(page))):
+        command, *rest = line
+        if command == "train" and not {"-h", "--help"} & set(rest):
+            podracer.cli.train.settings(rest)
+        elif command == "resume":
+            podracer.cli.train.parse(podracer.cli.train.ResumeArguments, rest, "podracer resume")
+        elif command == "suite" and rest[0] != "report":
+            assert podracer.cli.run([*line, "--dry-run"]) == 0, capsys.readouterr().err
+        elif command in ("agents", "--version"):
+            assert not rest
+        else:
+            try:
+                code = podracer.cli.run(list(line))
+            except Parsed:
+                continue
+            assert code == 0, (line, capsys.readouterr().err)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
 def test_a_guide_runs(page, monkeypatch, tmp_path):
     import jax
 
