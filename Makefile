@@ -64,6 +64,7 @@ bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
 	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
+	$(BIN)/python benchmarks/readme.py
 
 clean:
 	rm -rf $(VENV) .cache runs build dist site docs/generated *.egg-info
