@@ -101,6 +101,13 @@ ROWS = (
     Row("catch-muzero", "muzero catch --total-steps 30000", 0.95),
     Row("catch-muzero-reanalyse", "muzero catch --total-steps 30000 --agent.reanalyse 1", 0.95),
     Row("cartpole-muzero", "muzero cartpole --total-steps 200000", 475),
+    Row(
+        "pixel_catch-muzero",
+        "muzero pixel_catch --total-steps 30000 --agent.channels 16 --agent.samples-per-row 4",
+        0.9,
+    ),
+    # A state that is made of one observation cannot know the sign: half of the turns are wrong.
+    Row("t_maze-muzero", "muzero t_maze --total-steps 50000", 0.1, at_most=True),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000", 475),
     Row(

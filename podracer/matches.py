@@ -55,7 +55,8 @@ def player(environment: Environment, name: str) -> Player:
     simple["perfect"] = lambda: _perfect(environment)
     if number or kind not in simple:
         raise ValueError(
-            f"no player is called {name!r}; there are random, tactical, perfect, mcts:100 and run directories."
+            f"no player is called {name!r}; there are random, tactical, perfect, mcts:SIMULATIONS and run directories, "
+            "RUN_DIR[@STEP][:SIMULATIONS]."
         )
     return _without_memory(name, simple[kind]())
 

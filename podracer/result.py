@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from podracer import matches
 from podracer import policy as policies
-from podracer.run import evaluation, members, metrics, plots, report
+from podracer.run import checkpoint, evaluation, members, metrics, plots, report
 from podracer.run import export as exports
 from podracer.run.experiment import Experiment, make_agent
 from podracer.types import ActorParams, ArrayTree, LearnerState
@@ -54,11 +55,37 @@ class Result:
         """The member whose newest evaluation is the best one; 0 where there is none. The default everywhere."""
         return metrics.best_member(self.history)
 
-    def actor_params(self, member: int | None = None) -> ActorParams:
-        """What acting needs, of one member; the best one if None."""
+    def actor_params(self, member: int | None = None, *, step: int | None = None) -> ActorParams:
+        """What acting needs, of one member; the best one if None.
+
+        Args:
+          member: of a population.
+          step: of one of the `snapshots`; the result's own if None.
+
+        Raises:
+          ValueError: where there is no such member or snapshot.
+          CheckpointError: where the snapshot cannot be read.
+        """
         member = self._member(member)
-        learner = jax.tree.map(lambda x: x[member], self.learner)
-        return self.agent.actor_params(learner, jnp.float32(1.0))
+        if step is None:
+            learner = jax.tree.map(lambda x: x[member], self.learner)
+            return self.agent.actor_params(learner, jnp.float32(1.0))
+        like = jax.vmap(self.agent.actor_params)(self.learner, jnp.ones(self.population))
+        with contextlib.closing(self._snapshots()) as kept:
+            _, params, _ = kept.restore(like, step)
+        return jax.tree.map(lambda x: x[member], params)
+
+    def snapshots(self) -> list[int]:
+        """Steps at which the run directory keeps what acted, oldest first: ten of a game's run, none of others."""
+        if self.run_dir is None:
+            return []
+        with contextlib.closing(self._snapshots()) as kept:
+            return kept.steps()
+
+    def _snapshots(self) -> checkpoint.Checkpoints:
+        if self.run_dir is None:
+            raise ValueError("this result has no run directory, and so no snapshots.")
+        return checkpoint.Checkpoints(self.run_dir, name=checkpoint.SNAPSHOTS, read_only=True)
 
     def _member(self, member: int | None) -> int:
         if member is None:
@@ -90,7 +117,13 @@ class Result:
         return policies.Actor(self._policy(greedy, member, seed), batch)
 
     def player(
-        self, name: str = "", *, simulations: int | None = None, search: str | None = None, member: int | None = None
+        self,
+        name: str = "",
+        *,
+        simulations: int | None = None,
+        search: str | None = None,
+        member: int | None = None,
+        step: int | None = None,
     ) -> matches.Player:
         """The trained agent as it plays a game in evaluation, for `podracer.matches`.
 
@@ -99,21 +132,27 @@ class Result:
           simulations: of its search; as in training if None, and 0 for the network's most likely move.
           search: "puct" or "gumbel"; as in training if None.
           member: of a population; the best one if None.
+          step: of one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: where the environment is no game, or a search are given of an agent that does not search.
+          ValueError: where the environment is no game, there is no such snapshot, or a search is given of an agent
+            that does not search.
         """
         agent = self.agent
+        if simulations is not None or search is not None:
+            given = f"simulations={simulations}" if search is None else f"search={search!r}"
+            if agent.name not in ("alphazero", "muzero"):
+                raise ValueError(f"{given}: {agent.name} does not search; leave it out.")
+            if simulations is not None and simulations < 0:
+                raise ValueError(f"{given}: must be at least 0, which is the network's most likely move.")
         matches.check(self.environment)
         if simulations is not None or search is not None:
-            if agent.name not in ("alphazero", "muzero"):
-                raise ValueError(f"simulations={simulations}, search={search}: {agent.name} does not search.")
             settings = {"simulations": simulations, "search": search}
             if simulations == 0:  # PUCT's only simulation goes where the prior says
                 settings = {"simulations": 1, "search": "puct"}
             settings = {name: value for name, value in settings.items() if value is not None}
             agent = make_agent(agent.name, self.environment, dataclasses.replace(agent.config, **settings))
-        return matches.of(agent, self.actor_params(member), name or agent.name)
+        return matches.of(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
         """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.

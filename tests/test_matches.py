@@ -6,6 +6,8 @@ import pytest
 
 import envs_jax
 from podracer import matches
+from podracer.run import evaluation
+from podracer.types import ActorParams, Agent, LearnerState
 
 GAME = envs_jax.make("tic_tac_toe")
 
@@ -31,9 +33,52 @@ def fixed(name, move):
 def test_perfect_play_draws_and_never_loses():
     perfect = player("perfect")
     assert matches.play(GAME, perfect, perfect, 20, openings=0).counts() == (0, 20, 0)
-    won, _, lost = matches.play(GAME, perfect, player("random"), 300, openings=0).counts()
-    assert lost == 0
-    assert won > 200
+    match = matches.play(GAME, perfect, player("random"), 1000, openings=0)
+    for seat, least in ((0, 450), (1, 350)):
+        won, drawn, lost = match.counts(seat)
+        assert lost == 0
+        assert won + drawn == 500
+        assert won > least
+
+
+def agent_of(move):
+    """An agent that makes `(observations, key) -> moves` and learns nothing."""
+
+    def act(params, memory, timestep, key, evaluation):
+        assert evaluation
+        return move(timestep.observation, key), (), memory
+
+    init = lambda key, hyper: LearnerState((), (), {}, jnp.int32(0))  # noqa: E731
+    params = lambda learner, progress: ActorParams((), learner.num_updates)  # noqa: E731
+    return Agent("fixed", None, init, params, lambda lanes, num_lanes: (), act, lambda *args: args[0], {})
+
+
+@pytest.mark.parametrize("episodes", [8, 5])
+def test_evaluation_plays_half_of_the_games_from_each_seat(episodes):
+    """Who makes an illegal move loses at once: with the first move of a game, or the second."""
+    agent = agent_of(lambda observation, key: jnp.full(len(observation["to_play"]), 9, jnp.int32))
+    seeds, params = np.zeros(1, np.int32), ActorParams((), jnp.zeros(1, jnp.int32))
+    (found,) = evaluation.Evaluator(agent, GAME, episodes)(params, seeds)
+    first = -(-episodes // 2)
+    np.testing.assert_array_equal(found.lengths, [1] * first + [2] * (episodes - first))
+    np.testing.assert_array_equal(found.returns, [-1] * episodes)
+    assert (found.mean, found.unfinished) == (-1.0, 0)
+
+
+def test_evaluation_is_of_won_drawn_and_lost_games():
+    """Of perfect play against random moves: never lost, and more often won by who begins."""
+    perfect = matches._perfect(GAME)
+    (found,) = evaluation.Evaluator(agent_of(perfect), GAME, 400)(
+        ActorParams((), jnp.zeros(1, jnp.int32)), np.zeros(1, np.int32)
+    )
+    assert set(found.returns.tolist()) == {0.0, 1.0}
+    assert found.mean == found.returns.mean()
+    first, second = found.returns[:200], found.returns[200:]
+    assert first.mean() > second.mean() > 0.75
+    won, lengths = found.returns > 0, found.lengths
+    assert set(lengths[:200][won[:200]].tolist()) == {5.0, 7.0, 9.0}, "who begins makes the last move of a game it won"
+    assert set(lengths[200:][won[200:]].tolist()) == {6.0, 8.0}
+    assert set(lengths[~won].tolist()) == {9.0}, "a drawn game fills the board"
 
 
 def test_the_table_of_perfect_moves_is_the_minimax():

@@ -329,3 +329,9 @@ def check_game(environment: Environment) -> None:
             f"{what} lacks what a search begins with: observations with a board and an action_mask, and "
             "position(observation), the state that shows them."
         )
+    state = jax.eval_shape(lambda: environment.reset(jax.random.key(0)))
+    action = jax.ShapeDtypeStruct((), jnp.int32)
+    try:
+        jax.eval_shape(lambda state, action: environment.step(state, action, None), state, action)  # type: ignore[arg-type]
+    except Exception as error:
+        raise ValueError(f"{what} has chance: its step uses its key, which games without chance ignore.") from error

@@ -220,6 +220,10 @@ def make(
       ValueError: for an action space or a model that does not fit.
     """
     config = config or MuZeroConfig()
+    if not isinstance(spec.action_space, spaces.Discrete):
+        raise ValueError(
+            f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
+        )
     K, n = config.unroll_length, config.n_step
     bins = Bins(config.num_bins, config.max_reward / max(1.0 - config.discount, 1e-3))
     model = network or world_models.make(

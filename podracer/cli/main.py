@@ -15,7 +15,7 @@ import jax
 
 import podracer
 from podracer import config as configs
-from podracer.cli import bench, listing, results, suite, train
+from podracer.cli import bench, games, listing, results, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
 
@@ -24,7 +24,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
   podracer resume RUN_DIR [options]       continue a run that was stopped, or train it further
   podracer eval RUN_DIR [options]         evaluate a trained policy
-  podracer elo RUN_DIR...                 rate the checkpoints of a game for two
+  podracer elo RUN_DIR...                 rate the players that runs of a game for two became
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
@@ -94,7 +94,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.train,
     "resume": train.resume,
     "eval": results.evaluate,
-    "elo": results.elo,
+    "elo": games.elo,
     "export": results.export,
     "plot": results.plot,
     "envs": listing.envs,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 import podracer
-from podracer import matches
+from podracer.cli import games
 from podracer.cli.arguments import InputError, parse
 from podracer.run import members, metrics, plots, rundir
-from podracer.run.checkpoint import Checkpoints
 from podracer.run.evaluation import check_rendering
 
 
@@ -31,13 +29,13 @@ class EvalArguments:
       step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
-      opponent: of a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run directory; half of the
-        `episodes` are played from each seat.
+      opponent: of a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
+        RUN_DIR[@STEP][:SIMULATIONS]; half of the `episodes` are played from each seat.
       simulations: of a game for two: of the policy's search; 0 for the network's move alone.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
-    episodes: int = 100
+    episodes: Annotated[int, tyro.conf.arg(aliases=["--games"])] = 100
     seed: int = 0
     member: int | None = None
     step: int | Literal["best"] | None = None
@@ -50,10 +48,13 @@ class EvalArguments:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
     result = podracer.load(arguments.run_dir, step=arguments.step)
+    versus = arguments.opponent is not None or arguments.simulations is not None
     if arguments.gif:
+        if versus:
+            raise InputError("--gif shows the policy alone; leave out --opponent and --simulations.")
         check_rendering(result.environment)
-    if arguments.opponent is not None or arguments.simulations is not None:
-        return _match(arguments, result)
+    if versus:
+        return games.match(arguments, result)
     evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}
@@ -66,76 +67,6 @@ def evaluate(argv: list[str]) -> int:
         print(
             f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr
         )
-    return 0
-
-
-def _match(arguments: EvalArguments, result: podracer.Result) -> int:
-    """Plays against an opponent from both seats."""
-    environment: Any = result.environment
-    opponent = arguments.opponent or "random"
-    me = result.player(str(arguments.run_dir), simulations=arguments.simulations, member=arguments.member)
-    if pathlib.Path(opponent).is_dir():
-        other = podracer.load(opponent).player(opponent)
-    else:
-        other = matches.player(environment, opponent)
-    match = matches.play(environment, me, other, arguments.episodes, arguments.seed)
-    if arguments.json:
-        counts = {name: match.counts(seat) for name, seat in (("all", None), ("first", 0), ("second", 1))}
-        print(json.dumps({"mean": match.mean, "interval": match.interval, "won_drawn_lost": counts}))
-    else:
-        print(match)
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EloArguments:
-    """Rate the checkpoints of runs of a game for two, next to random and tactical play.
-
-    Attributes:
-      run_dirs: what `podracer train` wrote; all of one game.
-      games: of each match; every checkpoint plays the one before it, and tactical.
-      simulations: of every policy's search; 0 for the network's move alone.
-      seed: of the matches.
-      json: print JSON instead of words.
-    """
-
-    run_dirs: tyro.conf.Positional[tuple[pathlib.Path, ...]]
-    games: int = 200
-    simulations: int | None = None
-    seed: int = 0
-    json: bool = False
-
-
-def elo(argv: list[str]) -> int:
-    arguments = parse(EloArguments, argv, "podracer elo")
-    if not arguments.run_dirs:
-        raise InputError("elo needs one or more run directories.")
-    players: list[matches.Player] = []
-    environment: Any = None
-    for directory in arguments.run_dirs:
-        newest = podracer.load(directory)
-        first = newest.player(simulations=arguments.simulations)
-        if environment is not None and environment.spec != newest.environment.spec:
-            raise InputError(f"{directory} is of {newest.environment.spec.name}, others of {environment.spec.name}.")
-        environment = environment or newest.environment
-        for step in Checkpoints(directory, read_only=True).steps():
-            params = podracer.load(directory, step=step).actor_params()
-            players.append(first._replace(name=f"{directory}@{step}", params=params))
-    random, tactical = (matches.player(environment, name) for name in ("random", "tactical"))
-    pairs = [(tactical, random), *((player, tactical) for player in players)]
-    pairs += [(later, earlier) for earlier, later in itertools.pairwise(players)]
-    played = []
-    for i, (a, b) in enumerate(pairs):
-        played.append(matches.play(environment, a, b, arguments.games, arguments.seed + i))
-        print(played[-1], file=sys.stderr, flush=True)
-    ratings = matches.elo(played)
-    if arguments.json:
-        print(json.dumps([rating._asdict() for rating in ratings]))
-        return 0
-    width = max(len(rating.name) for rating in ratings)
-    for rating in ratings:
-        low, high = rating.interval
-        print(f"{rating.name:{width}}  {rating.elo:6.0f}  ({low:.0f} to {high:.0f})")
     return 0
 
 

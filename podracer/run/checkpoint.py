@@ -30,9 +30,18 @@ from podracer.types import ArrayTree
 BEST = "best"
 """The folder of the checkpoint whose evaluation was the best."""
 
+SNAPSHOTS = "snapshots"
+"""The folder of what acted at `SNAPSHOTS_A_RUN` steps of a game's run, evenly spaced: its history of players."""
+
+SNAPSHOTS_A_RUN = 10
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or none could be read; the message says where and what to do."""
+
+
+class UnknownStepError(CheckpointError, ValueError):
+    """There is no checkpoint of the step that was asked for."""
 
 
 class Checkpoints:
@@ -40,13 +49,13 @@ class Checkpoints:
 
     Args:
       directory: the run directory.
-      keep: how many of the newest to keep.
+      keep: how many of the newest to keep; all if None.
       name: of the folder in it.
       read_only: changes nothing in the directory, in which another process may be writing.
     """
 
     def __init__(
-        self, directory: str | pathlib.Path, keep: int = 3, *, name: str = "checkpoints", read_only: bool = False
+        self, directory: str | pathlib.Path, keep: int | None = 3, *, name: str = "checkpoints", read_only: bool = False
     ):
         import orbax.checkpoint as ocp
 
@@ -93,6 +102,12 @@ class Checkpoints:
         """Removes a checkpoint."""
         _attempt(lambda: self._manager.delete(step))
 
+    def forget(self, env_steps: int) -> None:
+        """Removes those of later steps, for a run that stands at `env_steps` and does what follows again."""
+        for step in self.steps():
+            if step > env_steps:
+                self.delete(step)
+
     def restore(self, like: ArrayTree, step: int | None = None) -> tuple[int, ArrayTree, list[str]]:
         """The newest checkpoint that is whole; newer ones move out of the way of those that will be written.
 
@@ -106,12 +121,13 @@ class Checkpoints:
 
         Raises:
           CheckpointError: where none can be read.
+          UnknownStepError: where there is none of that step.
         """
         damaged: dict[int, str] = {}
         steps = self.steps()
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"no checkpoint {step} in {self.directory}; there are {there}.")
+            raise UnknownStepError(f"no checkpoint {step} in {self.directory}; there are {there}.")
         for each in reversed(steps if step is None else [step]):
             state, problem = _attempt(lambda each=each: self._read(each, like))
             if isinstance(state, CheckpointError):
@@ -175,9 +191,7 @@ class Best:
 
     def __init__(self, directory: pathlib.Path, scores: Sequence[float], env_steps: int):
         self._checkpoints = Checkpoints(directory, keep=1, name=BEST)
-        for step in self._checkpoints.steps():
-            if step > env_steps:
-                self._checkpoints.delete(step)
+        self._checkpoints.forget(env_steps)
         self._score = max(scores, default=-math.inf) if self._checkpoints.steps() else -math.inf
 
     def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:

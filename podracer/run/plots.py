@@ -7,11 +7,14 @@ import pathlib
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podracer import config as configs
+
+if TYPE_CHECKING:
+    from podracer.matches import Rating
 
 History = Sequence[Mapping[str, Any]]
 """Rows of metrics; rows of several seeds carry `member`."""
@@ -103,6 +106,44 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
     where = {"loc": "outside right upper", "fontsize": "small"} if many else {"loc": "best"}
     (picture if many else axes).legend(*zip(*legend), frameon=False, **where)
     return picture
+
+
+def elo_curve(
+    curves: Mapping[str, Sequence[tuple[int, Rating]]],
+    levels: Sequence[Rating],
+    path: str | pathlib.Path,
+    *,
+    title: str = "",
+) -> Picture:
+    """Draws Elo against environment steps, one line with 95% intervals a run, and levels of players that learn nothing.
+
+    Args:
+      curves: (step, rating) of a run's players, by label.
+      levels: of others.
+      path: of the picture; its suffix chooses the format.
+      title: above the picture.
+    """
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
+    axes = picture.subplots()
+    for colour, (label, points) in zip(colours(len(curves)), curves.items()):
+        elo = np.array([rating.elo for _, rating in points])
+        low, high = np.array([rating.interval for _, rating in points]).T
+        spread = np.maximum([elo - low, high - elo], 0.0)
+        axes.errorbar([step for step, _ in points], elo, spread, fmt="o-", color=colour, markersize=3, label=label)
+    for level in levels:
+        axes.axhline(level.elo, color="grey", linestyle="--", linewidth=1)
+        axes.annotate(level.name, (0.01, level.elo), xycoords=axes.get_yaxis_transform(), color="grey", va="bottom")
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("Elo (95% interval)")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    path = Picture(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path)
+    return path
 
 
 def _missing(histories: Mapping[str, History], metric: str | None) -> str:

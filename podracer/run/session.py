@@ -30,6 +30,7 @@ from podracer.run import checkpoint, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
+from podracer.types import ActorParams
 from podracer.version import __version__
 
 
@@ -57,6 +58,10 @@ class Session:
             checkpoint.Best(directory, self._evaluated(), self._position(self._state)[1]) if directory else None
         )
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
+        self._snapshots = None
+        if directory and experiment.environment.spec.num_players == 2:
+            self._snapshots = checkpoint.Checkpoints(directory, keep=None, name=checkpoint.SNAPSHOTS)
+            self._snapshots.forget(self._position(self._state)[1])
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
         self._rate = 0.0
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
@@ -139,7 +144,7 @@ class Session:
         finally:
             self._display.close()
             self._log.close()
-            for checkpoints in (self._checkpoints, self._best):
+            for checkpoints in (self._checkpoints, self._best, self._snapshots):
                 if checkpoints:
                     checkpoints.close()
 
@@ -168,7 +173,12 @@ class Session:
     def _next_milestone(self, env_steps: int) -> int:
         run = self._experiment.run
         every = [run.eval_every] + ([run.checkpoint_every] if self._checkpoints else [])
+        every += [self._snapshot_every] if self._snapshots else []
         return min([run.total_steps] + [(env_steps // n + 1) * n for n in every if n])
+
+    @property
+    def _snapshot_every(self) -> int:
+        return max(1, self._experiment.run.total_steps // checkpoint.SNAPSHOTS_A_RUN)
 
     def _on_progress(self, now: Progress) -> None:
         self._train_seconds += now.seconds
@@ -195,6 +205,10 @@ class Session:
         final = env_steps >= run.total_steps
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
             self._evaluate(state, env_steps)
+        # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
+        taken = max(self._snapshots.steps(), default=-1) if self._snapshots else env_steps
+        if self._snapshots and _crossed(taken, env_steps, self._snapshot_every):
+            self._snapshots.save(env_steps, self._actor_params(state))
         newest = max(self._saved_steps(), default=-1)
         if self._checkpoints and final and newest == env_steps:  # of a stop before the last of the pending updates
             self._checkpoints.delete(env_steps)
@@ -213,9 +227,7 @@ class Session:
                 f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
             )
         self._diverged = diverged
-        learner = jax.device_put(state.learner, jax.local_devices()[0])
-        params = jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
-        self._last_evaluation = self._evaluator(params, self._experiment.seeds)
+        self._last_evaluation = self._evaluator(self._actor_params(state), self._experiment.seeds)
         mean = np.mean([result.mean for result in self._last_evaluation])
         self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
         if self._evaluated_at == env_steps:
@@ -232,6 +244,11 @@ class Session:
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
             self._best.offer(env_steps, best, only_learner(state))
+
+    def _actor_params(self, state: RunState) -> ActorParams:
+        """What acts in evaluation, [P]."""
+        learner = jax.device_put(state.learner, jax.local_devices()[0])
+        return jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
 
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment = self._state, self._experiment

@@ -219,6 +219,26 @@ def test_what_cannot_be_searched_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Discrete"):
         agents.alphazero.make(Continuous())  # type: ignore[arg-type]
+
+    class Unmasked:
+        """A game that does not say what is legal."""
+
+        reset, position, step, observe = GAME.reset, GAME.position, GAME.step, GAME.observe
+        spec = GAME.spec._replace(observation_space=spaces.Box(0, 1, (3, 3, 2), np.uint8))
+
+    with pytest.raises(ValueError, match="observations with a board and an action_mask"):
+        agents.alphazero.make(Unmasked())  # type: ignore[arg-type]
+
+    class Slippery:
+        """A game where moves may go wrong."""
+
+        spec, reset, observe, position = GAME.spec, GAME.reset, GAME.observe, GAME.position
+
+        def step(self, state: Any, action: jax.Array, key: jax.Array) -> Any:
+            return GAME.step(state, jnp.where(jax.random.bernoulli(key), action, 0), key)
+
+    with pytest.raises(ValueError, match="tic_tac_toe has chance: its step uses its key"):
+        agents.alphazero.make(Slippery())  # type: ignore[arg-type]
     wrong: Any = ({"simulations": 0}, {"max_depth": 0}, {"considered": 0}, {"value_mix": 1.5}, {"search": "mcts"})
     for settings in wrong:
         with pytest.raises(ValueError, match=next(iter(settings))):

@@ -260,5 +260,5 @@ def test_bad_settings_are_one_sentence() -> None:
     for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
             MuZeroConfig(**{name: value})
-    with pytest.raises(ValueError, match="need Discrete"):
+    with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.muzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

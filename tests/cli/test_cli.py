@@ -205,6 +205,19 @@ def test_eval_of_another_programs_directory(tmp_path, capsys):
 def test_eval_of_nonsense(trained, capsys):
     assert "episodes=0: must be at least 1" in complaint(capsys, f"eval {trained} --episodes 0")
     assert "member=1: this run has members 0 to 0" in complaint(capsys, f"eval {trained} --member 1")
+    assert "there are 1008, 1512, 2016" in complaint(capsys, f"eval {trained} --step 17")
+
+
+def test_what_is_only_for_games(trained, capsys):
+    """Opponents, searches and snapshots."""
+    assert (
+        complaint(capsys, f"eval {trained} --simulations 4") == "simulations=4: vtrace does not search; leave it out.\n"
+    )
+    alone = "catch has one player: there is nobody to play against.\n"
+    assert complaint(capsys, f"eval {trained} --opponent random") == alone
+    assert complaint(capsys, f"elo {trained}") == alone
+    assert not (trained / "snapshots").exists()
+    assert podracer.load(trained).snapshots() == []
 
 
 def test_plot_of_nonsense(trained, tmp_path, capsys):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.run.checkpoint import CheckpointError, Checkpoints
+from podracer.run.checkpoint import CheckpointError, Checkpoints, UnknownStepError
 
 
 def state(n):
@@ -46,6 +46,20 @@ def full_disk(limit=512):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_all_are_kept_until_what_follows_is_done_again(tmp_path):
+    with opened(tmp_path, keep=None) as checkpoints:
+        for step in (1, 3, 4, 6, 9):
+            checkpoints.save(step, {"n": jnp.int32(step)})
+        assert checkpoints.steps() == [1, 3, 4, 6, 9]
+        checkpoints.forget(4)
+        assert checkpoints.steps() == [1, 3, 4]
+        checkpoints.save(6, {"n": jnp.int32(60)})
+        _, found, _ = checkpoints.restore({"n": jnp.int32(0)}, 6)
+        assert int(found["n"]) == 60
+        with pytest.raises(UnknownStepError, match=r"no checkpoint 9 in .*; there are 1, 3, 4, 6\."):
+            checkpoints.restore({"n": jnp.int32(0)}, 9)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,133 @@
+"""`podracer eval --opponent` and `podracer elo`: how well runs of a game for two play."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+import sys
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+import podracer
+from podracer import matches
+from podracer.cli.arguments import InputError, parse
+from podracer.run import checkpoint, plots
+
+
+class Name(NamedTuple):
+    """What `RUN_DIR[@STEP][:SIMULATIONS]` says."""
+
+    directory: pathlib.Path
+    step: int | None
+    best: bool
+    simulations: int | None
+
+
+def named(text: str) -> Name | None:
+    """A run's player by name, or None where there is no such directory."""
+    if pathlib.Path(text).is_dir():
+        return Name(pathlib.Path(text), None, False, None)
+    found = re.fullmatch(r"(.+?)(?:@(\d+|best))?(?::(\d+))?", text)
+    if not found or not pathlib.Path(found[1]).is_dir():
+        return None
+    step = int(found[2]) if found[2] and found[2] != checkpoint.BEST else None
+    return Name(pathlib.Path(found[1]), step, found[2] == checkpoint.BEST, int(found[3]) if found[3] else None)
+
+
+def _load(name: Name, environment: Any) -> podracer.Result:
+    """A run, of the game of `environment` unless that is None."""
+    result = podracer.load(name.directory, step=checkpoint.BEST if name.best else None)
+    if environment is not None and result.environment.spec != environment.spec:
+        raise InputError(f"{name.directory} is of {result.environment.spec.name}, not of {environment.spec.name}.")
+    return result
+
+
+def match(arguments: Any, result: podracer.Result) -> int:
+    """`podracer eval` of a game for two: plays against an opponent from both seats."""
+    environment: Any = result.environment
+    me = result.player(str(arguments.run_dir), simulations=arguments.simulations, member=arguments.member)
+    opponent = arguments.opponent or "random"
+    name = named(opponent)
+    if name:
+        other = _load(name, environment).player(opponent, simulations=name.simulations, step=name.step)
+    else:
+        other = matches.player(environment, opponent)
+    played = matches.play(environment, me, other, arguments.episodes, arguments.seed)
+    if arguments.json:
+        counts = {name: played.counts(seat) for name, seat in (("all", None), ("first", 0), ("second", 1))}
+        print(json.dumps({"mean": played.mean, "interval": played.interval, "won_drawn_lost": counts}))
+    else:
+        print(played)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EloArguments:
+    """Rate what runs of a game for two became, next to random and tactical play; draw how they did.
+
+    Attributes:
+      run_dirs: what `podracer train` wrote, all of one game: each snapshot of each; or RUN_DIR@STEP[:SIMULATIONS].
+      games: of each match; every player plays the one before it, and tactical.
+      simulations: of every policy's search; 0 for the network's move alone.
+      seed: of the matches.
+      json: print JSON instead of words.
+      output: the picture; elo.png if None, in the run's directory where there is one.
+    """
+
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]
+    games: int = 200
+    simulations: int | None = None
+    seed: int = 0
+    json: bool = False
+    output: Annotated[pathlib.Path | None, tyro.conf.arg(aliases=["-o"])] = None
+
+
+def elo(argv: list[str]) -> int:
+    arguments = parse(EloArguments, argv, "podracer elo")
+    if not arguments.run_dirs:
+        raise InputError("elo needs one or more run directories.")
+    players: dict[str, matches.Player] = {}
+    histories: dict[str, dict[str, int]] = {}  # steps of a run's players, by their names
+    environment: Any = None
+    for text in arguments.run_dirs:
+        name = named(text) or Name(pathlib.Path(text), None, False, None)
+        result = _load(name, environment)
+        environment = result.environment
+        asked = name.simulations is not None or name.step is not None or name.best
+        simulations = arguments.simulations if name.simulations is None else name.simulations
+        player = result.player(simulations=simulations)
+        steps = [name.step] if asked else result.snapshots() or [None]
+        for step in steps:
+            called = text if asked or step is None else f"{name.directory}@{step}"
+            if called in players:
+                raise InputError(f"{called} is there twice.")
+            players[called] = player._replace(name=called, params=result.actor_params(step=step))
+            if not asked and step is not None:
+                histories.setdefault(str(name.directory), {})[called] = step
+    random, tactical = (matches.player(environment, name) for name in ("random", "tactical"))
+    pairs = [(tactical, random), *((player, tactical) for player in players.values())]
+    pairs += [(later, earlier) for earlier, later in itertools.pairwise(players.values())]
+    played = []
+    for i, (a, b) in enumerate(pairs):
+        played.append(matches.play(environment, a, b, arguments.games, arguments.seed + i))
+        print(played[-1], file=sys.stderr, flush=True)
+    ratings = matches.elo(played)
+    if arguments.json:
+        print(json.dumps([rating._asdict() for rating in ratings]))
+    else:
+        width = max(len(rating.name) for rating in ratings)
+        for rating in ratings:
+            low, high = rating.interval
+            print(f"{rating.name:{width}}  {rating.elo:6.0f}  ({low:.0f} to {high:.0f})")
+    if histories:
+        by_name = {rating.name: rating for rating in ratings}
+        curves = {run: [(step, by_name[name]) for name, step in steps.items()] for run, steps in histories.items()}
+        directory = pathlib.Path(next(iter(curves))) if len(curves) == 1 else pathlib.Path()
+        levels = [by_name["tactical"], by_name["random"]]
+        path = arguments.output or directory / "elo.png"
+        print(f"picture: {plots.elo_curve(curves, levels, path, title=environment.spec.name)}", file=sys.stderr)
+    return 0
