@@ -9,6 +9,7 @@ import pytest
 
 import podracer
 import podracer.cli.bench
+import podracer.cli.games
 import podracer.cli.results
 import podracer.cli.suite
 import podracer.cli.train
@@ -73,7 +74,7 @@ def test_the_commands_of_a_page_can_be_typed(page, monkeypatch, capsys):
 
         return and_stop
 
-    for module in (podracer.cli.bench, podracer.cli.results, podracer.cli.suite):
+    for module in (podracer.cli.bench, podracer.cli.games, podracer.cli.results, podracer.cli.suite):
         monkeypatch.setattr(module, "parse", parse(module.parse))
     for line in dict.fromkeys(map(tuple, command_lines(page))):
         command, *rest = line

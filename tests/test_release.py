@@ -141,26 +141,38 @@ def test_what_is_built_is_whole(dist):
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
-def test_the_wheel_trains_in_an_environment_of_its_own(dist, tmp_path):
+@pytest.fixture
+def installed(dist, tmp_path):
+    """Runs commands in a fresh environment that has the wheel, in a directory and a home of their own."""
     (wheel,) = dist.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    bin_, here, home = tmp_path / "venv" / "bin", tmp_path / "here", tmp_path / "home"
+    venv, here, home = tmp_path / "venv", tmp_path / "here", tmp_path / "home"
     here.mkdir()
     home.mkdir()
-    subprocess.run([bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)
-    env = {"HOME": str(home), "PATH": f"{bin_}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAX_", "XLA_"))}
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True, env=outside)
+    install = [venv / "bin" / "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", wheel]
+    subprocess.run(install, check=True, env=outside, cwd=here)
+    env = {"HOME": str(home), "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
 
     def run(*command):
-        done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [venv / "bin" / command[0], *command[1:]], cwd=here, env=env, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    yield run, here, home
+    shutil.rmtree(venv)
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_in_an_environment_of_its_own(installed, tmp_path):
+    run, here, home = installed
     run("pip", "check")
-    run("podracer", "train", "ppo", "catch", "--total-steps", "20000", "--run-dir", "run")
-    assert json.loads((here / "run" / "summary.json").read_text())["complete"]
-    assert "podracer" in run("podracer", "--version")
     where = run("python", "-c", "import podracer, envs_jax; print(podracer.__file__, envs_jax.__file__)")
     assert where.count(str(tmp_path / "venv")) == 2
+    run("podracer", "train", "ppo", "catch", "--total-steps", "20000", "--run-dir", "run")
+    assert json.loads((here / "run" / "summary.json").read_text())["complete"]
+    assert run("podracer", "--version") == f"podracer {podracer.__version__}\n"
     assert [path.name for path in here.iterdir()] == ["run"]
     assert {path.name for path in home.iterdir()} <= {".cache", ".config"}
