@@ -159,7 +159,7 @@ def installed(dist, tmp_path):
             [venv / "bin" / command[0], *command[1:]], cwd=here, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done
 
     yield run, here, home
     shutil.rmtree(venv)
@@ -169,10 +169,12 @@ def installed(dist, tmp_path):
 def test_the_wheel_trains_in_an_environment_of_its_own(installed, tmp_path):
     run, here, home = installed
     run("pip", "check")
-    where = run("python", "-c", "import podracer, envs_jax; print(podracer.__file__, envs_jax.__file__)")
+    where = run("python", "-c", "import podracer, envs_jax; print(podracer.__file__, envs_jax.__file__)").stdout
     assert where.count(str(tmp_path / "venv")) == 2
     run("podracer", "train", "ppo", "catch", "--total-steps", "20000", "--run-dir", "run")
     assert json.loads((here / "run" / "summary.json").read_text())["complete"]
-    assert run("podracer", "--version") == f"podracer {podracer.__version__}\n"
+    assert run("podracer", "--version").stdout == f"podracer {podracer.__version__}\n"
+    quick = ("--agents", "vtrace", "--num-envs", "64", "--repeats", "1", "--seconds", "0.05")
+    assert "no yardstick" in run("podracer", "bench", "anakin", *quick).stderr
     assert [path.name for path in here.iterdir()] == ["run"]
     assert {path.name for path in home.iterdir()} <= {".cache", ".config"}
