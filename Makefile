@@ -48,7 +48,7 @@ lint: $(VENV)/.test
 	$(BIN)/pyright
 
 docs: $(VENV)/.core  ## the documentation site, in site/
-	$(BIN)/pip install --quiet --editable '.[docs,sebulba,gym]'
+	$(BIN)/pip install --quiet --editable '.[docs,sebulba,gym,games]'
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/generated/mkdocs.yml
 

@@ -139,12 +139,12 @@ def environment_pages() -> Iterator[tuple[str, str]]:
             text += f"| `{field}` | {_code(value)} |\n"
         text += "\n## Options\n\n" + (_fields(envs_jax.options(name)) or "None.\n")
         yield f"environments/{name}.md", text + _learnt(lambda _, of, name=name: of == name)
-    index += "\nOn the host, for Sebulba:\n\n| environment | is |\n|---|---|\n"
-    for kind, about in HOSTS.items():
+    index += "\nOf other libraries, by prefix:\n\n| environments | are |\n|---|---|\n"
+    for kind, (about, example) in KINDS.items():
         module = importlib.import_module(f"podracer.environments.{kind}")
         doc = inspect.cleandoc(module.__doc__ or "")
         index += f"| [{kind}]({kind}.md) | {_cell(about)} |\n"
-        text = f"# {kind}\n\n{doc}\n\n## Options\n\n{_fields(environments.options(f'{kind}:CartPole-v1'))}"
+        text = f"# {kind}\n\n{doc}\n\n## Options\n\n{_fields(environments.options(f'{kind}:{example}'))}"
         if kind == "envpool":
             games = _fields(environments.options("envpool:Pong-v5"))
             text += f"\nOf Atari's games (see [Atari](../../atari.md)):\n\n{games}"
@@ -152,9 +152,10 @@ def environment_pages() -> Iterator[tuple[str, str]]:
     yield "environments/index.md", index + "\n[One of your own](../../environments.md).\n"
 
 
-HOSTS = {
-    "envpool": "`envpool:TASK`: every task of EnvPool, such as `envpool:Pong-v5`",
-    "gymnasium": "`gymnasium:ID`: whatever Gymnasium can make, such as `gymnasium:Acrobot-v1`",
+KINDS = {
+    "envpool": ("`envpool:TASK`, on the host: every task of EnvPool, such as `envpool:Pong-v5`", "CartPole-v1"),
+    "gymnasium": ("`gymnasium:ID`, on the host: all of Gymnasium, such as `gymnasium:Acrobot-v1`", "Acrobot-v1"),
+    "pgx": ("`pgx:GAME`, in pure JAX: all that pgx makes, such as `pgx:go_9x9`", "go_9x9"),
 }
 
 

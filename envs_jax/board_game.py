@@ -5,6 +5,7 @@ A game says where it starts, what is legal and what an action does for its mover
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -85,22 +86,14 @@ class BoardGame:
 
     def reset(self, key: jax.Array) -> Any:
         """A new game, from `opening_plies` on behind 0 to so many random legal plies, none of which ends it."""
-        state = self.start()
         if not self._opening_plies:
-            return state
-        count_key, key = jax.random.split(key)
-        count = jax.random.randint(count_key, (), 0, self._opening_plies + 1)
+            return self.start()
 
-        def ply(state: Any, x: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-            i, key = x
-            chance = jax.random.uniform(key, self._actions.shape)
-            action = jnp.argmax(jnp.where(self.legal(state), chance, -1.0)).astype(jnp.int32)
+        def step(state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
             after, transition = self.step(state, action, key)
-            kept = (i < count) & ~transition.last
-            return jax.tree.map(lambda new, old: jnp.where(kept, new, old), after, state), None
+            return after, transition.last
 
-        plies = jnp.arange(self._opening_plies, dtype=jnp.int32)
-        return jax.lax.scan(ply, state, (plies, jax.random.split(key, self._opening_plies)))[0]
+        return opened(self.start(), self._opening_plies, key, self.legal, step)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
         """One ply, `action` int32 []. Nothing is drawn from `key`."""
@@ -140,6 +133,31 @@ class BoardGame:
         one, other = (np.array(colour, np.uint8)[None, None] for colour in _STONES)
         disc = np.square(y) + np.square(x) < 0.38**2
         return jnp.where(disc & (stones != 0), jnp.where(stones == 1, one, other), empty)
+
+
+def opened(state: Any, plies: int, key: jax.Array, legal: Callable[..., Any], step: Callable[..., Any]) -> Any:
+    """A state behind 0 to `plies` random legal plies, none of which ends the game.
+
+    Args:
+      state: what the game opens with.
+      plies: at least 1.
+      key: consumed.
+      legal: `(state) -> bool [A]`.
+      step: `(state, action int32 [], key) -> (state, whether the game is over)`; the action was drawn from this key.
+    """
+    count_key, key = jax.random.split(key)
+    count = jax.random.randint(count_key, (), 0, plies + 1)
+
+    def ply(state: Any, x: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        i, key = x
+        allowed = legal(state)
+        chance = jax.random.uniform(key, allowed.shape)
+        action = jnp.argmax(jnp.where(allowed, chance, -1.0)).astype(jnp.int32)
+        after, over = step(state, action, key)
+        kept = (i < count) & ~over
+        return jax.tree.map(lambda new, old: jnp.where(kept, new, old), after, state), None
+
+    return jax.lax.scan(ply, state, (jnp.arange(plies, dtype=jnp.int32), jax.random.split(key, plies)))[0]
 
 
 def of_square(size: int, *, passes: bool) -> Symmetries:

@@ -193,9 +193,11 @@ def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
       Sorted codes of the boards, int32 [n], and which moves keep the value, bool [n, A].
 
     Raises:
-      ValueError: for a board of more than `MOST_CELLS` cells.
+      ValueError: for a board of more than `MOST_CELLS` cells, or states without a `board`.
     """
     start = environment.start()  # type: ignore[attr-defined]
+    if not hasattr(start, "board"):
+        raise ValueError(f"{environment.spec.name} keeps no board in its states to number them by; nobody solves it.")
     if start.board.size > MOST_CELLS:
         raise ValueError(f"{environment.spec.name} is too large to be solved; nobody plays it perfectly.")
     expand = jax.jit(jax.vmap(lambda state: (_after(environment, state), environment.observe(state)["action_mask"])))

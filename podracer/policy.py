@@ -170,7 +170,7 @@ class Actor:
             is missing.
         """
         policy = self.policy
-        row = _fit(policy.spec.observation_space, observation, None if self._single else self._lanes)
+        row = fit(policy.spec.observation_space, observation, None if self._single else self._lanes)
         first = self._firsts(first)
         rewards = self._no_reward
         if policy.uses_reward and first is not self._yes:
@@ -197,13 +197,13 @@ class Actor:
         return "one lane without a batch" if self._single else f"a batch of {self._lanes}"
 
 
-def _fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
+def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
     """An observation as arrays [b, ...] of the dtypes and shapes that the environment shows; without lanes, b is 1."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, dict) or set(value) != {name for name, _ in space.items}:
             found = sorted(value) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"the observation is {found}; the environment shows {space}.")
-        return {name: _fit(item, value[name], lanes) for name, item in space.items}
+        return {name: fit(item, value[name], lanes) for name, item in space.items}
     array = np.asarray(value)
     shape = space.shape if lanes is None else (lanes, *space.shape)
     if array.shape != shape or (array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind")):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ import numpy as np
 
 from podracer import matches
 from podracer import policy as policies
-from podracer.run import checkpoint, evaluation, members, metrics, plots, report
+from podracer.run import checkpoint, evaluation, explanation, members, metrics, plots, report
 from podracer.run import export as exports
-from podracer.run.experiment import Experiment, make_agent
-from podracer.types import ActorParams, ArrayTree, LearnerState
+from podracer.run.experiment import PLANNERS, Experiment, make_agent, make_planner
+from podracer.search import SearchConfig, Searched
+from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
 class Result:
@@ -39,12 +41,14 @@ class Result:
         self.environment = experiment.environment
         self.description = experiment.description
         self.learner = learner
+        self._network = experiment.network
         self.history = history
         self.run_dir = run_dir
         self.summary: dict[str, Any] = {}
         self._evaluators: dict[int, evaluation.Evaluator] = {}
         self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
         self._actors: dict[int, policies.Actor] = {}
+        self._searches: dict[SearchConfig, Callable[..., Searched]] = {}
 
     @property
     def population(self) -> int:
@@ -141,7 +145,7 @@ class Result:
         agent = self.agent
         if simulations is not None or search is not None:
             given = f"simulations={simulations}" if search is None else f"search={search!r}"
-            if agent.name not in ("alphazero", "muzero"):
+            if agent.name not in PLANNERS:
                 raise ValueError(f"{given}: {agent.name} does not search; leave it out.")
             if simulations is not None and simulations < 0:
                 raise ValueError(f"{given}: must be at least 0, which is the network's most likely move.")
@@ -151,7 +155,9 @@ class Result:
             if simulations == 0:  # PUCT's only simulation goes where the prior says
                 settings = {"simulations": 1, "search": "puct"}
             settings = {name: value for name, value in settings.items() if value is not None}
-            agent = make_agent(agent.name, self.environment, dataclasses.replace(agent.config, **settings))
+            agent = make_agent(
+                agent.name, self.environment, dataclasses.replace(agent.config, **settings), self._network
+            )
         return matches.of(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
@@ -172,6 +178,50 @@ class Result:
             )
         actor.reset()
         return actor(observation)
+
+    def explain(
+        self,
+        observation: ArrayTree | TimeStep,
+        *,
+        simulations: int | None = None,
+        search: Literal["puct", "gumbel"] | None = None,
+        member: int | None = None,
+    ) -> explanation.Explanation:
+        """What the agent's search thinks at one observation, without noise: numbers, a line of play, pictures.
+
+            game = result.environment
+            print(result.explain(game.observe(game.start())))
+
+        Args:
+          observation: one, without a dim for lanes, or a TimeStep with it; frames stacked as the network sees them.
+          simulations: of the search; as in training if None.
+          search: "puct" or "gumbel"; as in training if None.
+          member: of a population; the best one if None.
+
+        Raises:
+          ValueError: for an agent that does not search, or that was not made by name, and an observation that the
+            environment could not show.
+        """
+        if "agent" in self.description["own"]:
+            raise ValueError("explain() needs an agent that is given to train() by its name, for it makes it anew.")
+        planner = make_planner(self.agent, self.environment, self._network)
+        given = {"simulations": simulations, "algorithm": search}
+        config = dataclasses.replace(
+            planner.config, **{name: value for name, value in given.items() if value is not None}
+        )
+        observation = observation.observation if isinstance(observation, TimeStep) else observation
+        row = policies.fit(planner.space, observation, None)
+        if config not in self._searches:
+            self._searches[config] = explanation.searching(planner, config)
+        found = self._searches[config](self.actor_params(member), row)
+        board = observation["board"].shape[:2] if isinstance(observation, dict) and "board" in observation else None
+        return explanation.of(
+            found,
+            config,
+            title=f"{self.agent.name} on {self.description['env']}",
+            look=explanation.boards(self.environment, observation),
+            board=board,
+        )
 
     def export(self, directory: str | pathlib.Path, *, member: int | None = None, episodes: int = 128) -> pathlib.Path:
         """Writes the greedy policy as files that need none of the agent's code (see `podracer.run.export`).
@@ -224,6 +274,8 @@ class Result:
     ) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
 
+        In a game for two the agent plays both sides.
+
         Args:
           path: of the file.
           seed: of the episode.
@@ -236,7 +288,8 @@ class Result:
           ValueError: where the environment cannot be rendered.
         """
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
-        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"))
+        speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
+        return plots.animation(images, path or plots.default_path(self.run_dir, "policy.gif"), speed)
 
     def frame(self) -> Any:
         """The history as a pandas DataFrame: a row for each update and member, with their settings and all metrics.

@@ -22,9 +22,9 @@ import numpy as np
 from jax import lax
 
 from podracer import config as configs
-from podracer import distributions, tree
+from podracer import distributions, spaces, tree
 from podracer.tree import Rule, Seed, Tree
-from podracer.types import ArrayTree
+from podracer.types import ActorParams, ArrayTree
 
 LOWEST = float(np.finfo(np.float32).min)
 """The logit of an illegal action: a softmax of nothing else is no NaN."""
@@ -140,6 +140,30 @@ class SearchConfig:
         configs.check(self)
         if self.bounds is not None and not (len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]):
             raise ValueError(f"SearchConfig.bounds={self.bounds}: expected (low, high) with low below high.")
+
+
+class Planner(NamedTuple):
+    """How an agent searches, for acting and for `podracer.Result.explain`.
+
+    Attributes:
+      space: of an observation that `model.root` is given, frames stacked.
+      model: what is searched.
+      variables: `(ActorParams) -> variables` of the model.
+      config: how.
+    """
+
+    space: spaces.Space
+    model: Model
+    variables: Callable[[ActorParams], Any]
+    config: SearchConfig
+
+
+def settings(config: Any, **others: Any) -> SearchConfig:
+    """How an agent's config says to search, by the fields that it shares, its `search` being the algorithm."""
+    shared = {field.name for field in dataclasses.fields(SearchConfig)} & {
+        field.name for field in dataclasses.fields(config)
+    }
+    return SearchConfig(algorithm=config.search, **{name: getattr(config, name) for name in shared}, **others)
 
 
 def search(

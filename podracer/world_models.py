@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import nets, spaces
+from podracer import nets, search, spaces
 from podracer.nets.layers import MLP, Conv, Dense, LayerNorm, standardize
 from podracer.types import ArrayTree, EnvSpec
 
@@ -92,6 +92,32 @@ def make(
         return lambda params, *arguments: module.apply(params, *arguments, method=name)
 
     return WorldModel(init, method("represent"), method("dynamics"), method("predict"))
+
+
+def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], spec: EnvSpec) -> search.Model:
+    """A world model as what is searched; its variables are `(params, discount)`.
+
+    Args:
+      model: of stacked observations.
+      expectation: `([..., K]) -> [...]`; the number that bins stand for.
+      spec: of the environment. What is legal is known where observations have an `action_mask`, and at the root alone;
+        of two players, the other one moves next.
+    """
+    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
+
+    def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
+        state = model.represent(variables[0], observation)
+        logits, value = model.predict(variables[0], state)
+        return search.Root(logits, expectation(value), state, observation["action_mask"] > 0 if masked else None)
+
+    def step(variables: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
+        params, discount = variables
+        state, reward = model.dynamics(params, state, action)
+        logits, value = model.predict(params, state)
+        discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
+        return search.Step(expectation(reward), discount, logits, expectation(value), state, None)
+
+    return search.Model(root, step)
 
 
 class _Vectors(nn.Module):

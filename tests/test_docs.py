@@ -41,7 +41,17 @@ def code_of(page):
 
 
 def test_there_are_guides():
-    runnable = {"start", "environments", "add_agent", "add_network", "resume", "sweeps", "deployment", "atari"}
+    runnable = {
+        "start",
+        "environments",
+        "add_agent",
+        "add_network",
+        "resume",
+        "sweeps",
+        "deployment",
+        "atari",
+        "search",
+    }
     assert {name_of(page) for page in GUIDES} >= {"index", *runnable}
 
 

@@ -38,9 +38,14 @@ CASES = {
         agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.0),
         VECTOR,
     ),
+    "muzero": (
+        agents.muzero.make,
+        agents.MuZeroConfig(**SMALL, state_size=6, head_size=8, num_bins=11, simulations=4, frame_stack=2),
+        VECTOR,
+    ),
 }
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
-MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0}
+MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "muzero": 1}
 
 
 class Case:
@@ -51,6 +56,9 @@ class Case:
         self.agent = make(self.spec, config)
         hyper = {key: jnp.float32(value) for key, value in self.agent.hyper.items()}
         learner = jax.jit(self.agent.init)(jax.random.key(3), hyper)
+        if name == "muzero":  # its heads begin at 0
+            noise = lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape)  # noqa: E731
+            learner = learner._replace(params=jax.tree.map(lambda x: x + noise(x), learner.params))
         learner = learner._replace(params=jax.tree.map(lambda x: 20.0 * x, learner.params))
         self.params = self.agent.actor_params(learner, jnp.float32(1.0))
         keys = jax.random.split(jax.random.key(1), (T, B))
@@ -90,7 +98,7 @@ def case():
     "name",
     [
         *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo lstm", "vtrace images")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo lstm", "vtrace images", "muzero")),
     ],
 )
 def test_actors_act_as_evaluation_does(case, name):
@@ -122,7 +130,7 @@ def test_one_lane_acts_alone(case, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["r2d2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo box", "vtrace images"))]
+    "name", ["r2d2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo box", "vtrace images", "muzero"))]
 )
 def test_exported_policies_act_alike(case, name, tmp_path):
     case = case(name)

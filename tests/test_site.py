@@ -57,7 +57,9 @@ def test_every_public_name_is_on_the_site(site, generate):
 def test_every_agent_environment_and_result_has_a_page(site):
     generated = site / "generated"
     assert set(AGENTS) <= {page.name for page in (generated / "agents").iterdir()}
-    assert {*envs_jax.names(), "envpool", "gymnasium"} <= {page.name for page in (generated / "environments").iterdir()}
+    assert {*envs_jax.names(), "envpool", "gymnasium", "pgx"} <= {
+        page.name for page in (generated / "environments").iterdir()
+    }
     learning = (generated / "results" / "learning" / "index.html").read_text()
     for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
         there = (

@@ -26,6 +26,7 @@ from podracer.types import (
     ArrayTree,
     Batch,
     Environment,
+    EnvSpec,
     LearnerState,
     Metrics,
     Replay,
@@ -168,41 +169,10 @@ def make(
         nets.check(network, spec, "alphazero")
         if network.recurrent:
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
-    network = network or nets.make_board(
-        spec, hidden_sizes=config.hidden_sizes, blocks=config.blocks, channels=config.channels
-    )
-    planner = search.SearchConfig(
-        algorithm=config.search,
-        simulations=config.simulations,
-        max_depth=config.max_depth,
-        bounds=(-1.0, 1.0),
-        dirichlet_alpha=config.dirichlet_alpha,
-        dirichlet_fraction=config.dirichlet_fraction,
-        considered=config.considered,
-        value_scale=config.value_scale,
-    )
+    network = network or _network(spec, config)
+    evaluate, plan = evaluator(network), planner(environment, config, network)
     transformation = optimizer.make("adam", eps=config.adam_eps)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
-
-    def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Logits [N, A], values [N] and legal moves [N, A] of observations [N]."""
-        row = jax.tree.map(lambda x: x[None], observation)
-        zeros = jnp.zeros(row["to_play"].shape)
-        logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
-        legal = observation["action_mask"] > 0
-        return jnp.where(legal, logits[0], jnp.finfo(jnp.float32).min), value[0], legal
-
-    def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
-        logits, value, legal = evaluate(params, observation)
-        state = jax.vmap(environment.position)(observation)  # type: ignore[attr-defined]
-        return search.Root(logits, value, state, legal)
-
-    def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
-        # Games are without chance: the key is not used.
-        state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
-        logits, value, legal = evaluate(params, jax.vmap(environment.observe)(state))
-        value = jnp.where(transition.discount == 0, 0.0, value)
-        return search.Step(transition.reward, transition.discount, logits, value, state, legal)
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
@@ -218,14 +188,9 @@ def make(
         actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, Memory]:
         search_key, key = jax.random.split(key)
+        root = plan.model.root(actor.params, timestep.observation)
         found = search.search(
-            search.Model(root, step),
-            actor.params,
-            root(actor.params, timestep.observation),
-            search_key,
-            planner,
-            explore=not evaluation,
-            temperature=0.0,
+            plan.model, actor.params, root, search_key, plan.config, explore=not evaluation, temperature=0.0
         )
         ply = jnp.where(timestep.first, 0, memory.ply)
         action = found.action
@@ -278,6 +243,48 @@ def make(
         restore=lambda kept, observation, first: kept,
     )
     return Agent("alphazero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
+
+
+def _network(spec: EnvSpec, config: AlphaZeroConfig) -> nets.Network:
+    """The config's network."""
+    return nets.make_board(spec, hidden_sizes=config.hidden_sizes, blocks=config.blocks, channels=config.channels)
+
+
+def evaluator(network: nets.Network) -> Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]:
+    """`(params, observation [N]) -> (logits [N, A], value [N], legal bool [N, A])`."""
+
+    def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
+        row = jax.tree.map(lambda x: x[None], observation)
+        zeros = jnp.zeros(row["to_play"].shape)
+        logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
+        legal = observation["action_mask"] > 0
+        return jnp.where(legal, logits[0], jnp.finfo(jnp.float32).min), value[0], legal
+
+    return evaluate
+
+
+def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Network | None = None) -> search.Planner:
+    """How the agent searches: in the environment's own rules, with a network (the config's if None)."""
+    evaluate = evaluator(network or _network(environment.spec, config))
+
+    def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
+        logits, value, legal = evaluate(params, observation)
+        state = jax.vmap(environment.position)(observation)  # type: ignore[attr-defined]
+        return search.Root(logits, value, state, legal)
+
+    def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
+        # Games are without chance: the key is not used.
+        state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
+        logits, value, legal = evaluate(params, jax.vmap(environment.observe)(state))
+        value = jnp.where(transition.discount == 0, 0.0, value)
+        return search.Step(transition.reward, transition.discount, logits, value, state, legal)
+
+    return search.Planner(
+        environment.spec.observation_space,
+        search.Model(root, step),
+        lambda actor: actor.params,
+        search.settings(config, bounds=(-1.0, 1.0)),
+    )
 
 
 def turned(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -225,49 +225,11 @@ def make(
             f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
         )
     K, n = config.unroll_length, config.n_step
-    bins = Bins(config.num_bins, config.max_reward / max(1.0 - config.discount, 1e-3))
-    model = network or world_models.make(
-        nets.stacked_spec(spec, config.frame_stack),
-        num_bins=config.num_bins,
-        torso=config.torso,
-        channels=config.channels,
-        hidden_sizes=config.hidden_sizes,
-        state_size=config.state_size,
-        head_size=config.head_size,
-    )
-
-    def represent(params: ArrayTree, rows: nets.Inputs, core: ArrayTree) -> tuple[ArrayTree, ArrayTree, ArrayTree]:
-        """States [1, B, ...] of one row [1, B]."""
-        state = model.represent(params, jax.tree.map(lambda x: x[0], rows.observation))
-        return jax.tree.map(lambda x: x[None], state), rows.reward, core
-
-    observer = nets.Network(model.init, represent, lambda num_lanes: ())
-    planner = search.SearchConfig(
-        algorithm=config.search,
-        simulations=config.simulations,
-        max_depth=config.max_depth,
-        epsilon=config.least_range,
-        dirichlet_alpha=config.dirichlet_alpha,
-        dirichlet_fraction=config.dirichlet_fraction,
-        considered=config.considered,
-        value_scale=config.value_scale,
-    )
+    model, bins = network or _model(spec, config), _bins(config)
+    plan = planner(spec, config, model)
+    # Stacks frames, and leaves the rest to the search.
+    observer = nets.Network(model.init, lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
     transformation = optimizer.make("adam", eps=config.adam_eps)
-    # What is legal, which a model says nothing of: at the root alone.
-    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
-
-    def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
-        state, legal = observation
-        logits, value = model.predict(variables[0], state)
-        return search.Root(logits, bins.expectation(value), state, legal)
-
-    def step(variables: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
-        params, discount = variables
-        state, reward = model.dynamics(params, state, action)
-        logits, value = model.predict(params, state)
-        # Of two players, the other one is to move.
-        discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
-        return search.Step(bins.expectation(reward), discount, logits, bins.expectation(value), state, None)
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = model.init(key)
@@ -282,20 +244,15 @@ def make(
     def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
         return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
 
-    def plan(
-        actor: ActorParams, state: ArrayTree, legal: Any, key: jax.Array, explore: bool, temperature: jax.Array | float
-    ) -> search.Searched:
-        variables = actor.params, actor.aux["discount"]
-        begin, going = root(variables, (state, legal)), search.Model(root, step)
-        return search.search(going, variables, begin, key, planner, explore=explore, temperature=temperature)
-
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        state, _, memory = nets.step(observer, actor.params, memory, timestep)
-        legal = timestep.observation["action_mask"] > 0 if masked else None
-        temperature = 0.0 if evaluation else actor.aux["temperature"]
-        found = plan(actor, state, legal, key, not evaluation, temperature)
+        seen, _, memory = nets.step(observer, actor.params, memory, timestep)
+        variables, temperature = plan.variables(actor), 0.0 if evaluation else actor.aux["temperature"]
+        root = plan.model.root(variables, seen)
+        found = search.search(
+            plan.model, variables, root, key, plan.config, explore=not evaluation, temperature=temperature
+        )
         return found.action, {"policy": found.policy, "value": found.value}, memory
 
     def learn(
@@ -309,7 +266,8 @@ def make(
             return batch.trajectory._replace(timesteps=rows)
 
         def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            state = jax.tree.map(lambda x: x[0], represent(params, nets.inputs(observer, first_row(batch)), ())[0])
+            seen = nets.inputs(observer, first_row(batch)).observation
+            state = model.represent(params, jax.tree.map(lambda x: x[0], seen))
             said = [(jnp.zeros((len(batch.weight), bins.size)), *model.predict(params, state))]
             for action in batch.trajectory.actions[:K]:
                 state, reward = model.dynamics(params, jax.tree.map(world_models.half_gradient, state), action)
@@ -353,15 +311,18 @@ def make(
         some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
         rows = jax.tree.map(lambda x: x[: K + n + 1], some.timesteps)
         seen = nets.inputs(observer, some._replace(timesteps=rows)).observation
-        state = model.represent(actor.params, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
-        value = bins.expectation(model.predict(actor.params, state)[1]).reshape(K + n + 1, n_samples)
-        searched = jax.tree.map(lambda x: x[: (K + 1) * n_samples], state)
-        mask = seen["action_mask"][: K + 1].reshape((K + 1) * n_samples, -1) > 0 if masked else None
+        variables = plan.variables(actor)
+        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        begin = jax.tree.map(lambda x: x[: (K + 1) * n_samples], root)
         # With noise, as in acting: without, a policy that is searched again and again settles on one action too soon.
-        policy = plan(actor, searched, mask, key, True, 1.0).policy.reshape(K + 1, n_samples, -1)
+        found = search.search(plan.model, variables, begin, key, plan.config)
+        policy, value = found.policy.reshape(K + 1, n_samples, -1), root.value.reshape(K + n + 1, n_samples)
         old = batch.trajectory.extras
-        policy, value = old["policy"].at[: K + 1, at].set(policy), old["value"].at[: K + n + 1, at].set(value)
-        return batch._replace(trajectory=batch.trajectory._replace(extras={"policy": policy, "value": value}))
+        extras = {
+            "policy": old["policy"].at[: K + 1, at].set(policy),
+            "value": old["value"].at[: K + n + 1, at].set(value),
+        }
+        return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
@@ -387,6 +348,29 @@ def make(
     )
     renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
     return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal)
+
+
+def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
+    """The config's model."""
+    names = ("num_bins", "torso", "channels", "hidden_sizes", "state_size", "head_size")
+    shared = {name: getattr(config, name) for name in names}
+    return world_models.make(nets.stacked_spec(spec, config.frame_stack), **shared)
+
+
+def _bins(config: MuZeroConfig) -> Bins:
+    """What numbers of rewards and values are."""
+    return Bins(config.num_bins, config.max_reward / max(1.0 - config.discount, 1e-3))
+
+
+def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldModel | None = None) -> search.Planner:
+    """How the agent searches: in its model (the config's if None), whose variables are parameters and gamma."""
+    model = world_models.searched(network or _model(spec, config), _bins(config).expectation, spec)
+    return search.Planner(
+        nets.stacked_spec(spec, config.frame_stack).observation_space,
+        model,
+        lambda actor: (actor.params, actor.aux["discount"]),
+        search.settings(config, epsilon=config.least_range),
+    )
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> Targets:

@@ -66,7 +66,7 @@ _COMMON = {
 }
 SETTINGS = {
     "paced": Setting(
-        "envpool:Catch-v0", _COMMON | {"target_period": 160, "batch_size": 128, "hidden_sizes": (256, 256)}, True
+        "envpool:Catch-v0", _COMMON | {"target_period": 160, "batch_size": 512, "hidden_sizes": (256, 256)}, True
     ),
     "pong": Setting(
         "envpool:Pong-v5",

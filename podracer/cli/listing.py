@@ -26,6 +26,7 @@ def envs(argv: list[str]) -> int:
         fields = [(f.name, str(f.default)) for f in dataclasses.fields(envs_jax.options(name))]
         options = ", ".join(f"{option}={value if len(value) < 30 else '...'}" for option, value in fields)
         print(f"{name:<14} {_spaces(name)}; options: {options or 'none'}")
+    print("pgx:GAME       Go, chess, shogi, hex and other games of pgx (pip install pgx), such as pgx:go_9x9")
     print(
         "envpool:TASK   every task of EnvPool (pip install envpool gymnasium); podracer envs pong finds envpool:Pong-v5"
     )

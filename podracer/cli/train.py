@@ -35,9 +35,8 @@ def train(argv: list[str]) -> int:
         if not argv or asks_for_help(argv):
             print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options,")
             print("and --arch sebulba to see those of Sebulba, which host environments have anyway")
-            print(
-                f"agents: {', '.join(AGENTS)}\nenvironments: {', '.join(envs_jax.names())}; envpool:TASK, gymnasium:ID"
-            )
+            own = ", ".join(envs_jax.names())
+            print(f"agents: {', '.join(AGENTS)}\nenvironments: {own}; pgx:GAME, envpool:TASK, gymnasium:ID")
             return 0
         if argv[0].startswith("-") or argv[0] in AGENTS:
             raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")

@@ -1,4 +1,4 @@
-"""Environments by name: `catch` is pure JAX (envs_jax); `envpool:Pong-v5` and `gymnasium:...` run on the host."""
+"""Environments by name: `catch` (envs_jax) and `pgx:hex` are pure JAX, `envpool:Pong-v5`, `gymnasium:...` are not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ import envs_jax
 from podracer import config as configs
 from podracer.types import Environment, EnvSpec, HostEnvironments
 
-_HOSTS = {"envpool": "EnvPool", "gymnasium": "Gymnasium"}
-"""Prefix, which is also the module's name in `podracer.environments`, to what its classes begin with."""
+_KINDS = {
+    "envpool": ("EnvPoolEnvironments", "EnvPoolOptions"),
+    "gymnasium": ("GymnasiumEnvironments", "GymnasiumOptions"),
+    "pgx": ("make", "PgxOptions"),
+}
+"""Prefix, which is also a module's name in `podracer.environments`, to what makes an environment there, and options."""
 
 
 def options(name: str) -> type:
@@ -29,14 +33,14 @@ def options(name: str) -> type:
     if not prefix:
         return envs_jax.options(name)
     module = _module(prefix)
-    return module.options(task) if hasattr(module, "options") else getattr(module, f"{_HOSTS[prefix]}Options")
+    return module.options(task) if hasattr(module, "options") else getattr(module, _KINDS[prefix][1])
 
 
 def make(name: str, **settings: Any) -> Environment | HostEnvironments:
     """Builds an environment, or what makes host environments.
 
     Args:
-      name: one of `envs_jax.names()`, `envpool:TASK` or `gymnasium:ID`.
+      name: one of `envs_jax.names()`, `pgx:GAME`, `envpool:TASK` or `gymnasium:ID`.
       **settings: fields of the environment's options dataclass; the others keep their defaults.
 
     Raises:
@@ -47,7 +51,7 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
     if not prefix:
         return envs_jax.make(name, **settings)
     chosen = configs.from_json(options(name), settings)
-    return getattr(_module(prefix), f"{_HOSTS[prefix]}Environments")(task, chosen)
+    return getattr(_module(prefix), _KINDS[prefix][0])(task, chosen)
 
 
 ACCEPTED = (
@@ -110,9 +114,9 @@ def _describe(thing: Any) -> str:
 
 
 def names() -> list[str]:
-    """Every name that `make` knows here: our own, and those of EnvPool and Gymnasium where they are installed."""
+    """Every name that `make` knows here: our own, and those of EnvPool, Gymnasium and pgx where they are installed."""
     found = list(envs_jax.names())
-    for prefix in _HOSTS:
+    for prefix in _KINDS:
         with contextlib.suppress(ValueError):
             found += [f"{prefix}:{task}" for task in _module(prefix).tasks()]
     return found
@@ -134,7 +138,9 @@ def _suggest(name: str) -> str:
             bare = {_bare(known): known for known in reversed(those)}
             same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
     hint = f"did you mean {' or '.join(map(repr, same))}? " if same else ""
-    return f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool and Gymnasium too."
+    return (
+        f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too."
+    )
 
 
 def _bare(name: str) -> str:
@@ -148,13 +154,13 @@ def _split(name: str) -> tuple[str, str]:
         if name not in envs_jax.names():
             raise ValueError(f"unknown environment {name!r}; {_suggest(name)}")
         return "", name
-    if prefix not in _HOSTS:
-        raise ValueError(f"unknown kind of environment {prefix!r} in {name!r}; {configs.suggest(prefix, _HOSTS)}")
+    if prefix not in _KINDS:
+        raise ValueError(f"unknown kind of environment {prefix!r} in {name!r}; {configs.suggest(prefix, _KINDS)}")
     return prefix, task
 
 
 def _module(prefix: str) -> Any:
-    needed = ("envpool", "gymnasium") if prefix == "envpool" else ("gymnasium",)
+    needed = ("envpool", "gymnasium") if prefix == "envpool" else (prefix,)
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise ValueError(

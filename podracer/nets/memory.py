@@ -77,7 +77,8 @@ def step(
     observation, frames = _stack(state, row.observation, row.first)
     action = jax.tree.map(lambda x: x[None], state.previous_action)
     outputs, values, core = network.apply(params, Inputs(observation, row.reward, row.first, action), state.core)
-    return outputs[0], values[0], ActorState(core, state.previous_action, frames)
+    row_outputs = jax.tree.map(lambda x: x[0], outputs)
+    return row_outputs, values[0], ActorState(core, state.previous_action, frames)
 
 
 def inputs(network: Network, trajectory: Trajectory) -> Inputs:

@@ -232,10 +232,11 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     """Flattens a value of a space into features [..., F], float32.
 
     Choices become one-hot, and so do bytes below `FEW`: they are codes, not quantities. Other bytes are scaled to
-    [0, 1].
+    [0, 1]. Members whose names begin with an underscore are for searches, and left out.
     """
     if isinstance(space, spaces.Dict):
-        return jnp.concatenate([encode(value[name], item, leading) for name, item in space.items], axis=-1)
+        seen = [(name, item) for name, item in space.items if not name.startswith("_")]
+        return jnp.concatenate([encode(value[name], item, leading) for name, item in seen], axis=-1)
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(value, space.num_values)
     if isinstance(space, spaces.MultiDiscrete):

@@ -16,6 +16,7 @@ from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
+from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, Environment, HostEnvironments
@@ -31,6 +32,9 @@ AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
 }
 """Agents that have a name: their config and what makes them."""
+
+PLANNERS: dict[str, Callable[..., Planner]] = {"alphazero": agents.alphazero.planner, "muzero": agents.muzero.planner}
+"""How those search that do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +113,23 @@ def make_agent(
         config = configs.from_json(cls, config or {})
     if not isinstance(config, cls):
         raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
-    # AlphaZero's model is the environment itself.
-    return make(environment if agent == "alphazero" else environment.spec, config, network)
+    return make(_rules(agent, environment), config, network)
+
+
+def make_planner(agent: Agent, environment: Environment | HostEnvironments, network: Any = None) -> Planner:
+    """How an agent that was made by name searches.
+
+    Raises:
+      ValueError: where it does not.
+    """
+    if agent.name not in PLANNERS:
+        raise ValueError(f"{agent.name} does not search; {' and '.join(PLANNERS)} do.")
+    return PLANNERS[agent.name](_rules(agent.name, environment), agent.config, network)
+
+
+def _rules(agent: str, environment: Environment | HostEnvironments) -> Any:
+    """What an agent has to know of an environment: AlphaZero's model is the environment itself."""
+    return environment if agent == "alphazero" else environment.spec
 
 
 def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +158,7 @@ class Experiment:
     driver: Driver
     hyper: dict[str, np.ndarray]
     description: dict[str, Any]
+    network: Any = None
 
     @property
     def seeds(self) -> np.ndarray:
@@ -202,7 +222,7 @@ def resolve(
         "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
     }
-    return Experiment(agent, environment, run, driver, hypers, description)
+    return Experiment(agent, environment, run, driver, hypers, description, network)
 
 
 def _anakin(

@@ -43,7 +43,7 @@ def as_html(result: Result) -> str:
         facts["devices"] = f"{summary['devices']} x {summary['device'].rpartition(': ')[2]}"
     if result.run_dir:
         facts["run directory"] = str(result.run_dir)
-    parts = [_table(list(facts.items()))]
+    parts = [table(list(facts.items()))]
     if summary.get("members"):
         parts.append(_members(summary["members"], _varied(result)))
     try:
@@ -108,9 +108,10 @@ def _members(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
         rows.append((str(i), str(member["seed"]), *(f"{member[name]:.6g}" for name in names), outcome))
     if len(members) > MAX_ROWS:
         rows.append((f"and {len(members) - MAX_ROWS} more",))
-    return _table(rows)
+    return table(rows)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """HTML of rows of cells."""
     cells = ("".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in row) for row in rows)
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"

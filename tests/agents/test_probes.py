@@ -15,10 +15,11 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets, returns, spaces
-from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
+from podracer import agents, nets, returns, spaces, world_models
+from podracer.agents import DQNConfig, MuZeroConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.anakin import program
 from podracer.learning import value_distributions
+from podracer.learning.scalars import Bins
 from podracer.types import Agent, LearnerState, TimeStep
 
 GAMMA = 0.8
@@ -73,6 +74,25 @@ PQN: dict[str, Any] = {
     "rollout_length": 16,
     "num_minibatches": 4,
     "learning_rate": 1e-2,
+}
+
+
+MUZERO: dict[str, Any] = {
+    "discount": GAMMA,
+    "rollout_length": 8,
+    "simulations": 6,
+    "unroll_length": 2,
+    "n_step": 3,
+    "batch_size": 32,
+    "samples_per_row": 2.0,
+    "replay_capacity": 4_000,
+    "replay_min_size": 500,
+    "learning_rate": 1e-2,
+    "hidden_sizes": (16,),
+    "state_size": 16,
+    "head_size": 16,
+    "num_bins": 31,
+    "max_reward": 1.0,
 }
 
 
@@ -196,6 +216,38 @@ def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> 
         np.testing.assert_allclose(np.max(apply(member.params, observations), -1), right, atol=0.15)
         if best is not None:
             np.testing.assert_array_equal(np.argmax(apply(member.params, best[0]), axis=-1), best[1])
+
+
+# MuZero.
+
+
+@pytest.mark.slow
+@discrete
+def test_values_of_muzero_are_the_analytic_ones(probe: probes.Probe) -> None:
+    """The network's value of every observation, and the move that the search finds."""
+    agent, members = trained_muzero(TOGETHER)
+    model = world_models.make(
+        TOGETHER.spec, **{name: MUZERO[name] for name in ("num_bins", "hidden_sizes", "state_size", "head_size")}
+    )
+    bins = Bins(MUZERO["num_bins"], MUZERO["max_reward"] / (1 - GAMMA))
+    observations, right, best = expected(probe, together=True)
+    for member in members:
+        value = jax.jit(lambda params: model.predict(params, model.represent(params, observations))[1])(member.params)
+        np.testing.assert_allclose(bins.expectation(value), right, atol=0.15)
+        if best is not None:
+            N = len(best[0])
+            rows = TimeStep(best[0], jnp.zeros(N), jnp.ones(N), jnp.ones(N, bool), jnp.zeros(N, bool))
+            memory = agent.start(jnp.arange(N, dtype=jnp.int32), N)
+            params = agent.actor_params(member, jnp.float32(1))
+            action = jax.jit(agent.act, static_argnums=4)(params, memory, rows, jax.random.key(0), True)[0]
+            np.testing.assert_array_equal(action, best[1])
+
+
+@functools.cache
+def trained_muzero(environment: Any) -> tuple[Agent, list[LearnerState]]:
+    """The agent, and the members' learner states."""
+    agent = agents.muzero.make(environment.spec, MuZeroConfig(**MUZERO))
+    return agent, trained(agent, environment)
 
 
 # Values and policies.

@@ -114,6 +114,7 @@ def test_names_of_players(here):
     assert games.named("a@1:2@3:4") == (pathlib.Path("a@1:2"), 3, False, 4)
 
 
+@pytest.mark.slow
 def test_a_match_is_told_in_words_and_numbers(here, capsys):
     assert run("eval ttt --opponent random --games 12 --simulations 0") == 0
     out, err = capsys.readouterr()

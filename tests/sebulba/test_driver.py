@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import podracer
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
@@ -40,6 +41,13 @@ def agent_of(name, lstm_size=0, normalize=True):
             rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
         )
         return agents.dqn.make(COUNTING.spec, config)
+    if name == "muzero":
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11}
+        config = agents.MuZeroConfig(
+            rollout_length=T, **replayed, **sizes, simulations=2, unroll_length=2, n_step=2, frame_stack=2
+        )
+        return agents.muzero.make(COUNTING.spec, config)
     if name == "pqn":
         config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
         return agents.pqn.make(COUNTING.spec, config)
@@ -114,6 +122,7 @@ def run(driver, total_steps=600, state=None, milestone=None):
         ("vtrace", 2, "lockstep"),
         pytest.param("pqn", 1, "lockstep", marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", marks=pytest.mark.slow),
+        pytest.param("muzero", 2, "lockstep", marks=pytest.mark.slow),
     ],
 )
 def test_trajectories_keep_the_contract(name, threads, mode):
@@ -134,7 +143,7 @@ def test_trajectories_keep_the_contract(name, threads, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("r2d2", 1), ("r2d2", 2)])
+@pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("muzero", 2), ("r2d2", 1), ("r2d2", 2)])
 def test_replayed_sequences_keep_the_contract(name, num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
     agent = agent_of(name, lstm_size=4)
@@ -145,7 +154,8 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     assert np.min(counts.rollouts) > 3
     assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
     lanes = B // num_shards
-    plan = replay.layout(agent.replay, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
+    spec = agent.replay._replace(observed=None)  # whatever a window brings, all of its rows are stored
+    plan = replay.layout(spec, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
     seen = []
     for shard in range(num_shards):
         ring = jax.tree.map(lambda x, s=shard: x[s], rings)
@@ -154,7 +164,7 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
         generation, newest = replay._generation(plan, index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = harness.numbers_of(replay.gather(plan, agent.replay, ring, at, ring.rows.observation))
+        sequences = harness.numbers_of(replay.gather(plan, spec, ring, at, ring.rows.observation))
         seen.append(sequences.timesteps.observation[0, :, :2])
         memory = sequences.actor_state
         for i in range(len(index)):
@@ -169,14 +179,14 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
             np.testing.assert_array_equal(before[goes_on, :2], after[goes_on, :2] - [0, 1])
     rows = np.concatenate(seen)
     assert len(np.unique(rows, axis=0)) == len(rows) >= 100
-    if name == "dqn":  # an update for 20 rows since there are 100
+    if name in ("dqn", "muzero"):  # an update for 20 rows since there are 100
         assert abs(progress[-1].updates - (int(counts.batches) * T * B - 100) / 20) <= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_shards"),
-    [("r2d2", 1), ("r2d2", 2), ("dqn", 2), ("vtrace with replay", 1), ("vtrace with replay", 2)],
+    [("r2d2", 1), ("r2d2", 2), ("dqn", 2), ("muzero", 2), ("vtrace with replay", 1), ("vtrace with replay", 2)],
 )
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
@@ -274,6 +284,32 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
     other = run(driver_of(agent_of("vtrace"), threads, mode="lockstep", seed=1))[0]
     first = jax.tree.leaves(final.learner.params)
     assert all(np.any(a != b) for a, b in zip(first, jax.tree.leaves(other.learner.params)) if a.size > 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "environment", "mode"),
+    [
+        ("muzero", "envpool:CartPole-v1", "async"),
+        ("muzero", "catch", "lockstep"),
+        ("alphazero", "tic_tac_toe", "lockstep"),
+    ],
+)
+def test_agents_that_search_learn_on_the_host(name, environment, mode):
+    """As many updates as are due, and in lockstep the same ones again."""
+    config = {"rollout_length": T, "hidden_sizes": (8,), "simulations": 2, "n_step": 2, "batch_size": 10}
+    config |= {"samples_per_row": 0.5, "replay_capacity": 400, "replay_min_size": 100}
+    run = {"arch": "sebulba", "mode": mode, "num_envs": B, "total_steps": 600, "eval_episodes": 2, "eval_every": 600}
+    with harness.shared_programs():
+        results = [
+            podracer.train(name, environment, config=config, progress=False, **run)
+            for _ in range(1 + (mode != "async"))
+        ]
+    summary = results[0].summary
+    assert summary["complete"]
+    assert (summary["env_steps"] - 100) / 20 - 3 <= summary["updates"] <= (summary["env_steps"] * 1.3 - 100) / 20 + 3
+    for result in results[1:]:
+        harness.assert_same(result.learner, results[0].learner)
 
 
 @pytest.mark.parametrize(
