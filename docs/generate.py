@@ -12,21 +12,21 @@ import dataclasses
 import importlib
 import inspect
 import io
-import json
 import os
 import pathlib
 import re
 import shutil
-import statistics
 import sys
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["COLUMNS"] = "110"  # of help
 
+import measurements
 import yaml
+from measurements import cell, learnt
 
 import envs_jax
 from podracer import config as configs
@@ -38,7 +38,6 @@ from podracer.run.experiment import AGENTS
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 PUBLIC = """\
 # API
@@ -100,7 +99,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
     index = PUBLIC
     for name, names in public().items():
         about = (importlib.import_module(name).__doc__ or "").strip().splitlines()[0]
-        index += f"| [{name}]({name}.md) | {_cell(about)} |\n"
+        index += f"| [{name}]({name}.md) | {cell(about)} |\n"
         members = "".join(f"\n        - {member}" for member in names) or " false"
         yield f"api/{name}.md", f"::: {name}\n    options:\n      members:{members}\n"
     yield "api/index.md", index
@@ -111,7 +110,7 @@ def agent_pages() -> Iterator[tuple[str, str]]:
     for name, (cls, make) in AGENTS.items():
         module = sys.modules[make.__module__]
         doc = inspect.cleandoc(module.__doc__ or "")
-        index += f"| [{name}]({name}.md) | {_cell(doc.splitlines()[0])} |\n"
+        index += f"| [{name}]({name}.md) | {cell(doc.splitlines()[0])} |\n"
         text = f"# {name}\n\n{doc}\n\nAPI: [{module.__name__}](../api/{module.__name__}.md).\n\n"
         text += (
             f"## Settings\n\nFields of `podracer.agents.{cls.__name__}`, `--agent.NAME` in a shell. A `tunable` number "
@@ -122,7 +121,7 @@ def agent_pages() -> Iterator[tuple[str, str]]:
             text += (
                 ": `--preset NAME`, or `preset=` in Python. [Atari](../../atari.md) says what those of papers set.\n"
             )
-        yield f"agents/{name}.md", text + _learnt(lambda agent, _, name=name: agent == name)
+        yield f"agents/{name}.md", text + learnt(lambda agent, _, name=name: agent == name)
     yield "agents/index.md", index
 
 
@@ -131,24 +130,24 @@ def environment_pages() -> Iterator[tuple[str, str]]:
     for name in envs_jax.names():
         module = importlib.import_module(f"envs_jax.{name}")
         doc = inspect.cleandoc(module.__doc__ or "")
-        index += f"| [{name}]({name}.md) | {_cell(doc.splitlines()[0])} |\n"
+        index += f"| [{name}]({name}.md) | {cell(doc.splitlines()[0])} |\n"
         environment = envs_jax.make(name)
         text = f"# {name}\n\n{doc}\n\nAPI: [envs_jax.{name}](../api/envs_jax.{name}.md).\n\n"
         text += f"## Rules\n\n{_rules(type(environment))}\n\n## Spec\n\nWith the default options.\n\n| | |\n|---|---|\n"
         for field, value in environment.spec._asdict().items():
             text += f"| `{field}` | {_code(value)} |\n"
         text += "\n## Options\n\n" + (_fields(envs_jax.options(name)) or "None.\n")
-        yield f"environments/{name}.md", text + _learnt(lambda _, of, name=name: of == name)
+        yield f"environments/{name}.md", text + learnt(lambda _, of, name=name: of == name)
     index += "\nOf other libraries, by prefix:\n\n| environments | are |\n|---|---|\n"
     for kind, (about, example) in KINDS.items():
         module = importlib.import_module(f"podracer.environments.{kind}")
         doc = inspect.cleandoc(module.__doc__ or "")
-        index += f"| [{kind}]({kind}.md) | {_cell(about)} |\n"
+        index += f"| [{kind}]({kind}.md) | {cell(about)} |\n"
         text = f"# {kind}\n\n{doc}\n\n## Options\n\n{_fields(environments.options(f'{kind}:{example}'))}"
         if kind == "envpool":
             games = _fields(environments.options("envpool:Pong-v5"))
             text += f"\nOf Atari's games (see [Atari](../../atari.md)):\n\n{games}"
-        yield f"environments/{kind}.md", text + _learnt(lambda _, of, kind=kind: of.startswith(f"{kind}:"))
+        yield f"environments/{kind}.md", text + learnt(lambda _, of, kind=kind: of.startswith(f"{kind}:"))
     yield "environments/index.md", index + "\n[One of your own](../../environments.md).\n"
 
 
@@ -175,9 +174,9 @@ def _fields(cls: type) -> str:
         ]
         limits += ["tunable"] * bool(field.metadata.get("tunable"))
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        kind = _cell(configs.describe(hints[field.name])) if not dataclasses.is_dataclass(hints[field.name]) else ""
+        kind = cell(configs.describe(hints[field.name])) if not dataclasses.is_dataclass(hints[field.name]) else ""
         rows += f"| `{field.name}` | {kind} | {_code(default)} | {', '.join(limits)} | "
-        rows += f"{_cell(about.get(field.name, ''))} |\n"
+        rows += f"{cell(about.get(field.name, ''))} |\n"
     return rows and f"| field | is | default | limits | meaning |\n|---|---|---|---|---|\n{rows}"
 
 
@@ -192,137 +191,6 @@ def _attributes(cls: type) -> dict[str, str]:
         for item in re.finditer(r"^  (\w+): (.*(?:\n    +.*)*)", section, re.MULTILINE):
             found[item[1]] = " ".join(item[2].split())
     return found
-
-
-def _learnt(chosen: Any) -> str:
-    """The rows of benchmarks/results/learning of some agents and environments, with their curves."""
-    text = ""
-    for path in sorted((RESULTS / "learning").glob("*.json")):
-        result = json.loads(path.read_text())
-        agent, environment = result["command"].split()[2:4]
-        if chosen(agent, environment):
-            text += f"\n### {path.stem}\n\n{_measured(path, result)}"
-    return text and f"\n## What was learnt\n{text}"
-
-
-def _measured(path: pathlib.Path, result: dict[str, Any]) -> str:
-    """A learning result: command, claim, seeds, where and when, and its curve."""
-    seeds = "".join(
-        f"| {seed['seed']} | {seed['mean']:.4g} | {seed['std']:.3g} | {seed['env_steps']:,} "
-        f"| {seed['train_seconds']:.1f} |\n"
-        for seed in result["seeds"]
-    )
-    return (
-        f"```sh\n{result['command']}\n```\n\n{_origin(result)}\n\nRequired: {result['claim']}, over "
-        f"{result['episodes']:,} episodes of the greedy policy.\n\n| seed | mean return | standard deviation | steps | "
-        f"training seconds |\n|---|---|---|---|---|\n{seeds}\n{_picture(path)}"
-    )
-
-
-def _picture(path: pathlib.Path) -> str:
-    picture = path.with_suffix(".png")
-    return f"![{path.stem}](../results/{picture.name})\n" if picture.exists() else ""
-
-
-def _origin(result: dict[str, Any]) -> str:
-    """Machine, versions and commit."""
-    versions = ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
-    parts = [result.get("machine", ""), versions, f"commit {result['commit']}" if "commit" in result else ""]
-    return "; ".join(part for part in parts if part) + "."
-
-
-def result_pages() -> Iterator[tuple[str, str]]:
-    index = "# Results\n\nEvery figure is measured. These pages are made from the files in benchmarks/results.\n\n"
-    index += "| | machine | commit | command |\n|---|---|---|---|\n"
-    index += "| [learning](learning.md): every agent on every environment | | | |\n"
-    learning = "# Learning\n\n| command | required | mean return of each seed | commit |\n|---|---|---|---|\n"
-    curves = ""
-    for path in sorted(RESULTS.rglob("*.json")):
-        result = json.loads(path.read_text())
-        if path.parent.name == "learning":
-            means = " / ".join(f"{round(seed['mean'], 3) + 0.0:.3g}" for seed in result["seeds"])
-            learning += (
-                f"| [`{result['command']}`](#{path.stem}) | {result['claim']} | {means} | {result['commit'][:12]} |\n"
-            )
-            curves += f"\n## {path.stem}\n\n{_measured(path, result)}"
-            continue
-        runs = [result, *(run for run in result.get("runs", []) if isinstance(run, dict))]
-        origin = {
-            name: next((run[name] for run in runs if name in run), "") for name in ("machine", "commit", "command")
-        }
-        command = origin["command"] and f"`{origin['command']}`"
-        index += f"| [{path.stem}]({path.stem}.md) | {origin['machine']} | {origin['commit'][:12]} | {command} |\n"
-        yield f"results/{path.stem}.md", _result(path, result)
-    yield "results/learning.md", learning + curves
-    yield "results/index.md", index
-
-
-def _result(path: pathlib.Path, result: dict[str, Any]) -> str:
-    """A page for any file of results: its origin, its pictures, and its numbers as tables."""
-    text = f"# {path.stem}\n\n"
-    text += f"```sh\n{result['command']}\n```\n\n" if "command" in result else ""
-    text += f"{_origin(result)}\n\nRepeated measurements are given as their median (least to most).\n\n"
-    for picture in sorted({*path.parent.glob(f"{path.stem}.png"), *path.parent.glob(f"{path.stem}-*.png")}):
-        text += f"![{picture.stem}]({picture.name})\n\n"
-    return text + _tables({name: value for name, value in result.items() if name not in TOLD})
-
-
-TOLD = {"command", "commit", "machine", "versions", "podracer", "jax", "config"}
-"""What a page of results says elsewhere; the settings of a run are those of its command."""
-
-
-def _tables(tree: Any, title: str = "") -> str:
-    """Numbers as tables: rows of one kind, numbers side by side, and what is nested by itself."""
-    rows = list(tree.values()) if isinstance(tree, dict) else tree
-    alike = all(isinstance(row, dict) and _shallow(row) and row.keys() & rows[0].keys() for row in rows)
-    head = f"## {title}\n\n" if title else ""
-    if alike and (len(rows) > 1 or isinstance(tree, list)):
-        labels = list(tree) if isinstance(tree, dict) else [""] * len(rows)
-        return f"{head}{_table(labels, [_flat(row) for row in rows])}\n"
-    items = tree.items() if isinstance(tree, dict) else ((str(number), row) for number, row in enumerate(tree, 1))
-    flat, text = {}, ""
-    for name, value in items:
-        if _shallow(value):
-            flat |= _flat({name: value})
-        else:
-            text += _tables(value, f"{title}: {name}" if title else name)
-    lines = "".join(f"| {name} | {_cell(value)} |\n" for name, value in flat.items() if value)
-    return (f"{head}| | |\n|---|---|\n{lines}\n" if flat else "") + text
-
-
-def _shallow(value: Any) -> bool:
-    """Whether a value has its place in one row: no list of dicts in it, and no dict of dicts."""
-    if isinstance(value, list):
-        return not any(isinstance(item, dict) for item in value)
-    return not isinstance(value, dict) or not any(
-        isinstance(item, dict) or not _shallow(item) for item in value.values()
-    )
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(tree, dict):
-        return {name: text for key, value in tree.items() for name, text in _flat(value, f"{prefix}{key} ").items()}
-    return {prefix.strip(): _number(tree)}
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, list) and len(value) == 2:
-        return f"{_number(value[0])} to {_number(value[1])}"
-    if isinstance(value, list) and len(value) > 2 and all(isinstance(item, float) for item in value):
-        return f"{_number(statistics.median(value))} ({_number(min(value))} to {_number(max(value))})"
-    if isinstance(value, list):
-        return ", ".join(map(_number, value))
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return "" if value is None else f"{value:,}" if type(value) is int else str(value)
-
-
-def _table(labels: Iterable[str], rows: list[dict[str, str]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}\n"
-    for label, row in zip(labels, rows, strict=True):
-        text += f"| {_cell(label)} | {' | '.join(_cell(row.get(name, '')) for name in columns)} |\n"
-    return text
 
 
 def cli_pages() -> Iterator[tuple[str, str]]:
@@ -351,12 +219,7 @@ HELP = (
 
 
 def _code(value: Any) -> str:
-    return "" if value is dataclasses.MISSING else f"`{_cell(repr(value))}`"
-
-
-def _cell(text: str) -> str:
-    """Text within a table, where `|` would end a column."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    return "" if value is dataclasses.MISSING else f"`{cell(repr(value))}`"
 
 
 def nav(entries: Any, written: pathlib.Path) -> Any:
@@ -376,9 +239,9 @@ def generate() -> None:
     out = DOCS / "generated"
     shutil.rmtree(out, ignore_errors=True)
     (out / "results").mkdir(parents=True)
-    for picture in RESULTS.rglob("*.png"):
+    for picture in measurements.RESULTS.rglob("*.png"):
         shutil.copy(picture, out / "results")
-    for pages in (api_pages, agent_pages, environment_pages, result_pages, cli_pages):
+    for pages in (api_pages, agent_pages, environment_pages, measurements.pages, cli_pages):
         for name, text in pages():
             (out / name).parent.mkdir(exist_ok=True)
             (out / name).write_text(text)

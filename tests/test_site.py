@@ -1,6 +1,6 @@
 """The documentation site: it builds without a warning, and every public name, agent and environment is on it."""
 
-import importlib.util
+import importlib
 import os
 import pathlib
 import re
@@ -21,10 +21,12 @@ METRIC = re.compile(r"(loss|grad|policy|value|replay|sebulba|episode|eval|time)/
 @pytest.fixture(scope="module")
 def generate():
     pytest.importorskip("yaml")
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")  # as `python docs/generate.py` has it
+        patch.setenv("COLUMNS", "110")
+        yield importlib.import_module("generate")
+        for name in ("generate", "measurements"):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +92,12 @@ def test_a_folder_in_the_navigation_stands_for_its_pages(generate, tmp_path):
     assert generate.nav(asked, tmp_path) == ["a.md", {"Folder": ["folder/index.md", "folder/b.md"]}]
 
 
-def test_numbers_of_any_shape_become_tables(generate):
-    rows = generate._tables({"results": [{"a": 1, "b": [1.0, 3.0, 2.0]}, {"a": 20_000.4, "c": None}]})
+def test_numbers_of_any_shape_becometables(generate):
+    rows = generate.measurements.tables({"results": [{"a": 1, "b": [1.0, 3.0, 2.0]}, {"a": 20_000.4, "c": None}]})
     assert "| | a | b | c |" in rows
     assert "|  | 1 | 2 (1 to 3) |  |" in rows
     assert "|  | 20,000 |  |  |" in rows
-    nested = generate._tables({"seconds": 1.5, "runs": [{"name": "x|y", "rows": [{"n": 1}, {"n": 2}]}]})
+    nested = generate.measurements.tables({"seconds": 1.5, "runs": [{"name": "x|y", "rows": [{"n": 1}, {"n": 2}]}]})
     assert "| seconds | 1.5 |" in nested
     assert "x\\|y" in nested
     assert "## runs: 1: rows" in nested
