@@ -92,7 +92,7 @@ def test_a_folder_in_the_navigation_stands_for_its_pages(generate, tmp_path):
     assert generate.nav(asked, tmp_path) == ["a.md", {"Folder": ["folder/index.md", "folder/b.md"]}]
 
 
-def test_numbers_of_any_shape_becometables(generate):
+def test_numbers_of_any_shape_become_tables(generate):
     rows = generate.measurements.tables({"results": [{"a": 1, "b": [1.0, 3.0, 2.0]}, {"a": 20_000.4, "c": None}]})
     assert "| | a | b | c |" in rows
     assert "|  | 1 | 2 (1 to 3) |  |" in rows
