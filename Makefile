@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers learn lint docs bench clean
+.PHONY: demo test test-slow test-accelerator compilers learn lint docs dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -47,15 +47,24 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-docs: $(VENV)/.core  ## the guides as pages, in site/
-	$(BIN)/pip install --quiet --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+docs: $(VENV)/.core  ## the documentation site, in site/
+	$(BIN)/pip install --quiet --editable '.[docs,sebulba,gym,games]'
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/generated/mkdocs.yml
+
+dist: $(VENV)/.core  ## sdist and wheel in dist/, checked; REPOSITORY=https://... makes README's links absolute
+	$(BIN)/pip install --quiet --editable '.[release]'
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
 	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
+	$(BIN)/python benchmarks/readme.py
 
 clean:
-	rm -rf $(VENV) .cache runs build *.egg-info
+	rm -rf $(VENV) .cache runs build dist site docs/generated *.egg-info

@@ -2,7 +2,7 @@
 
     make learn                             # all of them
     python benchmarks/learn.py cartpole    # only rows whose name contains a word
-    python benchmarks/learn.py --table     # writes what there is into README's table, and trains nothing
+    python benchmarks/readme.py            # writes what there is into README's table
 
 Each row is the command line that a user would type, run once a seed, and then evaluated on 1,000 fresh episodes.
 Results go to `benchmarks/results/learning/<row>.json` and `.png`, with versions, seeds, commit and command.
@@ -23,7 +23,6 @@ from podracer.bench import measure
 from podracer.run import metrics, plots
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
-README = pathlib.Path(__file__).parent.parent / "README.md"
 SEEDS = (0, 1, 2)
 EPISODES = 1000
 
@@ -180,19 +179,8 @@ def table() -> list[str]:
     return lines
 
 
-def write_table() -> None:
-    """Replaces the table in README."""
-    lines = README.read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("| command | required |"))
-    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
-    README.write_text("\n".join([*lines[:first], *table(), *lines[last:]]) + "\n")
-
-
 def main(words: list[str]) -> int:
     """Runs the rows that contain one of the words, or all."""
-    if words == ["--table"]:
-        write_table()
-        return 0
     chosen = [row for row in ROWS if not words or any(word in row.name for word in words)]
     missed = [row.name for row in chosen if not run(row)]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} claims hold")

@@ -1,4 +1,4 @@
-"""The guides: what they link to is there, and what they show runs as it stands."""
+"""The guides: what they link to is there, and what they show runs, or is parsed, as it stands."""
 
 import importlib.util
 import pathlib
@@ -8,36 +8,110 @@ import sys
 import pytest
 
 import podracer
+import podracer.cli.bench
+import podracer.cli.games
+import podracer.cli.results
+import podracer.cli.suite
+import podracer.cli.train
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "generated" not in page.relative_to(DOCS).parts)
 GUIDES = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def name_of(page):
+    return page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
+
+
+def lines_of(page, *languages):
+    """The lines of a page, of which those outside of blocks in these languages are empty."""
+    lines, language = [], None
+    for line in page.read_text().splitlines():
+        fence = line.startswith("```")
+        lines.append(line if language in languages and not fence else "")
+        if fence:
+            language = line[3:].strip() if language is None else None
+    return lines
 
 
 def code_of(page):
     """The Python of a page, at the lines where it is in the page."""
-    lines, inside = [], False
-    for line in page.read_text().splitlines():
-        opens = line == "```python"
-        inside = opens or (inside and line != "```")
-        lines.append(line if inside and not opens else "")
-    return compile("\n".join(lines), str(page), "exec")
+    return compile("\n".join(lines_of(page, "python")), str(page), "exec")
 
 
 def test_there_are_guides():
-    assert {page.stem for page in GUIDES} == {"index", "environments", "sweeps", "deployment", "atari", "search"}
+    runnable = {
+        "start",
+        "environments",
+        "add_agent",
+        "add_network",
+        "resume",
+        "sweeps",
+        "deployment",
+        "atari",
+        "search",
+    }
+    assert {name_of(page) for page in GUIDES} >= {"index", *runnable}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_parses_and_links_to_what_is_there(page):
     code_of(page)
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
+class Parsed(BaseException):
+    """What was typed is understood."""
+
+
+def command_lines(page):
+    """The `podracer` commands of a page, with an example where they leave something open."""
+    for line in "\n".join(lines_of(page, "", "sh")).replace("\\\n", "").splitlines():
+        for part in re.split(r"\s{2,}|[;&>#]", line):
+            found = re.match(r"(?:until |srun |[A-Z_]+=\S+ )?podracer (.*)", part.strip())
+            if found and not re.search(r"\||\b(AGENT|ENV|DIR|RUN_DIR|PATTERN|TASK)\b", found[1]):
+                yield re.sub(r"\$\w+", "1", found[1]).replace("[", "").replace("]", "").split()
+
+
+COMMANDS = dict.fromkeys(
+    " ".join(line) for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES) for line in command_lines(page)
+)
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 25
+    assert {command.split()[0] for command in COMMANDS} >= {"train", "resume", "eval", "export", "plot", "suite"}
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_command_in_a_guide_can_be_typed(typed, monkeypatch, capsys):
+    def parse(original):
+        def and_stop(*args):
+            original(*args)
+            raise Parsed
+
+        return and_stop
+
+    for module in (podracer.cli.bench, podracer.cli.games, podracer.cli.results, podracer.cli.suite):
+        monkeypatch.setattr(module, "parse", parse(module.parse))
+    command, *rest = typed.split()
+    if command == "train":
+        podracer.cli.train.settings(rest)
+    elif command == "resume":
+        podracer.cli.train.parse(podracer.cli.train.ResumeArguments, rest, "podracer resume")
+    elif command == "suite" and rest[0] != "report":
+        assert podracer.cli.run([command, *rest, "--dry-run"]) == 0, capsys.readouterr().err
+    elif command == "agents":
+        assert not rest
+    else:
+        with pytest.raises(Parsed):
+            podracer.cli.run([command, *rest])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
 def test_a_guide_runs(page, monkeypatch, tmp_path):
     import jax
 
@@ -46,15 +120,15 @@ def test_a_guide_runs(page, monkeypatch, tmp_path):
         exec(code_of(page), {"__name__": page.stem})
 
 
-def test_readme_has_the_learning_results_that_are_committed(monkeypatch):
-    """`python benchmarks/learn.py --table` writes them."""
-    path = ROOT / "benchmarks" / "learn.py"
-    learn = importlib.util.module_from_spec(importlib.util.spec_from_file_location("learn", path))
-    monkeypatch.setitem(sys.modules, "learn", learn)
-    learn.__spec__.loader.exec_module(learn)
-    readme = (ROOT / "README.md").read_text().splitlines()
-    table = learn.table()
-    begin = readme.index(table[0])
-    assert readme[begin : begin + len(table)] == table
-    assert not readme[begin + len(table)].startswith("|")
-    assert {line.split("`")[1] for line in table[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}
+def test_readme_has_the_results_that_are_committed(monkeypatch):
+    """`python benchmarks/readme.py` writes them, from benchmarks/results."""
+    for name in ("learn", "readme"):
+        path = ROOT / "benchmarks" / f"{name}.py"
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+        monkeypatch.setitem(sys.modules, name, module)
+        module.__spec__.loader.exec_module(module)
+    learn, readme = sys.modules["learn"], sys.modules["readme"]
+    text = readme.README.read_text()
+    assert readme.filled(text) == text
+    assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(readme.TABLES)
+    assert {line.split("`")[1] for line in learn.table()[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}

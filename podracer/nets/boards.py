@@ -18,7 +18,7 @@ from podracer.types import ArrayTree, EnvSpec
 def make_board(
     spec: EnvSpec, *, hidden_sizes: Sequence[int] = (128, 128), blocks: int = 0, channels: int = 64, head_size: int = 64
 ) -> Network:
-    """Policy logits [T, B, A] and values in [-1, 1] [T, B] of observations with a `board`; they see nothing else.
+    """Policy logits [T, B, A] and values [T, B], in [-1, 1], of observations with a `board`; they see nothing else.
 
     Args:
       spec: of a game.

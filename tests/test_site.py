@@ -1,0 +1,118 @@
+"""The documentation site: it builds without a warning, and every public name, agent and environment is on it."""
+
+import importlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import envs_jax
+import podracer
+from podracer.run.experiment import AGENTS
+
+ROOT = pathlib.Path(podracer.__file__).parents[1]
+METRIC = re.compile(r"(loss|grad|policy|value|replay|sebulba|episode|eval|time)/[a-z_]+")
+
+
+@pytest.fixture(scope="module")
+def generate():
+    pytest.importorskip("yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")  # as `python docs/generate.py` has it
+        patch.setenv("COLUMNS", "110")
+        yield importlib.import_module("generate")
+        for name in ("generate", "measurements"):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """As `make docs` builds it."""
+    pytest.importorskip("mkdocstrings")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run([sys.executable, ROOT / "docs" / "generate.py"], check=True, env=env)
+    out = tmp_path_factory.mktemp("site")
+    # Not --quiet: warnings that are not shown are not counted by --strict.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "docs" / "generated" / "mkdocs.yml"]
+    built = subprocess.run([*command, "-d", out], capture_output=True, text=True, env=env)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    assert "Building documentation" in built.stderr
+    yield out
+    shutil.rmtree(out)
+
+
+@pytest.mark.slow
+def test_every_public_name_is_on_the_site(site, generate):
+    pages = "".join(page.read_text() for page in (site / "generated" / "api").rglob("*.html"))
+    there = set(re.findall(r'id="([\w.]+)"', pages))
+    wanted = {f"{module}.{name}" for module, names in generate.public().items() for name in names}
+    assert len(wanted) > 200
+    assert wanted - there == set()
+
+
+@pytest.mark.slow
+def test_every_agent_environment_and_result_has_a_page(site):
+    generated = site / "generated"
+    assert set(AGENTS) <= {page.name for page in (generated / "agents").iterdir()}
+    assert {*envs_jax.names(), "envpool", "gymnasium", "pgx"} <= {
+        page.name for page in (generated / "environments").iterdir()
+    }
+    learning = (generated / "results" / "learning" / "index.html").read_text()
+    for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
+        there = (
+            f'id="{result.stem}"' in learning
+            if result.parent.name == "learning"
+            else (generated / "results" / result.stem).is_dir()
+        )
+        assert there, result
+    for picture in (ROOT / "benchmarks" / "results").rglob("*.png"):
+        assert (generated / "results" / picture.name).exists()
+
+
+def test_public_names_are_what_the_packages_say(generate):
+    public = generate.public()
+    modules = {name for name in podracer.__all__ if f"podracer.{name}" in public}
+    assert modules == {"agents", "distributions", "nets", "returns", "spaces", "types"}
+    assert set(public["podracer"]) == set(podracer.__all__) - modules - {"__version__"}
+    assert "make" in public["podracer.agents.ppo"]
+    assert "Catch" in public["envs_jax.catch"]
+    assert not any("sebulba" in name or "anakin" in name for name in public)
+
+
+def test_a_folder_in_the_navigation_stands_for_its_pages(generate, tmp_path):
+    for name in ("a.md", "folder/b.md", "folder/index.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    asked = ["a.md", "missing.md", {"Folder": "folder/"}, {"Nothing": ["missing.md"]}]
+    assert generate.nav(asked, tmp_path) == ["a.md", {"Folder": ["folder/index.md", "folder/b.md"]}]
+
+
+def test_numbers_of_any_shape_become_tables(generate):
+    rows = generate.measurements.tables({"results": [{"a": 1, "b": [1.0, 3.0, 2.0]}, {"a": 20_000.4, "c": None}]})
+    assert "| | a | b | c |" in rows
+    assert "|  | 1 | 2 (1 to 3) |  |" in rows
+    assert "|  | 20,000 |  |  |" in rows
+    nested = generate.measurements.tables({"seconds": 1.5, "runs": [{"name": "x|y", "rows": [{"n": 1}, {"n": 2}]}]})
+    assert "| seconds | 1.5 |" in nested
+    assert "x\\|y" in nested
+    assert "## runs: 1: rows" in nested
+
+
+def metrics_in_code():
+    """The names of metrics that the library writes down."""
+    for path in ROOT.glob("podracer/**/*.py"):
+        if path.parent.name not in ("bench", "suite", "cli"):
+            yield from (found[0][1:-1] for found in re.finditer(f'"{METRIC.pattern}"', path.read_text()))
+
+
+def test_every_metric_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    listed = {found[0] for found in METRIC.finditer(page)}
+    stages = {f"sebulba/{stage}_share" for stage in ("environment", "inference", "transfer", "queue", "parameters")}
+    computed = {"episode/length"} | stages
+    assert set(metrics_in_code()) | computed == listed
