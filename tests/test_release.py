@@ -53,7 +53,9 @@ def test_version_changelog_and_citation_agree():
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted(ROOT.glob(".github/workflows/*.yml")), ROOT / ".pre-commit-config.yaml"], ids=str
+    "path",
+    [*sorted(ROOT.glob(".github/workflows/*.yml")), ROOT / ".pre-commit-config.yaml"],
+    ids=lambda path: path.name,
 )
 def test_yaml_files_parse_and_run_what_there_is(path):
     yaml = pytest.importorskip("yaml")
