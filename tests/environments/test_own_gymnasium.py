@@ -174,7 +174,7 @@ def test_packages_that_are_missing(monkeypatch):
         with pytest.raises(ValueError, match=message):
             environments.make(name)
         missing.clear()
-    missing |= {"envpool", "gymnasium"}
+    missing |= {"envpool", "gymnasium", "pgx"}
     assert environments.names() == list(envs_jax.names())
     with pytest.raises(
         ValueError, match=r"unknown environment 'CartPole-v1'; did you mean 'cartpole'\? Known: cartpole"
