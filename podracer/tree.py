@@ -156,7 +156,7 @@ def grow(step: Callable[..., Any], rule: Rule, variables: Any, seed: Seed, keep:
 
 def block() -> int:
     """Levels that are walked or backed up in a turn: turns cost launches on a GPU, and nearly nothing on CPU."""
-    return 4 if jax.default_backend() == "cpu" else 8
+    return 2 if jax.default_backend() == "cpu" else 8
 
 
 def kept(state: State) -> Tree:
