@@ -61,7 +61,7 @@ CLASSIC = {
 }
 
 BOARD = {
-    # 1024 lanes and bfloat16 towers are for an accelerator; this is for what 30 minutes of two cores can learn.
+    # What half an hour of two cores can learn (benchmarks/connect_four.py).
     ("alphazero", "connect_four"): Settings(
         {
             "considered": 7,
@@ -73,6 +73,7 @@ BOARD = {
         {},
         {"opening_plies": 20},
     ),
+    # For an accelerator; no result of it is measured yet.
     ("alphazero", "go_9x9"): Settings(
         {
             "rollout_length": 32,
