@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers learn lint docs dist bench clean
+.PHONY: demo test test-slow test-accelerator compilers learn lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -51,6 +51,9 @@ docs: $(VENV)/.core  ## the documentation site, in site/
 	$(BIN)/pip install --quiet --editable '.[docs,sebulba,gym,games]'
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f docs/generated/mkdocs.yml
+
+notebooks: $(VENV)/.test  ## run examples/notebooks and keep what they show; about ten minutes
+	$(BIN)/python docs/notebooks.py
 
 dist: $(VENV)/.core  ## sdist and wheel in dist/, checked; REPOSITORY=https://... makes README's links absolute
 	$(BIN)/pip install --quiet --editable '.[release]'

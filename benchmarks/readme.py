@@ -1,4 +1,4 @@
-"""README's tables, from the files of results: `python benchmarks/readme.py` writes them between their markers.
+"""Tables of README.md and docs/scale.md, from results: `python benchmarks/readme.py` writes them between their markers.
 
 `<!-- table: anakin -->` opens one and `<!-- end -->` closes it; nothing between them is written by hand.
 """
@@ -9,9 +9,11 @@ import json
 import pathlib
 import re
 
+import interconnects
 import learn
 
-README = pathlib.Path(__file__).parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).parent.parent
+README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 NETWORKS = {"cartpole": "CartPole, 64-64 MLP", "pong": "Pong, shallow network", "pong-resnet": "Pong, deep ResNet"}
@@ -49,25 +51,60 @@ def sebulba() -> list[str]:
     return lines
 
 
+def scaling() -> list[str]:
+    """The same work, or as much on each device, in several layouts."""
+    lines = [
+        "| | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    path = RESULTS / "scaling.json"
+    for row in json.loads(path.read_text())["results"] if path.exists() else []:
+        layout = f"{row['processes']} x {row['devices'] // row['processes']}"
+        low, high = row["time_ratio_range"]
+        apart, alone = (
+            f"{1e3 * row[n]:.1f} ms" if row.get(n) else "-" for n in ("apart_seconds", "all_reduce_seconds")
+        )
+        number = f"{row['all_reduces']}, {row['bytes'] / 1e3:.0f} kB" if row.get("all_reduces") else "-"
+        waiting = "-" if row.get("wait_share") is None else f"{row['wait_share']:.0%}"
+        lines.append(
+            f"| {SCALED[row['preset']]} | {layout} | {row['lanes']} | {1e3 * row['update_seconds']:.1f} ms "
+            f"| {row['time_ratio']:.2f} ({low:.2f} to {high:.2f}) | {apart} | {number} | {alone} | {waiting} |"
+        )
+    return lines
+
+
+SCALED = {"vtrace": "V-trace on catch", "ppo": "PPO on cartpole", "sebulba": "V-trace on EnvPool's CartPole, Sebulba"}
+"""What `podracer bench scaling` measures, by preset."""
+
+
 def _short(number: float) -> str:
     return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
 
 
-TABLES = {"learning": learn.table, "anakin": anakin, "sebulba": sebulba}
+TABLES = {
+    README: {"learning": learn.table, "anakin": anakin, "sebulba": sebulba},
+    SCALE: {
+        "scaling": scaling,
+        "all-reduces": interconnects.all_reduce_table,
+        "efficiency": interconnects.efficiency_table,
+    },
+}
+"""What fills the markers of each page."""
 
 
-def filled(text: str) -> str:
-    """A text with the tables between its markers as they are measured.
+def filled(page: pathlib.Path) -> str:
+    """The text of a page with the tables between its markers as they are measured.
 
     Raises:
       KeyError: for a table that there is not.
     """
 
     def table(found: re.Match[str]) -> str:
-        return "\n".join([found[1], *TABLES[found[2]](), "<!-- end -->"])
+        return "\n".join([found[1], *TABLES[page][found[2]](), "<!-- end -->"])
 
-    return re.sub(r"(<!-- table: (\w+) -->)\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+    return re.sub(r"(<!-- table: ([\w-]+) -->)\n.*?<!-- end -->", table, page.read_text(), flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    for page in TABLES:
+        page.write_text(filled(page))

@@ -1,7 +1,7 @@
 """Writes docs/generated/, the pages that are made from code and measurements: `python docs/generate.py`.
 
-One page for every public module, agent, environment and file of results, the command line's help, and a mkdocs.yml that
-inherits the one at the root and names every page. Nothing in that folder is edited or committed.
+One page for every public module, agent, environment, notebook and file of results, the command line's help, and a
+mkdocs.yml that inherits the one at the root and names every page. Nothing in that folder is edited or committed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["COLUMNS"] = "110"  # of help
 
 import measurements
+import notebooks
 import yaml
 from measurements import cell, learnt
 
@@ -241,10 +242,10 @@ def generate() -> None:
     (out / "results").mkdir(parents=True)
     for picture in measurements.RESULTS.rglob("*.png"):
         shutil.copy(picture, out / "results")
-    for pages in (api_pages, agent_pages, environment_pages, measurements.pages, cli_pages):
-        for name, text in pages():
-            (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text(text)
+    for pages in (api_pages, agent_pages, environment_pages, measurements.pages, cli_pages, notebooks.pages):
+        for name, content in pages():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
     navigation = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], DOCS)
     site = {"INHERIT": "../../mkdocs.yml", "docs_dir": "..", "site_dir": "../../site", "nav": navigation}
     (out / "mkdocs.yml").write_text(yaml.safe_dump(site, sort_keys=False))

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 import podracer
-from envs_jax.testing import check_environment
 from podracer import nets, spaces
 from podracer.types import EnvSpec, Transition
 
@@ -17,7 +16,10 @@ class State(NamedTuple):
 
 
 class Echo:
-    """Say what you see, ten times; reward 1 for every right answer. Ends by a time limit."""
+    """Say what you see, ten times; reward 1 for every right answer. Ends by a time limit.
+
+    `train` plays it for a second before; `envs_jax.testing.check_environment(Echo())` checks more.
+    """
 
     spec = EnvSpec("echo", spaces.Box(0.0, 1.0, (4,)), spaces.Discrete(4), max_episode_steps=10)
 
@@ -41,7 +43,6 @@ def apply(params, observation):
     return observation @ params["policy"], (observation @ params["value"])[:, 0]
 
 
-check_environment(Echo())
 network = nets.feed_forward(init, apply)
 result = podracer.train("vtrace", Echo(), network=network, total_steps=50_000, config={"learning_rate": 0.02})
 print(result.evaluate())

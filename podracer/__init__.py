@@ -13,12 +13,14 @@ from podracer.version import __version__
 if TYPE_CHECKING:
     from podracer import agents, distributions, nets, returns, spaces, types
     from podracer.driver import OutOfMemoryError, TrainingDivergedError
+    from podracer.pod.settings import Pod
     from podracer.policy import Actor
     from podracer.result import Result
     from podracer.run.checkpoint import CheckpointError
     from podracer.run.evaluation import Evaluation
     from podracer.run.experiment import RunConfig
     from podracer.run.export import load_policy
+    from podracer.run.processes import PeerError
     from podracer.sebulba.actor import ActorError
     from podracer.training import load, resume, train
 
@@ -28,6 +30,8 @@ __all__ = [
     "CheckpointError",
     "Evaluation",
     "OutOfMemoryError",
+    "PeerError",
+    "Pod",
     "Result",
     "RunConfig",
     "TrainingDivergedError",
@@ -50,6 +54,8 @@ _HOMES = {
     "CheckpointError": "run.checkpoint",
     "Evaluation": "run.evaluation",
     "OutOfMemoryError": "driver",
+    "PeerError": "run.processes",
+    "Pod": "pod.settings",
     "Result": "result",
     "RunConfig": "run.experiment",
     "TrainingDivergedError": "driver",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
@@ -151,6 +152,11 @@ class Driver(Protocol):
 
     @property
     def devices(self) -> list[Any]: ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of the devices that learn."""
+        ...
 
     def describe(self) -> str:
         """One line for people: lanes, shards, devices."""

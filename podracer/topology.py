@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -173,40 +174,68 @@ def make(
 
 @dataclasses.dataclass(frozen=True)
 class HostTopology:
-    """How a run with host environments is laid out: actor threads on their devices, and a mesh of learners.
+    """How a run with host environments is laid out: replicas of actor threads, and one mesh of learners.
+
+    A replica is what a host of the paper is: A actor threads, whose rollouts are learnt from in turn, and S / R of the
+    shards. An update learns from one rollout of every replica. Actors, lanes and shards are numbered by replica first,
+    so equal (S, R, A) give equal results on any number of processes and devices (docs/adr/0024-replicas.md).
 
     Attributes:
-      actors: the device of every actor thread.
-      mesh: the learner devices, with the one axis `data`.
+      actors: the device of every actor thread of this process, by replica.
+      mesh: the learner devices of all processes, with the one axis `data`.
       num_shards: S, logical shards of every trajectory.
-      num_envs: environment lanes over all actor threads.
+      num_envs: environment lanes over all actor threads of all replicas.
+      replicas: R.
+      processes: P, each of which has R / P replicas.
+      process: of these the one that this is.
+      devices: those of all processes, each once.
     """
 
     actors: tuple[Any, ...]
     mesh: Mesh
     num_shards: int
     num_envs: int
+    replicas: int
+    processes: int
+    process: int
+    devices: tuple[Any, ...]
+
+    @property
+    def replicas_here(self) -> int:
+        """Replicas of this process."""
+        return self.replicas // self.processes
+
+    @property
+    def threads(self) -> int:
+        """A, actor threads of a replica."""
+        return len(self.actors) // self.replicas_here
+
+    @property
+    def first_actor(self) -> int:
+        """The number of this process's first actor thread, among those of all."""
+        return self.process * len(self.actors)
 
     @property
     def envs_per_actor(self) -> int:
-        return self.num_envs // len(self.actors)
+        return self.num_envs // (self.replicas * self.threads)
+
+    @property
+    def shards_per_replica(self) -> int:
+        return self.num_shards // self.replicas
 
     @property
     def platform(self) -> str:
         return self.mesh.devices.flat[0].platform
 
-    @property
-    def devices(self) -> list[Any]:
-        """All devices, each once."""
-        return list(dict.fromkeys((*self.actors, *self.mesh.devices.flat)))
-
     def describe(self) -> str:
         """One line for people."""
-        actors, learners = len(set(self.actors)), self.mesh.size
         shared = set(self.actors) & set(self.mesh.devices.flat)
-        where = "1 shared" if shared else f"{actors} actor and {learners} learner"
+        learners = self.mesh.size
+        total = len(self.devices)
+        where = f"{total} shared" if shared else f"{total - learners} actor and {learners} learner"
+        each = f"{self.replicas} replicas of " if self.replicas > 1 else ""
         return (
-            f"{self.num_envs} environments in {len(self.actors)} actor thread(s), {self.num_shards} shard(s) on "
+            f"{self.num_envs} environments in {each}{self.threads} actor thread(s), {self.num_shards} shard(s) on "
             f"{where} {self.platform} device(s)"
         )
 
@@ -216,50 +245,100 @@ def make_host(
     num_envs: int | None,
     envs_per_actor: int,
     num_shards: int | None = None,
+    replicas: int | None = None,
     actor_devices: int | None = None,
     actor_threads: int = 1,
     updates_per_batch: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> HostTopology:
-    """Splits a host's devices into actors and learners (Hessel et al. 2021, "Sebulba").
+    """Splits every process's devices into actors and learners (Hessel et al. 2021, "Sebulba").
 
     Args:
       num_envs: lanes over all actor threads; `envs_per_actor` for each if None.
       envs_per_actor: the agent's default.
-      num_shards: S; one per learner device if None.
-      actor_devices: how many devices act; a quarter of them, at least one, if None (the paper's 1 to 3). A single
-        device acts and learns.
-      actor_threads: of every actor device.
+      num_shards: S; one per learner device, or replica where those are more, if None.
+      replicas: R; one per process if None. The replicas of a process share its devices out.
+      actor_devices: how many devices of a process act; a quarter of them, at least one, if None (the paper's 1 to 3).
+        A single device acts and learns.
+      actor_threads: of every actor device of a replica.
       updates_per_batch: how many parts of every shard's lanes are learnt from in turn.
-      devices: all local devices if None.
+      devices: all local devices if None; those of several processes by process.
 
     Raises:
-      ValueError: where there are too few devices, or lanes do not divide.
+      ValueError: where there are too few devices, or lanes, shards or replicas do not divide.
     """
     devices = list(devices if devices is not None else jax.local_devices())
-    acting = actor_devices or max(1, len(devices) // 4)
-    if acting >= len(devices) > 1:
-        raise ValueError(f"actor_devices={acting}: of {len(devices)} devices at least one must learn.")
-    learners = devices[acting:] or devices
-    if len(devices) == 1 and acting > 1:
+    owners = list(dict.fromkeys(device.process_index for device in devices))
+    here = jax.process_index() if len(owners) > 1 else owners[0]
+    by_process = [[device for device in devices if device.process_index == owner] for owner in owners]
+    local, P = by_process[owners.index(here)], len(owners)
+    acting = actor_devices or max(1, len(local) // 4)
+    if acting >= len(local) > 1:
+        raise ValueError(f"actor_devices={acting}: of {len(local)} devices at least one must learn.")
+    if len(local) == 1 and acting > 1:
         raise ValueError(f"actor_devices={acting}: there is 1 device, which acts and learns.")
-    actors = tuple(device for device in devices[:acting] for _ in range(actor_threads))
-    num_shards = num_shards or len(learners)
-    if num_shards % len(learners):
-        raise ValueError(
-            f"num_shards={num_shards} is not divisible by the {len(learners)} learner devices; "
-            f"use a multiple of {len(learners)}."
-        )
-    unit = len(actors) * num_shards * updates_per_batch
-    num_envs = num_envs or -(-envs_per_actor // (num_shards * updates_per_batch)) * unit
+    learners = [device for there in by_process for device in (there[acting:] or there)]
+    replicas = replicas or P
+    if replicas % P:
+        raise ValueError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
+    R, own = replicas, replicas // P
+    for what, number in (("actor", acting), ("learner", len(learners) // P)):
+        if number % own and own % number:
+            raise ValueError(
+                f"replicas={R}: the {own} of a process cannot share its {number} {what} devices out evenly; use "
+                f"{what} devices that divide them, or are a multiple."
+            )
+    each = max(1, acting // own)  # actor devices of a replica
+    actors = [local[(r * each + i) % acting] for r in range(own) for i in range(each) for _ in range(actor_threads)]
+    unit = math.lcm(len(learners), R)
+    num_shards = num_shards or unit
+    if num_shards % unit:
+        of = f"{len(learners)} learner devices" + (f" and {R} replicas" if R > 1 else "")
+        raise ValueError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
+    threads, shards_each = R * each * actor_threads, num_shards // R
+    unit = threads * shards_each * updates_per_batch
+    num_envs = num_envs or -(-envs_per_actor // (shards_each * updates_per_batch)) * unit
     if num_envs % unit:
         below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
+        of = f"{threads} actor thread(s) x {shards_each} shard(s)" + (" of a replica" if R > 1 else "")
         raise ValueError(
-            f"num_envs={num_envs} is not divisible by {len(actors)} actor thread(s) x {num_shards} shard(s) x "
-            f"{updates_per_batch} update(s) per batch; use {f'{below} or {above}' if below else above}."
+            f"num_envs={num_envs} is not divisible by {of} x {updates_per_batch} update(s) per batch; use "
+            f"{f'{below} or {above}' if below else above}."
         )
     mesh = Mesh(np.asarray(learners), (DATA_AXIS,), axis_types=(AxisType.Auto,))
-    return HostTopology(actors, mesh, num_shards, num_envs)
+    return HostTopology(tuple(actors), mesh, num_shards, num_envs, R, P, owners.index(here), tuple(devices))
+
+
+def here(tree: Any) -> Any:
+    """Arrays, whole, as this process's own; the processes of a pod must all ask at once."""
+    afar = [x for x in jax.tree.leaves(tree) if not x.is_fully_addressable]
+    if not afar:
+        return tree
+    if not all(x.is_fully_replicated for x in afar):
+        everywhere = NamedSharding(afar[0].sharding.mesh, PartitionSpec())
+        tree = jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+
+
+def spread(tree: Any, where: NamedSharding) -> Any:
+    """Arrays that every process has alike, as arrays of a mesh."""
+    return jax.tree.map(lambda x: jax.make_array_from_callback(np.shape(x), where, np.asarray(x).__getitem__), tree)
+
+
+def together(tree: Any, where: NamedSharding) -> Any:
+    """Arrays of which every process has its part, as arrays of a mesh."""
+
+    def whole(x: Any) -> jax.Array:
+        if is_key(x):
+            return jax.random.wrap_key_data(whole(jax.random.key_data(x)))
+        return jax.make_array_from_process_local_data(where, np.asarray(x))
+
+    return jax.tree.map(whole, tree)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array is of random keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def host_cpu(what: str) -> Any:
@@ -278,3 +357,21 @@ def host_cpu(what: str) -> Any:
             f"{what} needs JAX's CPU backend beside the accelerator's: add it to JAX_PLATFORMS, as in "
             "JAX_PLATFORMS=cuda,cpu."
         ) from None
+
+
+def host_cpus(what: str, mesh: Mesh) -> list[Any]:
+    """A CPU of every process that has devices of a mesh, in the order of the mesh.
+
+    Args:
+      what: needs them, for the message.
+      mesh: the devices.
+
+    Raises:
+      ValueError: where JAX was told not to use them.
+    """
+    processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
+    if len(processes) == 1:
+        return [host_cpu(what)]
+    host_cpu(what)
+    cpus = {device.process_index: device for device in reversed(jax.devices("cpu"))}
+    return [cpus[process] for process in processes]

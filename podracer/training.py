@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -19,10 +22,20 @@ from podracer.nets import Network
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
+from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
 from podracer.types import Agent, Environment, HostEnvironments
+
+if TYPE_CHECKING:
+    from podracer.pod.settings import Pod
+
+    Topology = Literal["local", "pod"] | Pod
+
+
+SHARED_SECONDS = 30.0
+"""How long a file that process 0 has written may take to be seen by the others."""
 
 
 def train(
@@ -41,6 +54,7 @@ def train(
     check: bool = True,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
+    topology: Topology = "local",
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -70,47 +84,125 @@ def train(
       log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
         it returns True, and where it raises, before the exception goes on.
       progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
+      topology: "local" for the devices of this process; "pod" for those of all processes of a cluster, each of which
+        calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
+      PeerError: where another process of a pod is gone or does not answer.
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
       TrainingDivergedError: where a metric is not finite; checkpoints until then are kept.
       OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
     """
-    names: Mapping[str, str] = {}
-    if preset or protocol:
-        if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
-            asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
-            raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
-        given = presets.Settings(config or {}, run_settings, env_options or {})
-        merged = presets.merge(agent, environment, preset, protocol, given)
-        config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
-    run = configs.from_json(RunConfig, run_settings)
-    run = dataclasses.replace(run, population=configs.members(run.population, hyper))
-    directory = pathlib.Path(run_dir) if run_dir is not None else None
-    if resume:
-        if directory is None:
-            raise ValueError("resume=True needs the run_dir of the run to continue.")
-        run = rundir.adopt_layout(run, directory)
-    experiment = resolve(agent, environment, run, config=config, env_options=env_options, network=network, hyper=hyper)
-    experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
-    _use_compilation_cache()
-    if check and not resume and not isinstance(environment, str):
-        _check(experiment.environment)
-    # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-    experiment.driver.check()
-    source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
-    if source:
-        transferred(source, experiment.driver.like().learner)
-        experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
-    notes = rundir.prepare(directory, experiment.description, resume) if directory is not None else []
-    with memory_explained(), StopSignal() as stop:
-        result = Session(experiment, directory, resume, log, progress, stop, source, notes).run()
-    if progress and result.summary["complete"]:
-        print(result)
-    return result
+    with _start(topology) as processes:
+        names: Mapping[str, str] = {}
+        if preset or protocol:
+            if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+                asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+                raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+            given = presets.Settings(config or {}, run_settings, env_options or {})
+            merged = presets.merge(agent, environment, preset, protocol, given)
+            config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
+        run = configs.from_json(RunConfig, run_settings)
+        run = dataclasses.replace(run, population=configs.members(run.population, hyper))
+        directory = _shared(run_dir, processes)
+        if resume:
+            if directory is None:
+                raise ValueError("resume=True needs the run_dir of the run to continue.")
+            run = rundir.adopt_layout(run, directory)
+        parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
+        experiment = resolve(agent, environment, run, **parts, devices=_devices())
+        experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
+        _use_compilation_cache()
+        if check and not resume and not isinstance(environment, str):
+            _check(experiment.environment)
+        # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
+        experiment.driver.check()
+        source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+        if source:
+            transferred(source, experiment.driver.like().learner)
+            experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+        processes.agree(configs.to_json(experiment.description))
+        notes = _prepare(directory, experiment.description, resume, processes) if directory is not None else []
+        with memory_explained(), StopSignal() as stop:
+            result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
+        if progress and result.summary["complete"] and processes.is_first:
+            print(result)
+        return result
+
+
+def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[Processes]:
+    """The processes that share the run, which hear of each other's errors within.
+
+    Raises:
+      ValueError: for a topology that there is not, or no cluster.
+      PeerError: where not all come.
+    """
+    if isinstance(topology, Processes):
+        return contextlib.nullcontext(topology)  # `resume` has begun with them
+    if topology == "local":
+        return ALONE
+    from podracer.pod import peers, settings  # which a local run has no use for
+
+    if topology != "pod" and not isinstance(topology, settings.Pod):
+        raise ValueError(f"topology={topology!r}: there are 'local', 'pod' and podracer.Pod(...).")
+    return peers.start(settings.Pod() if topology == "pod" else topology)
+
+
+def _devices() -> list[Any]:
+    """Those of all processes, in an order that is the same in each."""
+    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+
+
+def _shared(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib.Path | None:
+    """The run directory of process 0, which may have chosen a new one; all must see it, for all write checkpoints.
+
+    Raises:
+      ValueError: where they do not.
+    """
+    told = processes.told(None if run_dir is None else str(run_dir))
+    if told is None or processes.count == 1:
+        return None if told is None else pathlib.Path(told)
+    directory, proof = pathlib.Path(told), secrets.token_hex(8)
+    mark = directory / f".shared-{processes.told(proof)}"
+    if processes.is_first:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            processes.everyones(False)
+            raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+    until = time.monotonic() + SHARED_SECONDS
+    while not mark.exists() and time.monotonic() < until:
+        time.sleep(0.1)  # a network's file system may be late
+    blind = [str(i) for i, seen in enumerate(processes.everyones(mark.exists())) if not seen]
+    if processes.is_first:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise ValueError(
+            f"run_dir {directory} is not shared: process {', '.join(blind)} cannot see what 0 writes there."
+        )
+    return directory
+
+
+def _prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool, processes: Processes) -> list[str]:
+    """`rundir.prepare` by process 0, and what came of it in all.
+
+    Raises:
+      ValueError: as there, in all processes.
+    """
+    found: dict[str, Any] = {}
+    if processes.is_first:
+        try:
+            found = {"notes": rundir.prepare(directory, description, resume)}
+        except ValueError as error:
+            found = {"error": str(error)}
+    found = processes.told(found)
+    if "error" in found:
+        raise ValueError(found["error"])
+    return found["notes"]
 
 
 def _check(environment: Environment | HostEnvironments) -> None:
@@ -138,6 +230,7 @@ def resume(
     total_steps: int | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
+    topology: Topology = "local",
 ) -> Result:
     """Continues the run in a directory, with the settings that are written there.
 
@@ -149,20 +242,24 @@ def resume(
       network: the run's own network, if it had one.
       log: as in `train`.
       progress: as in `train`.
+      topology: as in `train`; a run may be continued on other processes and devices than it began on.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
       TypeError: for an environment that breaks the protocol.
       TrainingDivergedError: as in `train`.
       CheckpointError: as in `train`.
+      PeerError: as in `train`.
     """
-    directory = pathlib.Path(run_dir)
-    stored = rundir.read(directory)
-    parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
-    run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
-    begun = checkpoint.there_are(directory)
-    source = None if begun else stored.get("init_from")
-    return train(**parts, run_dir=directory, resume=True, init_from=source, log=log, progress=progress, **run)
+    with _start(topology) as processes:
+        directory = pathlib.Path(run_dir)
+        stored = rundir.read(directory)
+        parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
+        run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
+        begun = checkpoint.there_are(directory)
+        source = None if begun else stored.get("init_from")
+        how = {"log": log, "progress": progress, "topology": processes}
+        return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
 
 
 def load(

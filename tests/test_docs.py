@@ -120,15 +120,16 @@ def test_a_guide_runs(page, monkeypatch, tmp_path):
         exec(code_of(page), {"__name__": page.stem})
 
 
-def test_readme_has_the_results_that_are_committed(monkeypatch):
+def test_pages_have_the_results_that_are_committed(monkeypatch):
     """`python benchmarks/readme.py` writes them, from benchmarks/results."""
-    for name in ("learn", "readme"):
+    for name in ("interconnects", "learn", "readme"):
         path = ROOT / "benchmarks" / f"{name}.py"
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         monkeypatch.setitem(sys.modules, name, module)
         module.__spec__.loader.exec_module(module)
     learn, readme = sys.modules["learn"], sys.modules["readme"]
-    text = readme.README.read_text()
-    assert readme.filled(text) == text
-    assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(readme.TABLES)
+    for page, tables in readme.TABLES.items():
+        text = page.read_text()
+        assert readme.filled(page) == text
+        assert set(re.findall(r"<!-- table: ([\w-]+) -->", text)) == set(tables)
     assert {line.split("`")[1] for line in learn.table()[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}

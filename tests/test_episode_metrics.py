@@ -16,7 +16,6 @@ import pytest
 
 from envs_jax import gym, testing
 from podracer import agents
-from podracer.anakin import program
 from podracer.driver import episode_means
 from podracer.environments import adopt
 from podracer.environments.gymnasium import GymnasiumOptions
@@ -62,7 +61,7 @@ def test_anakin() -> None:
     config = agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,))
     agent = agents.vtrace.make(environment.spec, config)
     prog = harness.make_program(agent, environment, num_envs=B)
-    _, report = prog.step(harness.initial(prog, agent, [0]), program.Limits.of(10**9, 10**9, 4))
+    _, report = prog.step(harness.initial(prog, agent, [0]), prog.limits(10**9, 10**9, 4))
     check(jax.device_get(report.episodes))
     plain = harness.make_program(agent, counting.CountingEnvironment(), num_envs=B)
     names = [str(path) for path, _ in jax.tree.leaves_with_path(plain.like())]

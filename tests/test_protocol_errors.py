@@ -13,7 +13,6 @@ import podracer
 from envs_jax import testing
 from podracer import spaces
 from podracer.anakin import runner
-from podracer.anakin.program import Limits
 from podracer.types import EnvSpec, Transition
 
 SPACE = spaces.Box(-1.0, 1.0, (2,))
@@ -219,7 +218,7 @@ def test_weak_types_are_not_an_error(monkeypatch):
     compiled = []
 
     def compile_step(program, state):
-        compiled.append(jax.eval_shape(program.step, program.like(), Limits.of(0, 1, 0)))
+        compiled.append(jax.eval_shape(program.step, program.like(), program.like_limits()))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "compile_step", compile_step)

@@ -14,7 +14,6 @@ from jax import lax
 import envs_jax
 import podracer
 from podracer import agents, nets, replay
-from podracer.anakin import program
 from podracer.learning import learner
 from podracer.types import Replay, TimeStep, Trajectory
 
@@ -429,7 +428,7 @@ def test_a_run_copies_no_ring(name):
     prog = harness.make_program(agent, catch, num_envs=8)
     like = prog.like()
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.experience.ring))
-    memory = prog.step.lower(like, program.Limits.of(1, 1, 1)).compile().memory_analysis()
+    memory = prog.step.lower(like, prog.like_limits()).compile().memory_analysis()
     assert size > 5e7
     assert memory.temp_size_in_bytes < size / 5
 

@@ -25,7 +25,7 @@ def generate():
         patch.syspath_prepend(ROOT / "docs")  # as `python docs/generate.py` has it
         patch.setenv("COLUMNS", "110")
         yield importlib.import_module("generate")
-        for name in ("generate", "measurements"):
+        for name in ("generate", "measurements", "notebooks"):
             del sys.modules[name]
 
 
@@ -56,12 +56,14 @@ def test_every_public_name_is_on_the_site(site, generate):
 
 
 @pytest.mark.slow
-def test_every_agent_environment_and_result_has_a_page(site):
+def test_every_agent_environment_notebook_and_result_has_a_page(site):
     generated = site / "generated"
     assert set(AGENTS) <= {page.name for page in (generated / "agents").iterdir()}
     assert {*envs_jax.names(), "envpool", "gymnasium", "pgx"} <= {
         page.name for page in (generated / "environments").iterdir()
     }
+    notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
+    assert notebooks <= {page.name for page in (generated / "notebooks").iterdir()}
     learning = (generated / "results" / "learning" / "index.html").read_text()
     for result in (ROOT / "benchmarks" / "results").rglob("*.json"):
         there = (

@@ -75,6 +75,58 @@ def test_lanes_must_divide_over_shards(num_envs: int, advice: str) -> None:
         topology.make(num_envs=num_envs, envs_per_device=1, num_shards=4, devices=devices(2))
 
 
+class Remote:
+    """A device of another process."""
+
+    def __init__(self, process_index: int):
+        self.process_index = process_index
+        self.platform = "cpu"
+
+
+@pytest.mark.parametrize(
+    ("processes", "each", "settings", "expected"),
+    [
+        # actors here, threads of a replica, learners, shards, environments of an actor, all of them
+        (1, 1, {}, (1, 1, 1, 1, 4, 4)),
+        (1, 8, {"actor_threads": 2}, (4, 4, 6, 6, 6, 24)),
+        (2, 2, {}, (1, 1, 2, 2, 4, 8)),
+        (1, 4, {"replicas": 2, "actor_devices": 2}, (2, 1, 2, 2, 4, 8)),
+        (1, 1, {"replicas": 2}, (2, 1, 1, 2, 4, 8)),
+        (1, 1, {"replicas": 2, "num_shards": 8, "actor_threads": 3}, (6, 3, 1, 8, 4, 24)),
+        (2, 8, {"replicas": 4, "actor_devices": 4}, (4, 2, 8, 8, 4, 32)),
+        (2, 3, {"replicas": 8, "actor_devices": 1}, (4, 1, 4, 8, 4, 32)),
+    ],
+)
+def test_layout_of_replicas(processes: int, each: int, settings: dict, expected: tuple) -> None:
+    """Equal replicas, shards and threads are equal runs, on any processes."""
+    own = [Remote(0) for _ in range(each)]
+    there = own + [Remote(i) for i in range(1, processes) for _ in range(each)]
+    made = topology.make_host(num_envs=None, envs_per_actor=4, devices=there, **settings)
+    found = (len(made.actors), made.threads, made.mesh.size, made.num_shards, made.envs_per_actor, made.num_envs)
+    assert found == expected
+    assert set(made.actors) <= set(own)
+    assert made.replicas_here * processes == made.replicas
+    assert made.devices == tuple(there)
+    assert str(made.num_envs) in made.describe()
+
+
+@pytest.mark.parametrize(
+    ("processes", "each", "settings", "message"),
+    [
+        (2, 1, {"replicas": 3}, r"replicas=3 is not divisible by the 2 processes; use a multiple of 2\."),
+        (1, 4, {"replicas": 2}, r"replicas=2: the 2 of a process cannot share its 3 learner devices out evenly"),
+        (1, 8, {"replicas": 2, "actor_devices": 3}, r"cannot share its 3 actor devices out evenly"),
+        (2, 2, {"num_shards": 3}, r"num_shards=3 is not divisible by the 2 learner devices and 2 replicas; .* of 2\."),
+        (2, 2, {"num_envs": 3}, r"num_envs=3 is not divisible by 2 actor thread\(s\) .* use 2 or 4\."),
+        (2, 2, {"actor_devices": 2}, r"actor_devices=2: of 2 devices at least one must learn"),
+    ],
+)
+def test_replicas_must_divide(processes: int, each: int, settings: dict, message: str) -> None:
+    there = [Remote(i) for i in range(processes) for _ in range(each)]
+    with pytest.raises(ValueError, match=message):
+        topology.make_host(**{"num_envs": None, "envs_per_actor": 4, "devices": there} | settings)
+
+
 def test_what_is_traced_is_for_the_platform_that_was_said():
     assert topology.platform() == jax.default_backend() == "cpu"
     assert topology.on_cpu()

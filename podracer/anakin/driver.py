@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from podracer import spaces
+from podracer import spaces, topology
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import require_room
@@ -44,6 +45,10 @@ class Anakin:
         self._compiled: runner.Compiled | None = None
 
     @property
+    def mesh(self) -> Mesh:
+        return self._layout.mesh
+
+    @property
     def devices(self) -> list[Any]:
         return list(self._layout.mesh.devices.flat)
 
@@ -57,7 +62,7 @@ class Anakin:
     def check(self) -> None:
         like = self.program.like()
         require_room(like.experience, self.devices)
-        jax.eval_shape(self.program.step, like, program.Limits.of(0, 1, 0))
+        jax.eval_shape(self.program.step, like, self.program.like_limits())
 
     def init(self) -> RunState:
         hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}
@@ -85,6 +90,7 @@ class Anakin:
         updates = -(-total_steps // self._rows_per_update)
         return runner.run(
             self._compiled.call,
+            self.program.limits,
             state,
             total_steps=total_steps,
             next_milestone=next_milestone,
@@ -105,11 +111,11 @@ class Anakin:
         rewards = "" if np.all(np.isfinite(episodes.return_sum)) else "the environment's rewards are not finite"
         if isinstance(self._spec.action_space, spaces.Box):
             return rewards  # the actions are not finite either by now, and so what lanes show
-        lanes = jax.device_get(state.actors.lanes)
+        lanes, lane = jax.device_get(topology.here((state.actors.lanes, state.actors.lane)))
         for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
-            bad = ~np.isfinite(leaf).reshape(*state.actors.lane.shape, -1).all(axis=-1)
+            bad = ~np.isfinite(leaf).reshape(*lane.shape, -1).all(axis=-1)
             if bad.any():
-                return f"the environment's {what} is not finite in lane {np.asarray(state.actors.lane)[bad][0]}"
+                return f"the environment's {what} is not finite in lane {lane[bad][0]}"
         return rewards
 
 

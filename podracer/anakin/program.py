@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -51,19 +52,18 @@ class Member(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How far one call goes: `until` environment steps or `max_updates` (int32) updates, whichever is first.
+    """How far one call goes: `until` environment steps or `max_updates` updates, whichever is first.
 
-    `total_steps` is what schedules run over. Scalars, the same on every device.
+    Attributes:
+      until: the same on every device.
+      total_steps: what schedules run over, the same on every device.
+      max_updates: int32 [population, data], one for each device of the mesh, of which the least counts: processes that
+        share a program take what they know of clocks and signals into it as votes. 0 does nothing, and so stops all.
     """
 
     until: Counter
     total_steps: Counter
     max_updates: jax.Array
-
-    @classmethod
-    def of(cls, until: int, total_steps: int, max_updates: int) -> Limits:
-        """The limits as arrays."""
-        return cls(Counter.of(until), Counter.of(total_steps), jnp.int32(max_updates))
 
 
 class Report(NamedTuple):
@@ -76,6 +76,7 @@ class Report(NamedTuple):
       num_updates: int32; updates of the learner since the run began.
       env_steps: real transitions since the run began.
       finite: bool; every metric of every update was a finite number.
+      max_updates: int32; what the votes came to.
     """
 
     metrics: Metrics
@@ -84,6 +85,7 @@ class Report(NamedTuple):
     num_updates: jax.Array
     env_steps: Counter
     finite: jax.Array
+    max_updates: jax.Array
 
 
 class Program(NamedTuple):
@@ -92,12 +94,16 @@ class Program(NamedTuple):
     Attributes:
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
       like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
-      step: `(RunState, Limits) -> (RunState, Report)`; donates the state.
+      step: `(RunState, Limits) -> (RunState, Report)`; donates the state. The report is whole on every device.
+      limits: `(until, total_steps, max_updates) -> Limits` of ints; the votes are those of this process's devices.
+      like_limits: the shapes, dtypes and shardings of `Limits`, for compiling.
     """
 
     init: Callable[..., RunState]
     like: Callable[[], RunState]
     step: Callable[..., tuple[RunState, Report]]
+    limits: Callable[[int, int, int], Limits]
+    like_limits: Callable[[], Limits]
 
 
 def make(agent: Agent, environment: Environment, layout: Topology, settings: Settings) -> Program:
@@ -109,12 +115,10 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
     state_specs = _by_part(PartitionSpec)
 
-    def init_member(seed: jax.Array, hyper: dict[str, jax.Array]) -> Member:
+    def init_member(seed: jax.Array, hyper: dict[str, jax.Array], own: jax.Array) -> Member:
         learner_key, actor_key, _ = run_keys(seed)
         state = agent.init(learner_key, hyper)
-        actors = jax.vmap(lambda shard: _init_actors(agent, environment, layout, actor_key, shard))(
-            jnp.arange(shards, dtype=jnp.int32)
-        )
+        actors = jax.vmap(lambda shard: _init_actors(agent, environment, layout, actor_key, shard))(own)
         return Member(state, actors, Counter.of(0), ())
 
     def empty_ring(member: Member) -> ArrayTree:
@@ -123,30 +127,50 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         ring = jax.eval_shape(lambda m: learning.ring(trajectory(m)), member)
         return jax.tree.map(lambda x: jnp.zeros((population, shards, *x.shape), x.dtype), ring)
 
+    def members(seeds: jax.Array, hyper: dict[str, jax.Array], own: jax.Array) -> RunState:
+        """The state of some members and shards, but for the ring."""
+        if seeds.shape[0] == 1:
+            member = init_member(seeds[0], {name: value[0] for name, value in hyper.items()}, own)
+            return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
+        return jax.vmap(lambda seed, hyper: init_member(seed, hyper, own))(seeds, hyper).joined(learning.counts())
+
     @topology.compiling_for(layout.platform)
     def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        # Jitting without output shardings and placing afterwards keeps the program the same on any mesh.
-        if population == 1:
-            member = init_member(seeds[0], {name: value[0] for name, value in hyper.items()})
-            return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
-        return jax.vmap(init_member)(seeds, hyper).joined(learning.counts())
+        """Made where it lives: a device makes its own shards, and of the learner what all make alike."""
+        own = shards // layout.mesh.shape[DATA_AXIS]
+        first = own * lax.axis_index(DATA_AXIS)
+        return members(seeds, hyper, first + jnp.arange(own, dtype=jnp.int32))
+
+    def whole(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
+        return members(seeds, hyper, jnp.arange(shards, dtype=jnp.int32))
 
     @topology.compiling_for(layout.platform)
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
         return _run(agent, environment, settings, learning, state, limits)
 
+    everywhere: Any = PartitionSpec()
+    votes_spec: Any = PartitionSpec(POPULATION_AXIS, DATA_AXIS)
+    limits_specs = Limits(everywhere, everywhere, votes_spec)
     mapped = jax.shard_map(
         step,
         mesh=layout.mesh,
-        in_specs=(state_specs, PartitionSpec()),
-        out_specs=(state_specs, PartitionSpec(POPULATION_AXIS)),
+        in_specs=(state_specs, limits_specs),
+        out_specs=(state_specs, everywhere),
         # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
         check_vma=False,
     )
-    init_jit = jax.jit(init, compiler_options=topology.quick_to_compile(layout.platform))
+    by_member = PartitionSpec(POPULATION_AXIS)
+    mapped_init = jax.shard_map(
+        init,
+        mesh=layout.mesh,
+        in_specs=(by_member, by_member),
+        out_specs=state_specs._replace(experience=Experience(everywhere, ())),
+        check_vma=False,
+    )
+    init_jit = jax.jit(mapped_init, compiler_options=topology.quick_to_compile(layout.platform))
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        state = place(init_jit(seeds, hyper), layout)
+        state = init_jit(seeds, hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
         # Made where it will be: one device might not hold all of it.
         make_ring = jax.jit(lambda: empty_ring(one), out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
@@ -154,7 +178,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
 
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
-        state = jax.eval_shape(init, jnp.zeros(population, jnp.int32), hyper)
+        state = jax.eval_shape(whole, jnp.zeros(population, jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
         ring = jax.eval_shape(lambda: empty_ring(one))
         state = state._replace(experience=state.experience._replace(ring=ring))
@@ -162,13 +186,21 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(layout), state)
         )
 
+    votes = layout.sharding(POPULATION_AXIS, DATA_AXIS)
+
+    def limits(until: int, total_steps: int, max_updates: int) -> Limits:
+        vote = np.full(layout.mesh.devices.shape, max_updates, np.int32)
+        votes_here = jax.make_array_from_callback(vote.shape, votes, vote.__getitem__)
+        return Limits(Counter.of(until), Counter.of(total_steps), votes_here)
+
+    def like_limits() -> Limits:
+        counter = jax.eval_shape(lambda: Counter.of(0))
+        like_votes: Any = jax.ShapeDtypeStruct(layout.mesh.devices.shape, jnp.int32, sharding=votes)
+        return Limits(counter, counter, like_votes)
+
     options = topology.compiler_options(layout.platform)
-    return Program(init=start, like=like, step=jax.jit(mapped, donate_argnums=0, compiler_options=options))
-
-
-def place(state: RunState, layout: Topology) -> RunState:
-    """Puts a run's state on its mesh."""
-    return jax.device_put(state, _shardings(layout))
+    step_jit = jax.jit(mapped, donate_argnums=0, compiler_options=options)
+    return Program(start, like, step_jit, limits, like_limits)
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
@@ -245,6 +277,7 @@ def _run(
             state.learner.num_updates,
             state.env_steps,
             finite,
+            report.max_updates,
         )
         return state, report, wanted(report)
 
@@ -252,7 +285,7 @@ def _run(
         behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until)) & report.finite
         # Every device must take the same decision, for the loop holds collectives; those of a member agree already.
         anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), POPULATION_AXIS) > 0
-        return anyone & (jnp.max(report.updates) < limits.max_updates)
+        return anyone & (jnp.max(report.updates) < report.max_updates[0])
 
     _, metrics, episodes = jax.eval_shape(update, state)
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
@@ -264,9 +297,10 @@ def _run(
         state.learner.num_updates,
         state.env_steps,
         jnp.ones(members, bool),
+        jnp.full(members, lax.pmin(limits.max_updates[0, 0], (POPULATION_AXIS, DATA_AXIS))),
     )
     state, report, _ = lax.while_loop(lambda carry: carry[2], body, (state, nothing, wanted(nothing)))
-    return state, report
+    return state, lax.all_gather(report, POPULATION_AXIS, tiled=True)
 
 
 def _update_shard(

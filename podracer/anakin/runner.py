@@ -14,6 +14,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from podracer import topology
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
 from podracer.learning.learner import means
@@ -41,13 +42,14 @@ class Compiled:
 def compile_step(program: Program, state: RunState) -> Compiled:
     """Traces and compiles a program's step for a state."""
     start = time.perf_counter()
-    compiled = program.step.lower(state, Limits.of(0, 1, 0)).compile()
+    compiled = program.step.lower(state, program.like_limits()).compile()
     seconds = time.perf_counter() - start
     return Compiled(compiled, seconds, program_bytes(compiled))
 
 
 def run(
     step: Callable[..., tuple[RunState, Report]],
+    limits: Callable[[int, int, int], Limits],
     state: RunState,
     *,
     total_steps: int,
@@ -60,8 +62,12 @@ def run(
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `should_stop()`.
 
+    What is done next is a function of reports alone, which are the same in all processes that share the program: what
+    a process knows of its clock and of signals it votes.
+
     Args:
       step: the compiled step; donates its state.
+      limits: the program's.
       state: where to begin; consumed.
       total_steps: real transitions per member.
       next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is to be called next, at most `total_steps`.
@@ -78,23 +84,23 @@ def run(
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
     reader = _Reader(state, on_progress, culprit)
-    env_steps = reader.env_steps
     per_call, pending = 1, None
-    while env_steps < total_steps:
-        target = next_milestone(env_steps)
-        while env_steps < target and not should_stop():
-            state, report = step(state, Limits.of(target, total_steps, per_call))
+    while reader.env_steps < total_steps:
+        target = next_milestone(reader.env_steps)
+        while reader.env_steps < target and not reader.stopped:
+            vote = 0 if should_stop() else per_call
+            state, report = step(state, limits(target, total_steps, vote))
             if pending is not None:
-                env_steps, per_call = reader.read(pending, state, per_call, max_updates_per_call)
+                per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = report
         if pending is not None:
-            env_steps, per_call = reader.read(pending, state, per_call, max_updates_per_call)
+            per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = None
-        if should_stop():
-            return state, env_steps >= total_steps
-        if env_steps >= target:
-            on_milestone(state, env_steps)
+        if reader.env_steps >= target:
+            on_milestone(state, reader.env_steps)
             reader.restart_clock()
+        elif reader.stopped:
+            return state, False
     return state, True
 
 
@@ -103,9 +109,10 @@ class _Reader:
 
     def __init__(self, state: RunState, on_progress: Callable[[Progress], None], culprit: Callable[..., str]):
         self._on_progress, self._culprit = on_progress, culprit
-        self._steps = counter_values(state.env_steps)
-        self._updates = int(np.max(jax.device_get(state.learner.num_updates)))
+        env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
+        self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
         self._clock = time.perf_counter()
+        self.stopped = False
 
     @property
     def env_steps(self) -> int:
@@ -114,14 +121,15 @@ class _Reader:
     def restart_clock(self) -> None:
         self._clock = time.perf_counter()
 
-    def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> tuple[int, int]:
-        """Waits for a report; returns the steps done and how many updates the next call should do."""
+    def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> int:
+        """Waits for a report; returns how many updates the next call should do."""
         report = jax.device_get(report)
+        self.stopped |= not report.max_updates[0]
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         updates = int(np.max(report.updates))
         if not updates:
-            return self.env_steps, per_call
+            return per_call
         steps = counter_values(report.env_steps)
         transitions = int((steps - self._steps).sum())
         self._steps, self._updates = steps, int(np.max(report.num_updates))
@@ -132,4 +140,4 @@ class _Reader:
         metrics |= episode_means(report.episodes)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
-        return self.env_steps, max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))
+        return max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

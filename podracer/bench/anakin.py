@@ -7,16 +7,19 @@ import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tyro
 
 import envs_jax
 from podracer import config as configs
 from podracer import spaces, topology
 from podracer.anakin import program, runner
+from podracer.anakin.program import Limits
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
 from podracer.driver import RunState, counter_values
 from podracer.learning import collectives
@@ -137,7 +140,7 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
     agent = make_agent(name, environment, PRESETS[name])
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
     T = agent.config.rollout_length
-    training = _trainer(agent, environment, layout, T)
+    training = trainer(agent, environment, layout, T)
     measured: dict[str, Measured] = {
         "environment": _environment_only(agent, environment, layout, T),
         "acting": _acting_only(agent, environment, layout, T),
@@ -169,19 +172,19 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
     }
 
 
-class _Training:
-    """The whole program; n updates in one call."""
+class Training:
+    """The whole program; n updates in one call, or as many as the process that asks for the least."""
 
-    def __init__(self, compiled: runner.Compiled, state: RunState, rows_per_update: int):
-        self.compiled = compiled
+    def __init__(self, compiled: runner.Compiled, state: RunState, limits: Callable[..., Limits], rows_per_update: int):
+        self.compiled, self._limits = compiled, limits
         self._state, self._rows = state, rows_per_update
         self._updates = 0
 
     def __call__(self, n: int) -> int:
-        self._state, report = self.compiled.call(self._state, program.Limits.of(2**50, 2**50, n))
-        jax.block_until_ready(report)
-        self._updates += n
-        return n * self._rows
+        self._state, report = self.compiled.call(self._state, self._limits(2**50, 2**50, n))
+        done = int(np.max(jax.device_get(report.updates)))
+        self._updates += done
+        return done * self._rows
 
     @property
     def transitions_share(self) -> float:
@@ -200,20 +203,21 @@ def _environment_only(agent: Agent, environment: Environment, layout: topology.T
         return jax.vmap(space.sample)(jax.random.split(key, B)), {}, memory  # type: ignore[union-attr]
 
     idle = agent._replace(act=act, learn=_learn_nothing, start=lambda lanes, num_lanes: ())
-    return _trainer(idle, environment, layout, T)
+    return trainer(idle, environment, layout, T)
 
 
 def _acting_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
     """Rollouts into a trajectory as training does them, without learning."""
-    return _trainer(agent._replace(learn=_learn_nothing), environment, layout, T)
+    return trainer(agent._replace(learn=_learn_nothing), environment, layout, T)
 
 
-def _trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> _Training:
+def trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Training:
     anakin = program.make(agent, environment, layout, program.Settings(T))
-    hyper = {k: jnp.full((1,), v, jnp.float32) for k, v in agent.hyper.items()}
-    state = anakin.init(jnp.zeros(1, jnp.int32), hyper)
+    members = layout.population
+    hyper = {k: jnp.full((members,), v, jnp.float32) for k, v in agent.hyper.items()}
+    state = anakin.init(jnp.arange(members, dtype=jnp.int32), hyper)
     compiled = runner.compile_step(anakin, state)
-    return _Training(compiled, state, T * layout.num_envs)
+    return Training(compiled, state, anakin.limits, T * layout.num_envs)
 
 
 def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:

@@ -160,11 +160,11 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     )
     driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
     compile_seconds = driver.compile(driver.init())
-    acting, training = Acting(driver, layout), _Training(driver, layout)
+    acting, training = Acting(driver, layout), Training(driver, layout)
     measured: dict[str, Measured] = {"acting": acting, "training": training}
     crews = [acting.crew, training.crew]
     if len(layout.devices) > 1:
-        fetching = _Training(driver, layout, fetch=True)
+        fetching = Training(driver, layout, fetch=True)
         measured["fetching"] = fetching
         crews.append(fetching.crew)
     plain = yardstick("plain_actor.py")
@@ -215,13 +215,13 @@ class Acting:
 
     def __call__(self, n: int) -> int:
         for number in range(n):
-            rollout = self.crew.next_rollout(number, lambda: False)
-            assert rollout is not None
-            jax.block_until_ready(rollout.trajectory)
+            rollouts = self.crew.next_rollouts(number, lambda: False)
+            assert rollouts is not None
+            jax.block_until_ready([rollout.trajectory for rollout in rollouts])
         return n * self._rows
 
 
-class _Training(Acting):
+class Training(Acting):
     """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place.
 
     `stages` says where the time of the last call went.
@@ -230,18 +230,18 @@ class _Training(Acting):
     def __init__(self, driver: Sebulba, layout: topology.HostTopology, fetch: bool = False):
         learning = driver.learning
         if fetch:
-            driver.learning = learning._replace(spread=lambda trajectory: trajectory)
+            driver.learning = learning._replace(spread=lambda trajectory, replica: trajectory)
         super().__init__(driver, layout)
         driver.learning = learning
         if fetch:
             crew: Any = self.crew
-            take = crew.next_rollout
+            take = crew.next_rollouts
 
-            def next_rollout(*arguments: Any) -> Any:
-                rollout = take(*arguments)
-                return rollout and rollout._replace(trajectory=learning.spread(rollout.trajectory))
+            def next_rollouts(*arguments: Any) -> Any:
+                rollouts = take(*arguments)
+                return rollouts and [r._replace(trajectory=learning.spread(r.trajectory)) for r in rollouts]
 
-            crew.next_rollout = next_rollout
+            crew.next_rollouts = next_rollouts
         self.stages: dict[str, float] = {}
         self._learner = driver.learner(driver.init())
 

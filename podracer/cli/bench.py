@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podracer.bench import anakin, dqn, replay, search, sebulba
+from podracer.bench import anakin, dqn, replay, scaling, search, sebulba
 from podracer.cli.arguments import InputError, parse
 
 
@@ -25,4 +25,5 @@ BENCHES: dict[str, tuple[type, Callable[..., int]]] = {
     "dqn": (dqn.DQNArguments, dqn.main),
     "replay": (replay.ReplayArguments, replay.main),
     "search": (search.SearchArguments, search.main),
+    "scaling": (scaling.ScalingArguments, scaling.main),
 }

@@ -1,7 +1,8 @@
 """The command line: `podracer train | resume | eval | elo | export | plot | envs | agents | bench | suite`.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
-stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete.
+stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete. A process
+of a pod that ends because of another one gives 3.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from podracer import config as configs
 from podracer.cli import bench, games, listing, results, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
+from podracer.run.processes import LOST
 
 USAGE = """podracer: reinforcement learning on the accelerator
 
@@ -28,7 +30,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
-  podracer bench anakin|sebulba|dqn|replay|search  measure speed
+  podracer bench anakin|sebulba|dqn|replay|search|scaling  measure speed
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 
@@ -57,6 +59,8 @@ def run(argv: list[str]) -> int:
             return _dispatch(argv)
     except (ValueError, TypeError) as error:
         return _complain(error, 2)
+    except podracer.PeerError as error:
+        return LOST if error.said else _complain(error, LOST)
     except FAILURES as error:
         return _complain(error, 1)
     except jax.errors.JaxRuntimeError as error:

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 import tyro
 
@@ -19,13 +20,14 @@ import podracer
 from podracer import atari, environments
 from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
+from podracer.pod.settings import Pod
 from podracer.run import presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
 
 SEBULBA = (
-    *("mode", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout", "env_restarts"),
-    *("updates_per_call", "replay_memory"),
+    *("mode", "replicas", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout"),
+    *("env_restarts", "updates_per_call", "replay_memory"),
 )
 """Run settings that only Sebulba has."""
 
@@ -60,6 +62,7 @@ def train(argv: list[str]) -> int:
             protocol=arguments.protocol,
             init_from=arguments.init_from,
             progress=not arguments.quiet,
+            topology=_topology(arguments),
             **{**given.run, "seed": seed},
         )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -80,7 +83,11 @@ def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
     flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
-    cls = _train_arguments(agent, config, env, run, _wants_sebulba(environment, rest))
+    boxes = {
+        "sebulba": _wants_sebulba(environment, rest),
+        "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),
+    }
+    cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
     run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
     env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
@@ -119,12 +126,16 @@ class ResumeArguments:
       total_steps: to train it further than it was to be.
       gif: write an animation of the trained policy.
       quiet: no progress and no report.
+      topology: of this process, or "pod", of many.
+      pod: where the processes of a pod meet, if no cluster says so.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
     total_steps: int | None = None
     gif: pathlib.Path | None = None
     quiet: bool = False
+    topology: Literal["local", "pod"] = "local"
+    pod: Pod = dataclasses.field(default_factory=Pod)
 
 
 def resume(argv: list[str]) -> int:
@@ -133,7 +144,12 @@ def resume(argv: list[str]) -> int:
         stored = rundir.read(arguments.run_dir)
         if "environment" not in stored["own"]:  # else that is what is wrong
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
-    result = podracer.resume(arguments.run_dir, total_steps=arguments.total_steps, progress=not arguments.quiet)
+    result = podracer.resume(
+        arguments.run_dir,
+        total_steps=arguments.total_steps,
+        progress=not arguments.quiet,
+        topology=_topology(arguments),
+    )
     return _conclude(result, arguments.gif, arguments.quiet)
 
 
@@ -141,6 +157,8 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
     """What follows training; returns the exit code, which for a run that a signal stopped is a shell's."""
     if not result.summary["complete"]:
         return 128 + signal.Signals[result.summary["stopped_by"]]
+    if jax.process_index():
+        return 0  # of a pod, process 0 speaks
     if gif:
         result.animate(gif)
     if not quiet:
@@ -148,6 +166,11 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
         if gif:
             print(f"animation: {gif}")
     return 0
+
+
+def _topology(arguments: Any) -> Any:
+    """What was asked for; settings of a pod ask for one."""
+    return arguments.pod if arguments.pod != Pod() else arguments.topology
 
 
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
@@ -194,11 +217,14 @@ def _one_of(names: Iterable[str]) -> Any:
     return Literal[tuple(names)] | None if names else None  # type: ignore[valid-type]
 
 
-def _train_arguments(agent: str, agent_config: Any, env_options: Any, run: podracer.RunConfig, sebulbas: bool) -> type:
+def _train_arguments(
+    agent: str, agent_config: Any, env_options: Any, run: podracer.RunConfig, boxes: Mapping[str, bool]
+) -> type:
     """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
     own, sebulba = _run_settings(run, False), _run_settings(run, True)
-    box = arg(help="Settings of the run that only Sebulba has.") if sebulbas else tyro.conf.Suppress
+    box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress
+    pod = arg(help="Where the processes of a pod meet, if no cluster says so.") if boxes["pod"] else tyro.conf.Suppress
     path, preset, protocol = pathlib.Path | None, _one_of(presets.names(agent)), _one_of(atari.PROTOCOLS)
     hyper = dataclasses.make_dataclass(
         "Hyper",
@@ -232,6 +258,8 @@ def _train_arguments(agent: str, agent_config: Any, env_options: Any, run: podra
             ("env", type(env_options), env_options),
             ("sebulba", Annotated[sebulba, box], sebulba()),
             ("hyper", hyper, hyper()),
+            ("topology", Annotated[Literal["local", "pod"], arg(help="of one process, or of many")], "local"),
+            ("pod", Annotated[Pod, pod], Pod()),
         ],
         kw_only=True,
     )

@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.run.processes import ALONE, Processes
+from podracer.topology import is_key
 from podracer.types import ArrayTree
 
 BEST = "best"
@@ -52,15 +54,23 @@ class Checkpoints:
       keep: how many of the newest to keep; all if None.
       name: of the folder in it.
       read_only: changes nothing in the directory, in which another process may be writing.
+      processes: those that share the run, which all write what they hold, and must all make this object and call its
+        methods alike.
     """
 
     def __init__(
-        self, directory: str | pathlib.Path, keep: int | None = 3, *, name: str = "checkpoints", read_only: bool = False
+        self,
+        directory: str | pathlib.Path,
+        keep: int | None = 3,
+        *,
+        name: str = "checkpoints",
+        read_only: bool = False,
+        processes: Processes = ALONE,
     ):
         import orbax.checkpoint as ocp
 
         self.directory = pathlib.Path(directory).absolute() / name
-        self._ocp, self._read_only = ocp, read_only
+        self._ocp, self._read_only, self._processes = ocp, read_only, processes
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -70,10 +80,20 @@ class Checkpoints:
                     enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
                     cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
                     read_only=read_only,
+                    **self._together(),
                 )
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
+
+    def _together(self) -> dict[str, Any]:
+        """Options by which processes wait for each other on the board: Orbax's own barrier has no end."""
+        if self._processes.count == 1:
+            return {}
+        everyone = set(range(self._processes.count))
+        together = self._ocp.options.MultiprocessingOptions(primary_host=0, active_processes=everyone)
+        self._processes.barrier()  # the directory is there
+        return {"multiprocessing_options": together, "create": False}
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first."""
@@ -88,9 +108,10 @@ class Checkpoints:
         if step in self.steps():
             return
         leaves = _flatten(state)
+        self._compare(leaves)
         arguments = self._ocp.args.Composite(
             state=self._ocp.args.PyTreeSave(leaves),
-            checksums=self._ocp.args.JsonSave({name: _checksum(x) for name, x in leaves.items()}),
+            checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
         _, problem = _attempt(lambda: self._manager.save(step, args=arguments))
         if problem:
@@ -129,22 +150,28 @@ class Checkpoints:
             there = ", ".join(map(str, steps)) or "none"
             raise UnknownStepError(f"no checkpoint {step} in {self.directory}; there are {there}.")
         for each in reversed(steps if step is None else [step]):
-            state, problem = _attempt(lambda each=each: self._read(each, like))
-            if isinstance(state, CheckpointError):
-                raise state
+            found, problem = _attempt(lambda each=each: self._read(each, like))
+            if isinstance(found, CheckpointError):
+                raise found
+            problem = next((there for there in self._processes.everyones(problem) if there), None)
+            problem = problem or self._changed(found)
             if problem:
                 damaged[each] = f"checkpoint {each} is damaged ({problem})"
                 continue
             moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if not self._read_only}
-            return each, state, [f"{why}{moved.get(bad, '')}; used {each}." for bad, why in damaged.items()]
+            return (
+                each,
+                _unflatten(like, found["state"]),
+                [f"{why}{moved.get(bad, '')}; used {each}." for bad, why in damaged.items()],
+            )
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
-    def _read(self, step: int, like: ArrayTree) -> ArrayTree | CheckpointError:
-        """A checkpoint, or what to say where it is whole but of something else."""
+    def _read(self, step: int, like: ArrayTree) -> Any:
+        """What is in a checkpoint, or what to say where it is whole but of something else."""
         wanted = {}
         for name, x in _named(like):
-            data = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
+            data = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
             wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         there = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
         for name, x in wanted.items():
@@ -154,24 +181,58 @@ class Checkpoints:
                     f"{list(there[name].shape)} there and {x.dtype} {list(x.shape)} here; it needs the network, "
                     "devices and actors that it was written with."
                 )
+        if missing := wanted.keys() - there.keys():
+            raise ValueError(f"it has no {min(missing)}")
         arrays = {
             name: self._ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape) for name, x in wanted.items()
         }
         parts = self._ocp.args.PyTreeRestore(wanted, restore_args=arrays, partial_restore=True)
-        found = self._manager.restore(
+        return self._manager.restore(
             step, args=self._ocp.args.Composite(state=parts, checksums=self._ocp.args.JsonRestore())
         )
-        for name, x in found["state"].items():
-            if _checksum(x) != found["checksums"][name]:
-                raise ValueError(f"the bytes of {name} changed since they were written")
-        return _unflatten(like, found["state"])
+
+    def _changed(self, found: Any) -> str | None:
+        """What is wrong with the bytes of a checkpoint, if anything."""
+        there = found["checksums"]
+        changed = (n for n, checksum in self._checksums(found["state"]).items() if checksum != there.get(n))
+        return next((f"the bytes of {name} changed since they were written" for name in changed), None)
+
+    def _checksums(self, leaves: dict[str, jax.Array]) -> dict[str, int]:
+        """Of each array, whatever devices and processes hold it."""
+        parts = self._processes.everyones({name: _checksum(x) for name, x in leaves.items()})
+        return {name: sum(part[name] for part in parts) % 2**32 for name in leaves}
+
+    def _compare(self, leaves: dict[str, jax.Array]) -> None:
+        """Checks that the processes of a pod have the same parameters, and whatever else each has a copy of.
+
+        Raises:
+          CheckpointError: in all processes, naming who has others.
+        """
+        if self._processes.count == 1:
+            return
+        copies = {
+            n: x.addressable_data(0) for n, x in leaves.items() if x.is_fully_replicated and not x.is_fully_addressable
+        }
+        found = self._processes.everyones({name: _crc(np.asarray(x)) for name, x in copies.items()})
+        for name in copies:
+            values = [each[name] for each in found]
+            if len(set(values)) > 1:
+                usual = max(values, key=values.count)
+                odd = next(i for i, value in enumerate(values) if value != usual)
+                others = "the others have" if len(values) > 2 else f"process {1 - odd} has"
+                raise CheckpointError(
+                    f"process {odd} has another {name} than {others}, which is a fault of its machine or of a program; "
+                    "nothing was written."
+                )
 
     def _set_aside(self, step: int) -> pathlib.Path:
         target = self.directory.parent / "damaged" / str(step)
-        target.parent.mkdir(exist_ok=True)
         while target.exists():
             target = target.with_name(target.name + "-again")
-        (self.directory / str(step)).rename(target)
+        if self._processes.is_first:
+            target.parent.mkdir(exist_ok=True)
+            (self.directory / str(step)).rename(target)
+        target = pathlib.Path(self._processes.told(str(target)))
         self._manager.reload()
         return target
 
@@ -189,8 +250,8 @@ class Best:
       env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
     """
 
-    def __init__(self, directory: pathlib.Path, scores: Sequence[float], env_steps: int):
-        self._checkpoints = Checkpoints(directory, keep=1, name=BEST)
+    def __init__(self, directory: pathlib.Path, scores: Sequence[float], env_steps: int, processes: Processes = ALONE):
+        self._checkpoints = Checkpoints(directory, keep=1, name=BEST, processes=processes)
         self._checkpoints.forget(env_steps)
         self._score = max(scores, default=-math.inf) if self._checkpoints.steps() else -math.inf
 
@@ -210,10 +271,6 @@ def there_are(directory: pathlib.Path) -> bool:
     return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
 
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _named(tree: ArrayTree) -> list[tuple[str, Any]]:
     """Leaves with their paths, such as `learner.params.params.value.bias`; Orbax refuses empty ones, so not those."""
     pairs = jax.tree_util.tree_leaves_with_path(tree)
@@ -222,7 +279,7 @@ def _named(tree: ArrayTree) -> list[tuple[str, Any]]:
 
 def _flatten(tree: ArrayTree) -> dict[str, jax.Array]:
     """Leaves by path, random keys as their data."""
-    return {name: jax.random.key_data(x) if _is_key(x) else x for name, x in _named(tree)}
+    return {name: jax.random.key_data(x) if is_key(x) else x for name, x in _named(tree)}
 
 
 def _unflatten(like: ArrayTree, leaves: dict[str, jax.Array]) -> ArrayTree:
@@ -230,16 +287,41 @@ def _unflatten(like: ArrayTree, leaves: dict[str, jax.Array]) -> ArrayTree:
     for x in jax.tree.leaves(like):
         if not x.size:
             values.append(jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding))
-        elif _is_key(x):
-            values.append(jax.device_put(jax.random.wrap_key_data(leaves[next(named)[0]]), x.sharding))
+        elif is_key(x):
+            values.append(jax.random.wrap_key_data(leaves[next(named)[0]]))
         else:
             values.append(leaves[next(named)[0]])
     return jax.tree.unflatten(jax.tree.structure(like), values)
 
 
 def _checksum(x: jax.Array) -> int:
+    """This process's part of an array's checksum, whose parts add up to it modulo 2^32.
+
+    The sum of a CRC for each index of the leading dims, which are what shards divide: of a vector for a member, of a
+    ring for each shard. Who holds which is not in it.
+    """
+    total, whole = 0, _leading(x.shape)
+    for shard in x.addressable_shards:
+        if shard.replica_id:
+            continue
+        data = np.asarray(shard.data)
+        starts = [part.indices(size)[0] for part, size in zip(shard.index, x.shape)]
+        if any(data.shape[k] != x.shape[k] for k in range(len(whole), x.ndim)):
+            raise NotImplementedError(f"an array {list(x.shape)} is divided behind its first {len(whole)} dims")
+        for index in np.ndindex(data.shape[: len(whole)]):
+            place = np.ravel_multi_index([i + start for i, start in zip(index, starts)], whole) if whole else 0
+            total += _crc(np.asarray(data[index]), int(place) + 1)
+    return total % 2**32
+
+
+def _crc(data: np.ndarray, start: int = 0) -> int:
     # Seen as bytes, not copied: a replay may fill most of the memory.
-    return zlib.crc32(np.ascontiguousarray(jax.device_get(x)).reshape(-1).view(np.uint8).data)
+    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, start)
+
+
+def _leading(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims that shards may divide: up to two, the second where it is small."""
+    return shape[:2] if len(shape) > 2 or math.prod(shape) <= 4096 else shape[: len(shape) - 1]
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:

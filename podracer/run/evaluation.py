@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,6 +65,12 @@ class Evaluation:
             f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
         )
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+
+
+def of(told: Mapping[str, Any]) -> Evaluation:
+    """An evaluation from what `configs.to_json` made of its fields."""
+    arrays = {name: np.asarray(told[name], np.float32) for name in ("returns", "lengths")}
+    return Evaluation(**arrays, unfinished=told["unfinished"])
 
 
 def _interval(mean: float, std: float, n: int) -> tuple[float, float]:

@@ -54,10 +54,12 @@ class RunConfig:
         come; "lockstep" and "serial" keep a fixed order, bit for bit: in "lockstep" rollouts are acted while the ones
         before are learnt from, in "serial" afterwards. Anakin is serial by itself; with "lockstep" agents that replay
         learn as late as in Sebulba.
-      actor_devices: of Sebulba; a quarter of the devices if None.
+      replicas: of Sebulba; parts that each have actor threads, environments and shards of their own, whose rollouts are
+        learnt from together. One per process if None; equal replicas give equal results on any number of processes.
+      actor_devices: of Sebulba; a quarter of the devices of a process if None.
       actor_threads: of Sebulba, per actor device.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
-      queue_capacity: of Sebulba; rollouts that may wait for the learner, one per actor thread if None.
+      queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
       env_timeout: of Sebulba; seconds that environments may take to answer.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
         before the run ends with an error.
@@ -80,10 +82,11 @@ class RunConfig:
     reset_pool: int = configs.field(0, low=0)
     arch: Literal["auto", "anakin", "sebulba"] = "auto"
     mode: Mode = "async"
+    replicas: int | None = configs.field(None, low=1)
     actor_devices: int | None = configs.field(None, low=1)
     actor_threads: int = configs.field(1, low=1)
     updates_per_batch: int = configs.field(1, low=1)
-    queue_capacity: int | None = configs.field(None, low=1)
+    queue_capacity: int = configs.field(1, low=1)
     env_timeout: float = configs.field(60.0, low=0.1)
     env_restarts: int = configs.field(0, low=0)
     updates_per_call: int | None = configs.field(None, low=1)
@@ -210,8 +213,8 @@ def resolve(
         checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
     make = _sebulba if run.arch == "sebulba" else _anakin
-    driver, num_envs, num_shards = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
-    run = dataclasses.replace(run, num_envs=num_envs, num_shards=num_shards)
+    driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    run = dataclasses.replace(run, **resolved)
     description = {
         "podracer": __version__,
         "agent": agent.name,
@@ -227,7 +230,9 @@ def resolve(
 
 def _anakin(
     agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
-) -> tuple[Driver, int, int]:
+) -> tuple[Driver, dict[str, int]]:
+    if run.replicas is not None:
+        raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
     if run.replay_memory != "device":
         raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
     if run.updates_per_call is not None:
@@ -246,7 +251,7 @@ def _anakin(
     driver = Anakin(
         agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper, lockstep=run.mode == "lockstep"
     )
-    return driver, layout.num_envs, layout.num_shards
+    return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards}
 
 
 def _sebulba(
@@ -255,7 +260,7 @@ def _sebulba(
     run: RunConfig,
     hyper: dict[str, np.ndarray],
     devices: list[Any] | None,
-) -> tuple[Driver, int, int]:
+) -> tuple[Driver, dict[str, int]]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
         if getattr(run, name) != plain:
             seeds = "; several seeds are several runs (--seeds 0 1 2)" if name == "population" else ""
@@ -268,6 +273,7 @@ def _sebulba(
         num_envs=run.num_envs,
         envs_per_actor=agent.config.envs_per_device,
         num_shards=run.num_shards,
+        replicas=run.replicas,
         actor_devices=run.actor_devices,
         actor_threads=run.actor_threads,
         updates_per_batch=run.updates_per_batch,
@@ -287,4 +293,4 @@ def _sebulba(
         replay_memory=run.replay_memory,
         updates_per_call=run.updates_per_call,
     )
-    return driver, layout.num_envs, layout.num_shards
+    return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards, "replicas": layout.replicas}

@@ -30,6 +30,7 @@ class Log:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
       resume_at: rows of an earlier part of the run up to this update and step are read back, later ones dropped.
+      write: whether this process writes; of a pod, one does.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Log:
         directory: pathlib.Path | None,
         callback: LogCallback | None = None,
         resume_at: tuple[int, int] | None = None,
+        write: bool = True,
     ):
         self.rows: list[Row] = []
         self._callback = callback
@@ -46,6 +48,8 @@ class Log:
         path = directory / "metrics.jsonl"
         if resume_at is not None and path.exists():
             self.rows = until(read(path), *resume_at)
+        if not write:
+            return
         partial = path.with_suffix(".partial")
         with rundir.writing(path):
             partial.write_text("".join(_line(row) for row in self.rows))

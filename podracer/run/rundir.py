@@ -74,13 +74,12 @@ def stored_names(directory: pathlib.Path) -> dict[str, str]:
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
-    """A resumed run keeps its lanes and shards, which its devices may not suggest by themselves."""
+    """A resumed run keeps its lanes, shards and replicas, which its devices may not suggest by themselves."""
     if not (directory / "config.json").exists():
         return run
     stored = read(directory)["run"]
-    return dataclasses.replace(
-        run, num_envs=run.num_envs or stored["num_envs"], num_shards=run.num_shards or stored["num_shards"]
-    )
+    layout = ("num_envs", "num_shards", "replicas")
+    return dataclasses.replace(run, **{name: getattr(run, name) or stored.get(name) for name in layout})
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:

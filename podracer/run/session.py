@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -15,7 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
+from podracer import config as configs
+from podracer import topology
 from podracer.driver import (
     Progress,
     RunState,
@@ -28,6 +32,7 @@ from podracer.learning.learner import Experience
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
+from podracer.run.processes import ALONE, PeerError, Processes
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
 from podracer.types import ActorParams
@@ -47,26 +52,35 @@ class Session:
         stop: StopSignal,
         init_from: Result | None = None,
         notes: Sequence[str] = (),
+        processes: Processes = ALONE,
     ):
-        self._experiment, self._directory, self._stop = experiment, directory, stop
-        self._checkpoints = checkpoint.Checkpoints(directory, experiment.run.keep_checkpoints) if directory else None
+        self._experiment, self._directory, self._stop, self._processes = experiment, directory, stop, processes
+        keep = experiment.run.keep_checkpoints
+        self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
         self._notes = list(notes)
         self._state = self._begin(resume, init_from)
-        self._watcher = _Watcher(log)
-        self._log = metrics.Log(directory, self._watcher, self._position(self._state) if resume else None)
+        # Process 0 writes and speaks for all; the others keep the same rows.
+        self._watcher = _Watcher(log if processes.is_first else None)
+        at = self._position(self._state) if resume else None
+        self._log = metrics.Log(directory, self._watcher, at, write=processes.is_first)
         self._best = (
-            checkpoint.Best(directory, self._evaluated(), self._position(self._state)[1]) if directory else None
+            checkpoint.Best(directory, self._evaluated(), self._position(self._state)[1], processes)
+            if directory
+            else None
         )
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._snapshots = None
         if directory and experiment.environment.spec.num_players == 2:
-            self._snapshots = checkpoint.Checkpoints(directory, keep=None, name=checkpoint.SNAPSHOTS)
+            self._snapshots = checkpoint.Checkpoints(
+                directory, keep=None, name=checkpoint.SNAPSHOTS, processes=processes
+            )
             self._snapshots.forget(self._position(self._state)[1])
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
         self._rate = 0.0
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
-        self._display = metrics.Display(experiment.run.total_steps, title, progress, self._position(self._state)[1])
+        shown = progress and processes.is_first
+        self._display = metrics.Display(experiment.run.total_steps, title, shown, self._position(self._state)[1])
         self._evaluator = evaluation.Evaluator(
             experiment.agent,
             experiment.environment,
@@ -106,7 +120,8 @@ class Session:
 
     def _position(self, state: RunState) -> tuple[int, int]:
         """The newest update and step."""
-        return self._updates(state), int(counter_values(state.env_steps).max())
+        own = self._here(state)
+        return self._updates(own), int(counter_values(own.env_steps).max())
 
     @staticmethod
     def _updates(state: RunState) -> int:
@@ -122,7 +137,10 @@ class Session:
                 return done
             self._display.say(driver.describe())
             self._display.say("compiling ...")
+            self._processes.doing("compiling")
             compile_seconds = driver.compile(self._state)
+            self._processes.barrier()  # nobody waits in a collective for another's compiler
+            self._processes.doing("training")
             self._cpu_clock = time.process_time()
             self._state, complete = driver.run(
                 self._state,
@@ -130,7 +148,7 @@ class Session:
                 next_milestone=self._next_milestone,
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
-                should_stop=lambda: self._stop.requested or self._watcher.stop,
+                should_stop=self._should_stop,
             )
             result = self._finish(compile_seconds, complete)
             if self._watcher.error:
@@ -148,9 +166,16 @@ class Session:
                 if checkpoints:
                     checkpoints.close()
 
+    def _should_stop(self) -> bool:
+        if self._stop.requested or self._watcher.stop:
+            self._processes.stop()
+            return True
+        return self._processes.stopping
+
     def _done(self) -> Result | None:
         """A finished run that is resumed, as its files have it."""
-        env_steps = int(counter_values(self._state.env_steps).min())
+        own = self._here(self._state)
+        env_steps = int(counter_values(own.env_steps).min())
         path = self._directory / "summary.json" if self._directory else None
         if path is None or not path.exists() or env_steps < self._experiment.run.total_steps:
             return None
@@ -158,7 +183,7 @@ class Session:
         wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": self._experiment.run.eval_episodes}
         if not wanted.items() <= summary.items():
             return None
-        result = Result(self._experiment, self._state.learner, self._log.rows, self._directory)
+        result = Result(self._experiment, own.learner, self._log.rows, self._directory)
         result.summary = summary
         return result
 
@@ -181,6 +206,7 @@ class Session:
         return max(1, self._experiment.run.total_steps // checkpoint.SNAPSHOTS_A_RUN)
 
     def _on_progress(self, now: Progress) -> None:
+        self._processes.doing("training", now.updates)
         self._train_seconds += now.seconds
         self._cpu_seconds += time.process_time() - self._cpu_clock
         self._cpu_clock = time.process_time()
@@ -203,38 +229,42 @@ class Session:
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run
         final = env_steps >= run.total_steps
+        self._processes.doing("evaluating and saving")
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
             self._evaluate(state, env_steps)
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         taken = max(self._snapshots.steps(), default=-1) if self._snapshots else env_steps
         if self._snapshots and _crossed(taken, env_steps, self._snapshot_every):
-            self._snapshots.save(env_steps, self._actor_params(state))
+            everywhere = NamedSharding(self._experiment.driver.mesh, PartitionSpec())
+            self._snapshots.save(env_steps, topology.spread(self._actor_params(state), everywhere))
         newest = max(self._saved_steps(), default=-1)
         if self._checkpoints and final and newest == env_steps:  # of a stop before the last of the pending updates
             self._checkpoints.delete(env_steps)
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
+        self._processes.doing("training")
         self._cpu_clock = time.process_time()
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
-        diverged = _not_finite(state)
+        own = self._here(state)
+        diverged = _not_finite(own)
         for member in np.flatnonzero(diverged & ~self._diverged):
             seed = self._experiment.seeds[member]
             self._display.say(
                 f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
             )
         self._diverged = diverged
-        self._last_evaluation = self._evaluator(self._actor_params(state), self._experiment.seeds)
+        self._last_evaluation = self._played(self._actor_params(state))
         mean = np.mean([result.mean for result in self._last_evaluation])
         self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
         if self._evaluated_at == env_steps:
             return  # a finished run that was resumed: its rows are there
         self._evaluated_at = env_steps
         for member, result in enumerate(self._last_evaluation):
-            row: metrics.Row = {"env_steps": env_steps, "updates": self._updates(state)}
+            row: metrics.Row = {"env_steps": env_steps, "updates": self._updates(own)}
             if self._experiment.run.population > 1:
                 row["member"] = member
             if not diverged[member]:
@@ -245,21 +275,34 @@ class Session:
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
             self._best.offer(env_steps, best, only_learner(state))
 
+    def _played(self, params: ActorParams) -> list[evaluation.Evaluation]:
+        """What process 0 finds on its own device, and tells the others."""
+        if not self._processes.is_first:
+            return [evaluation.of(told) for told in self._processes.told()]
+        found = self._evaluator(params, self._experiment.seeds)
+        self._processes.told([configs.to_json(dataclasses.asdict(one)) for one in found])
+        return found
+
+    def _here(self, state: RunState) -> RunState:
+        """The learner and the steps [P] as this process's own arrays; what acted and the ring are left out."""
+        return topology.here(only_learner(state))
+
     def _actor_params(self, state: RunState) -> ActorParams:
         """What acts in evaluation, [P]."""
-        learner = jax.device_put(state.learner, jax.local_devices()[0])
+        learner = jax.device_put(self._here(state).learner, jax.local_devices()[0])
         return jax.vmap(self._experiment.agent.actor_params)(learner, jnp.ones(self._experiment.run.population))
 
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
-        state, experiment = self._state, self._experiment
-        env_steps = int(counter_values(state.env_steps).min())
+        state, experiment, own = self._state, self._experiment, self._here(self._state)
+        env_steps = int(counter_values(own.env_steps).min())
         if not complete and self._checkpoints:
             self._checkpoints.save(env_steps, self._saved(state))
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
-        result = Result(experiment, state.learner, self._log.rows, self._directory)
-        result.summary = self._summary(compile_seconds, env_steps, complete)
-        if self._directory:
+        result = Result(experiment, own.learner, self._log.rows, self._directory)
+        stopped_by = self._agree_on_the_end()
+        result.summary = self._summary(compile_seconds, env_steps, complete, self._updates(own), stopped_by)
+        if self._directory and self._processes.is_first:
             with rundir.writing(self._directory / "summary.json"):
                 rundir.write_json(self._directory / "summary.json", result.summary)
             if any("episode/return" in row for row in self._log.rows):
@@ -268,6 +311,18 @@ class Session:
         if not complete:
             self._display.say(self._ending(result.summary))
         return result
+
+    def _agree_on_the_end(self) -> int:
+        """The signal that stopped any of the processes, or 0.
+
+        Raises:
+          PeerError: where `log` has raised in process 0; there its own error follows.
+        """
+        error = self._watcher.error
+        ends = self._processes.everyones([self._stop.number, f"{type(error).__name__}: {error}" if error else None])
+        if ends[0][1] and not self._processes.is_first:
+            raise PeerError(f"the run has ended with an error in log: {ends[0][1]}")
+        return next((number for number, _ in ends if number), 0)
 
     def _ending(self, summary: dict[str, Any]) -> str:
         """How a run ended that did not simply end."""
@@ -279,7 +334,9 @@ class Session:
         how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
         return f"stopped by {by} at {summary['env_steps']:,} steps; {how}"
 
-    def _summary(self, compile_seconds: float, env_steps: int, complete: bool) -> dict[str, Any]:
+    def _summary(
+        self, compile_seconds: float, env_steps: int, complete: bool, updates: int, stopped_by: int
+    ) -> dict[str, Any]:
         experiment = self._experiment
         rates = [row["time/steps_per_second"] for row in self._log.rows if "time/steps_per_second" in row]
         devices = experiment.driver.devices
@@ -289,14 +346,15 @@ class Session:
             "arch": experiment.driver.arch,
             "seed": experiment.run.seed,
             "complete": complete,
-            "stopped_by": signal.Signals(self._stop.number).name if self._stop.number and not complete else None,
+            "stopped_by": signal.Signals(stopped_by).name if stopped_by and not complete else None,
             "env_steps": env_steps,
-            "updates": self._updates(self._state),
+            "updates": updates,
             "compile_seconds": compile_seconds,
             "train_seconds": self._train_seconds,
             "cpu_seconds": self._cpu_seconds,
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
             "devices": len(devices),
+            "processes": self._processes.count,
             "device": f"{devices[0].platform}: {devices[0].device_kind}",
             "deterministic_ops": _deterministic_ops(os.environ.get("XLA_FLAGS", "")),
             "jax": jax.__version__,

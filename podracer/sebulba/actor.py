@@ -61,11 +61,12 @@ class Wiring:
       begin: compiled, by device.
       act: compiled, by device.
       finish: compiled, by device.
-      spread: sends a trajectory to the learner devices.
+      spread: `(trajectory, replica of this process) -> Trajectory`; sends it to the learner devices.
       store: where parameters come from.
-      channel: where rollouts go.
+      channel: where rollouts go, from a place per thread of this process.
       mode: see `publication`.
-      num_actors: threads in all.
+      num_actors: threads of a replica.
+      replicas: of all processes, whose rollouts are of the same thread in every round.
       keep_resume: whether rollouts say where the next begins.
     """
 
@@ -73,15 +74,21 @@ class Wiring:
     begin: dict[Any, Callable[..., Any]]
     act: dict[Any, Callable[..., Any]]
     finish: dict[Any, Callable[..., Any]]
-    spread: Callable[[Trajectory], Trajectory]
+    spread: Callable[[Trajectory, int], Trajectory]
     store: ParamsStore
     channel: Channel
     mode: Mode
     num_actors: int
+    replicas: int
     keep_resume: bool
 
+    @property
+    def ordered(self) -> bool:
+        """Whether threads hand over in turn, and not as they come."""
+        return self.mode != "async" or self.replicas > 1
+
     def publication(self, number: int) -> int | None:
-        """Which parameters act in rollout `number` of all: in "async" the newest at every step, which is None.
+        """Which parameters act in rollout `number` of a replica: in "async" the newest at every step, which is None.
 
         In "lockstep" those after rollout `number - num_actors`, so that the rollouts since then can be learnt from
         meanwhile. In "serial" those after all rollouts before this round of the actors: nothing overlaps.
@@ -94,22 +101,24 @@ class Wiring:
 class Actor(threading.Thread):
     """Acts until the channel or the store is closed; keeps what went wrong in `error`.
 
-    `number` is that of the rollout it is at, of all actors'. `waiting_since` is when it began to wait for its
+    `number` is that of the rollout it is at, of all its replica's. `waiting_since` is when it began to wait for its
     environment, if it does.
 
     Args:
-      index: of the actor; it names the thread.
+      index: of the actor among all; it names the thread.
+      place: of the actor among those of this process.
       device: where it acts.
       make_environment: called in the thread.
       lanes: int32 [B]; their global indices.
       carry: where it begins; consumed.
-      number: of the rollout that it begins with, of all actors'.
+      number: of the rollout that it begins with, of all its replica's.
       wiring: what it shares.
     """
 
     def __init__(
         self,
         index: int,
+        place: int,
         device: Any,
         make_environment: Callable[[], HostEnvironment],
         lanes: jax.Array,
@@ -118,7 +127,7 @@ class Actor(threading.Thread):
         wiring: Wiring,
     ):
         super().__init__(name=f"actor {index} on {device}", daemon=True)
-        self.index, self.device = index, device
+        self.index, self.place, self.device = index, place, device
         self.error: BaseException | None = None
         self.waiting_since: float | None = None
         self._make_environment = make_environment
@@ -184,7 +193,7 @@ class Actor(threading.Thread):
                     raise Closed
             t0 = clock()
             trajectory, episodes, buffer, carry = finish(buffer, carry, self._lanes, versions, step)
-            trajectory = wiring.spread(trajectory)
+            trajectory = wiring.spread(trajectory, self.place // wiring.num_actors)
             resume = None
             if wiring.keep_resume:
                 resume = Resume(environment.save(), jax.tree.map(jnp.copy, carry))  # type: ignore[attr-defined]
@@ -192,7 +201,7 @@ class Actor(threading.Thread):
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             if self._ending.is_set():  # who was replaced hands nothing over
                 raise Closed
-            wiring.channel.put(self.index, Rollout(trajectory, episodes, transitions, seconds, resume))
+            wiring.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume))
             queued = clock() - t1
             self.number += wiring.num_actors
 

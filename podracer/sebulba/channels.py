@@ -23,30 +23,32 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """A bounded queue that many actors fill and one learner empties; closing it wakes everyone."""
+    """A queue that many actors fill and one learner empties; closing it wakes everyone.
+
+    Args:
+      capacity: messages of each source that may wait: a fast actor takes no room from a slow one.
+    """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._messages: deque[Message] = deque()
-        self._line: deque[object] = deque()
         self._condition = threading.Condition()
         self._closed = False
 
     def put(self, source: int, content: Any) -> None:
-        """Appends, waiting for room; who waits longest is first, or an actor could starve and its data grow old.
+        """Appends, waiting for room.
 
         Raises:
           Closed: if the channel is closed.
         """
-        ticket = object()
+
+        def room() -> bool:
+            return self._closed or sum(message.source == source for message in self._messages) < self._capacity
+
         with self._condition:
-            self._line.append(ticket)
-            self._condition.wait_for(
-                lambda: self._closed or (self._line[0] is ticket and len(self._messages) < self._capacity)
-            )
+            self._condition.wait_for(room)
             if self._closed:
                 raise Closed
-            self._line.popleft()
             self._messages.append(Message(source, content))
             self._condition.notify_all()
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from podracer import topology
 from podracer.driver import Progress, RunState, counter_values, run_keys
 from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, require_room
+from podracer.pod.settings import processes_of_host
 from podracer.sebulba import acting, learning, runner
 from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
+from podracer.sebulba.ballots import Ballots
 from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.sebulba.crew import Crew
 from podracer.sebulba.programs import Programs
 from podracer.topology import HostTopology, compiling_for
 from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
@@ -29,13 +34,13 @@ class LockstepState(NamedTuple):
     """The acting side of a run in a fixed order whose environments can be saved.
 
     Attributes:
-      published: the last publications, as many as there are actors, oldest first; that after the newest rollout is not
-        among them, for it is made of the learner's state again.
-      resumes: where the next rollout of each actor begins, by actor.
+      published: the last publications, as many as a replica has threads, oldest first, on the learner devices; that
+        after the newest rollout is not among them, for it is made of the learner's state again.
+      resumes: where the next rollout of each actor begins, [R, A, ...], by process.
     """
 
     published: tuple[ActorParams, ...]
-    resumes: tuple[Resume, ...]
+    resumes: Resume
 
 
 class Sebulba:
@@ -50,7 +55,7 @@ class Sebulba:
       mode: "async": rollouts are learnt from as they come, each step acted by the newest parameters. "lockstep" and
         "serial": in a fixed order, acted by those that `actor.Wiring.publication` says.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
-      queue_capacity: rollouts that may wait for the learner; one per actor if None.
+      queue_capacity: rollouts of each actor that may wait for the learner.
       env_timeout: seconds after which an environment that does not answer ends the run,
       env_restarts: or is replaced, so many times.
       replay_memory: whether a replay is on the learner devices or in the host's memory.
@@ -72,7 +77,7 @@ class Sebulba:
         hyper: dict[str, float],
         mode: Mode = "async",
         updates_per_batch: int = 1,
-        queue_capacity: int | None = None,
+        queue_capacity: int = 1,
         env_timeout: float = 60.0,
         env_restarts: int = 0,
         replay_memory: Literal["device", "host"] = "device",
@@ -85,13 +90,17 @@ class Sebulba:
             )
         # Optional, as not all environments have threads of their own.
         shared_by = getattr(environments, "shared_by", None)
-        environments = shared_by(len(layout.actors)) if shared_by else environments
+        neighbours = processes_of_host(os.environ) or 1 if layout.processes > 1 else 1
+        environments = shared_by(len(layout.actors) * neighbours) if shared_by else environments
         self._agent, self._environments, self._layout = agent, environments, layout
         self._seed, self._hyper = seed, hyper
         self._mode: Mode = mode
         self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
         self._replay_memory = replay_memory
-        self._capacity = max(queue_capacity or 0, len(layout.actors))
+        self._capacity = queue_capacity
+        first = {device.process_index: device for device in layout.mesh.devices[::-1]}
+        processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
+        self._by_process = NamedSharding(processes, PartitionSpec("process"))
         environment = environments.make(1, first_seed(seed, "evaluation"))
         try:
             self._example = environment.recv()[1]
@@ -99,8 +108,9 @@ class Sebulba:
             environment.close()
         spec, T = environments.spec, self.rollout_length
         self.acting = acting.make(agent, self._example, T, layout.num_envs, spec.metrics, spec.num_players)
-        trajectory = self._shapes(layout.actors[0]).trajectory
-        self.learning = learning.make(agent, layout, trajectory, updates_per_batch, replay_memory, updates_per_call)
+        rollout = self._shapes(layout.actors[0]).rollout
+        self.learning = learning.make(agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call)
+        self._ballots = Ballots(layout.mesh)
         self._start = jax.jit(self.acting.start)
         self._begin: dict[Any, Callable[..., Any]] = {}
         self._act: dict[Any, Callable[..., Any]] = {}
@@ -108,8 +118,12 @@ class Sebulba:
         self._programs = Programs()
 
     @property
+    def mesh(self) -> Mesh:
+        return self._layout.mesh
+
+    @property
     def devices(self) -> list[Any]:
-        return self._layout.devices
+        return list(self._layout.devices)
 
     @property
     def rollout_length(self) -> int:
@@ -128,8 +142,8 @@ class Sebulba:
         learner = self.learning.init(run_keys(self._seed)[0], hyper)
         saved: Any = ()
         if resumes := self._first_resumes():
-            published = (self._save(self.learning.publish(learner, 0.0)),) * len(self._layout.actors)
-            saved = LockstepState(published, resumes)
+            published = (self._save(self.learning.publish(learner, 0.0)),) * self._layout.threads
+            saved = LockstepState(published, self._of_all(resumes))
         return self._state(learner, saved, 0, self.learning.experience())
 
     def like(self) -> RunState:
@@ -139,13 +153,13 @@ class Sebulba:
         saved: Any = ()
         if resumes := self._first_resumes():
             params = jax.eval_shape(self._agent.actor_params, learner, jnp.float32(0))
-            first = SingleDeviceSharding(self._layout.mesh.devices.flat[0])
-            published = tuple(jax.tree.map(lambda x: abstract(x, first), params) for _ in self._layout.actors)
-            saved = LockstepState(published, jax.tree.map(lambda x: abstract(x, x.sharding), resumes))
+            params = jax.tree.map(lambda x: abstract(x, everywhere), params)
+            R, A = self._layout.replicas, self._layout.threads
+            of_all = lambda x: jax.ShapeDtypeStruct((R, A, *x.shape), x.dtype, sharding=self._by_process)  # noqa: E731
+            saved = LockstepState((params,) * A, jax.tree.map(of_all, resumes[0]))
         lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
         counter = jax.eval_shape(lambda: Counter.of(0))
-        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        experience = jax.tree.map(place, jax.eval_shape(self.learning.experience), self.learning.experience_sharding)
+        experience = jax.tree.map(abstract, jax.eval_shape(self.learning.experience), self.learning.experience_sharding)
         return RunState(jax.tree.map(lead, learner), saved, jax.tree.map(lead, counter), experience)
 
     def _initial_learner(self) -> LearnerState:
@@ -157,28 +171,47 @@ class Sebulba:
 
         The learner's is a copy, which outlives its donation; the experience may be too large for that.
         """
-        counter = jax.device_put(Counter.of(env_steps), self.learning.state_sharding)
+        counter = topology.spread(Counter.of(env_steps), self.learning.state_sharding)
         return RunState(_with_member_axis(learner), saved, _with_member_axis(counter), experience)
 
-    def _first_resumes(self) -> tuple[Resume, ...]:
-        """Where the actors of a fresh run begin; () where that cannot be saved, or need not be."""
+    def _first_resumes(self) -> list[Resume]:
+        """Where the actors of a fresh run begin, in this process; [] where that cannot be saved, or need not be."""
         if self._mode == "async":
-            return ()
+            return []
         resumes = []
-        for index, device in enumerate(self._layout.actors):
+        for index, device in self._places:
             environment: Any = self._make_environment(index, 0)
             try:
                 if not hasattr(environment, "save"):
-                    return ()
+                    return []
                 resumes.append(Resume(environment.save(), self._carry(index, device, 0)))
             finally:
                 environment.close()
-        return tuple(resumes)
+        return resumes
 
     def _save(self, params: ActorParams) -> ActorParams:
-        return jax.device_put(params, self._layout.mesh.devices.flat[0])
+        return topology.spread(params, self.learning.state_sharding)
+
+    def _of_all(self, resumes: list[Resume]) -> Resume:
+        """Those of this process's actors as its part of those of all, [R, A, ...]."""
+        shape = (self._layout.replicas_here, self._layout.threads)
+        # Actors may be on devices of their own.
+        resumes = jax.device_put(resumes, self._layout.actors[0])
+        stacked = jax.tree.map(lambda *x: jnp.stack(x).reshape(*shape, *x[0].shape), *resumes)
+        return topology.together(stacked, self._by_process)
+
+    def _of_this(self, resumes: Resume) -> list[Resume]:
+        """The inverse of `_of_all`."""
+        mine = jax.tree.map(lambda x: x.addressable_data(0), resumes)
+        threads = self._layout.threads
+        return [jax.tree.map(lambda x: x[i // threads, i % threads], mine) for i in range(len(self._layout.actors))]  # noqa: B023
 
     # Actors
+
+    @property
+    def _places(self) -> list[tuple[int, Any]]:
+        """The actors of this process: their numbers among all, and their devices."""
+        return list(enumerate(self._layout.actors, self._layout.first_actor))
 
     def _lanes(self, index: int) -> np.ndarray:
         B = self._layout.envs_per_actor
@@ -192,18 +225,16 @@ class Sebulba:
         key = jax.random.fold_in(jax.random.fold_in(run_keys(self._seed)[1], index), begun)
         return self._start(*jax.device_put((self._lanes(index), key), device))
 
-    def _actors(self, saved: Any, begun: int, wiring: Wiring) -> list[Actor]:
+    def _actors(self, saved: list[Resume], begun: int, wiring: Wiring) -> list[Actor]:
         actors = []
-        for index, device in enumerate(self._layout.actors):
+        for place, (index, device) in enumerate(self._places):
             make = functools.partial(self._make_environment, index, begun)
             if saved:
-                make = functools.partial(
-                    _load, functools.partial(self._make_environment, index, 0), saved.resumes[index]
-                )
-            carry = saved.resumes[index].carry if saved else self._carry(index, device, begun)
+                make = functools.partial(_load, functools.partial(self._make_environment, index, 0), saved[place])
+            carry = saved[place].carry if saved else self._carry(index, device, begun)
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
             number = begun + (index - begun) % wiring.num_actors
-            actors.append(Actor(index, device, make, lanes, carry, number, wiring))
+            actors.append(Actor(index, place, device, make, lanes, carry, number, wiring))
         return actors
 
     # Compilation
@@ -212,7 +243,7 @@ class Sebulba:
         experience = jax.eval_shape(self.learning.experience)
         devices = list(self._layout.mesh.devices.flat)
         require_room(experience, devices, on_host=self._replay_memory == "host")
-        trajectory = self._shapes(self._layout.actors[0]).trajectory
+        trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
         self.learning.trace(jax.eval_shape(self._initial_learner), experience, trajectory)
 
     def _shapes(self, device: Any) -> _Shapes:
@@ -230,8 +261,8 @@ class Sebulba:
         buffer = place(jax.eval_shape(self.acting.begin, carry))
         params = place(jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0))))
         versions = jax.ShapeDtypeStruct((self.rollout_length,), np.int32)
-        trajectory = jax.eval_shape(self.acting.finish, buffer, carry, lanes, versions, row)[0]
-        return _Shapes(lanes, carry, buffer, params, row, versions, trajectory)
+        rollout = jax.eval_shape(self.acting.finish, buffer, carry, lanes, versions, row)[0]
+        return _Shapes(lanes, carry, buffer, params, row, versions, rollout)
 
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
@@ -246,7 +277,7 @@ class Sebulba:
             self._begin[device] = jax.jit(self.acting.begin).lower(x.carry).compile()
             self._act[device] = act.lower(x.buffer, x.params, x.carry.keys, x.row).compile()
             self._finish[device] = finish.lower(x.buffer, x.carry, x.lanes, x.versions, x.row).compile()
-        trajectory = self.learning.like(self._shapes(self._layout.actors[0]).trajectory)
+        trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
         learner = jax.eval_shape(self._initial_learner)
         everywhere = self.learning.state_sharding
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
@@ -268,7 +299,10 @@ class Sebulba:
         loop = self.learner(state, total_steps)
         if not state.actors and loop.pending and not loop.drain(should_stop):  # what acts next is not there before
             return self._state(loop.learner, (), loop.env_steps, loop.experience), False
-        crew = self.crew(loop.learner, loop.progress, state.actors, loop.rollouts, newest_is_there=not loop.pending)
+        published = state.actors.published if state.actors else ()
+        crew = self.crew(
+            loop.learner, loop.progress, published, loop.resumes, loop.rollouts, newest_is_there=not loop.pending
+        )
         with crew:
             complete = loop.run(
                 crew,
@@ -285,6 +319,8 @@ class Sebulba:
         return runner.Learner(
             programs=self._programs,
             publish=self.learning.publish,
+            join=self.learning.join,
+            ballots=self._ballots,
             key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
             parts=self._parts,
             learner=learner,
@@ -292,31 +328,33 @@ class Sebulba:
             rollouts=int(state.experience.counts.batches) // self._parts,
             env_steps=int(counter_values(state.env_steps)[0]),
             total_steps=total_steps,
-            resumes=list(state.actors.resumes) if state.actors else [],
+            resumes=self._of_this(state.actors.resumes) if state.actors else [],
         )
 
     def crew(
         self,
         learner: LearnerState,
         progress: float,
-        saved: Any = (),
+        published: tuple[ActorParams, ...] = (),
+        resumes: Sequence[Resume] = (),
         begun: int = 0,
         newest_is_there: bool = True,
-    ) -> runner.Crew:
+    ) -> Crew:
         """The actors of a run, wired up and not started.
 
         Args:
           learner: whose parameters they begin with.
           progress: of the run, in [0, 1].
-          saved: a `LockstepState` to go on from, or ().
-          begun: rollouts that were handed over before.
+          published: of a `LockstepState` to go on from, or ().
+          resumes: where its actors in this process begin, or ().
+          begun: rollouts that every replica handed over before.
           newest_is_there: whether `learner` has learnt all that it has to from them.
         """
-        num_actors = len(self._layout.actors)
+        num_actors = self._layout.threads
         store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
         newest = self.learning.publish(learner, progress)
-        for i, params in enumerate(saved.published if saved else (newest,) * num_actors):
-            store.publish(begun - num_actors + i, params)
+        for i, params in enumerate(published or (newest,) * num_actors):
+            store.publish(begun - num_actors + i, topology.here(params))
         if newest_is_there:
             store.publish(begun, newest)
         wiring = Wiring(
@@ -329,7 +367,8 @@ class Sebulba:
             channel=Channel(self._capacity),
             mode=self._mode,
             num_actors=num_actors,
-            keep_resume=bool(saved),
+            replicas=self._layout.replicas,
+            keep_resume=bool(resumes),
         )
         started = itertools.count(begun + 1)
 
@@ -340,18 +379,18 @@ class Sebulba:
             lanes, carry = jax.device_put(
                 (self._lanes(actor.index), self._carry(actor.index, actor.device, stream)), actor.device
             )
-            return Actor(actor.index, actor.device, make, lanes, carry, actor.number, wiring)
+            return Actor(actor.index, actor.place, actor.device, make, lanes, carry, actor.number, wiring)
 
-        actors = self._actors(saved, begun, wiring)
-        return runner.Crew(actors, wiring, self._environments.spec.name, self._timeout, self._restarts, replace)
+        actors = self._actors(list(resumes), begun, wiring)
+        return Crew(actors, wiring, self._environments.spec.name, self._timeout, self._restarts, replace)
 
-    def _snapshot(self, loop: runner.Learner, crew: runner.Crew) -> RunState:
+    def _snapshot(self, loop: runner.Learner, crew: Crew) -> RunState:
         saved: Any = ()
         if loop.resumes:
-            device, oldest = self._layout.actors[0], loop.rollouts - len(self._layout.actors)
+            device, oldest = self._layout.actors[0], loop.rollouts - self._layout.threads
             versions = [v for v in crew.wiring.store.snapshot() if oldest <= v.number < loop.rollouts]
             published = [self._save(version.params[device]) for version in versions]
-            saved = LockstepState(tuple(published), tuple(loop.resumes))
+            saved = LockstepState(tuple(published), self._of_all(loop.resumes))
         return self._state(loop.learner, saved, loop.env_steps, loop.experience)
 
 
@@ -374,7 +413,7 @@ class _Shapes(NamedTuple):
     params: Any
     row: Any
     versions: Any
-    trajectory: Any
+    rollout: Any
 
 
 def _load(make: Callable[[], HostEnvironment], resume: Resume) -> HostEnvironment:

@@ -1,8 +1,8 @@
 """The learning program of Sebulba: the agent's own `learn`, under `shard_map` over the learner devices.
 
-A trajectory [T, B] arrives spread along B. Each device runs its logical shards side by side, as in Anakin, so equal
-shards give equal results on any number of learner devices. A replay may be in the host's memory instead
-(`podracer.sebulba.host_replay`).
+A trajectory [T, R B], of a rollout of every replica, arrives spread along its lanes. Each device runs its logical
+shards side by side, as in Anakin, so equal shards give equal results on any number of learner devices. A replay may be
+in the host's memory instead (`podracer.sebulba.host_replay`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from podracer.driver import program_bytes, require_memory
 from podracer.learning import learner, trajectories
 from podracer.learning.learner import Experience
 from podracer.learning.trajectories import split_lanes
+from podracer.sebulba.assembly import Assembly, by_lane
 from podracer.sebulba.host_replay import HostReplay
 from podracer.sebulba.programs import Programs, policy_lag
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, quick_to_compile
@@ -34,8 +35,9 @@ class Learning(NamedTuple):
       trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
       compile: `(LearnerState, Experience, Trajectory) -> Programs`, compiled for these shapes.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
-      like: the shapes of a trajectory, with the shardings of one that was spread.
-      spread: puts a trajectory of one device where it is learnt from, or replayed, without waiting.
+      like: the shapes and shardings of a trajectory, from those of the rollout of an actor.
+      spread: `(rollout, replica of this process)`; sends it where it is learnt from, or replayed, without waiting.
+      join: the trajectory, of rollouts that were spread, one of each of this process's replicas.
       state_sharding: of a LearnerState.
       experience_sharding: of an Experience.
     """
@@ -46,7 +48,8 @@ class Learning(NamedTuple):
     compile: Callable[..., Programs]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
-    spread: Callable[[Trajectory], Trajectory]
+    spread: Callable[..., Trajectory]
+    join: Callable[[list[Trajectory]], Trajectory]
     state_sharding: NamedSharding
     experience_sharding: Experience
 
@@ -54,7 +57,7 @@ class Learning(NamedTuple):
 def make(
     agent: Agent,
     layout: HostTopology,
-    trajectory: Trajectory,
+    rollout: Trajectory,
     updates_per_batch: int = 1,
     replay_memory: Literal["device", "host"] = "device",
     updates_per_call: int | None = None,
@@ -64,7 +67,7 @@ def make(
     Args:
       agent: the agent.
       layout: actors and learners.
-      trajectory: of one actor, for its shapes.
+      rollout: of one actor, for its shapes.
       updates_per_batch: parts of a trajectory that are learnt from in turn.
       replay_memory: where a replay is kept.
       updates_per_call: pending updates that are done in one call at most; as many as take a moment, if None.
@@ -79,22 +82,23 @@ def make(
         )
     core = learner.make(
         agent,
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), trajectory.timesteps.observation),
-        lanes=layout.envs_per_actor // num_shards,
-        groups=len(layout.actors),
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), rollout.timesteps.observation),
+        lanes=layout.envs_per_actor // layout.shards_per_replica,
+        groups=layout.threads,
         num_shards=num_shards,
     )
     if not core.drains and updates_per_call is not None:
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
     if replay_memory == "device":
-        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, trajectory))
+        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
     elif core.steps is not None:
         place = HostReplay(core.steps, layout)
     else:
         raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
 
     def experience() -> Experience:
-        on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, num_shards)), trajectory)
+        shards = layout.shards_per_replica
+        on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, shards)), rollout)
         ring = jax.eval_shape(core.ring, on_a_shard)
         return Experience(core.counts(), jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring))
 
@@ -102,15 +106,14 @@ def make(
         # Copied: the learner's own arrays are donated to the next update, and jit passes inputs on without a copy.
         return jax.tree.map(jnp.copy, agent.actor_params(learner, progress))
 
-    def like(trajectory: Trajectory) -> Trajectory:
-        shaped = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
-        return jax.tree.map(shaped, trajectory, _spread(place.trajectory_sharding, trajectory))
+    assembly = Assembly(layout, place.trajectory_mesh)
 
-    def spread(trajectory: Trajectory) -> Trajectory:
-        devices = place.trajectory_sharding.lane.device_set
-        if len(devices) == 1 and trajectory.lane.devices() == devices:
-            return trajectory  # it is there
-        return jax.device_put(trajectory, place.trajectory_sharding)
+    def like(rollout: Trajectory) -> Trajectory:
+        def whole(axis: int, x: Any) -> Any:
+            shape = (*x.shape[:axis], layout.replicas * x.shape[axis], *x.shape[axis + 1 :])
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=assembly.sharding(axis))
+
+        return trajectories.by_lane(whole, rollout)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     experience_sharding = _spread(place.experience_sharding, jax.eval_shape(experience))
@@ -124,7 +127,8 @@ def make(
             lambda x: x.addressable_shards[0].data, publish_jit(learner, jnp.float32(progress))
         ),
         like=like,
-        spread=spread,
+        spread=assembly.spread,
+        join=assembly.join,
         state_sharding=everywhere,
         experience_sharding=experience_sharding,
     )
@@ -151,7 +155,7 @@ class OnDevices:
       at_once: how many pending updates a call may do.
 
     Attributes:
-      trajectory_sharding: of a Trajectory, a prefix of its tree.
+      trajectory_mesh: where a Trajectory goes.
       experience_sharding: of an Experience, a prefix of its tree.
     """
 
@@ -160,8 +164,6 @@ class OnDevices:
         shared = layout.platform != "cpu" and not set(layout.actors).isdisjoint(layout.mesh.devices.flat)
         self._seconds = 0.005 if shared else 0.1  # actions wait for what was dispatched before them
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
-        by_lane: Any = Trajectory(*(PartitionSpec(None, DATA_AXIS) for _ in Trajectory._fields))  # type: ignore[arg-type]
-        by_lane = by_lane._replace(actor_state=by_shard, lane=by_shard)
         experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
 
         def jitted(function: Callable[..., Any], donate: tuple[int, ...], in_specs: Any, out_specs: Any) -> Any:
@@ -177,11 +179,11 @@ class OnDevices:
 
         both = (everywhere, experience)
         self._learn = jitted(
-            self._learn_shards, (0, 1), (*both, by_lane, everywhere, everywhere, everywhere), (*both, everywhere)
+            self._learn_shards, (0, 1), (*both, by_lane(), everywhere, everywhere, everywhere), (*both, everywhere)
         )
-        self._add = jitted(self._add_shards, (0,), (experience, by_lane, everywhere), (experience, everywhere))
+        self._add = jitted(self._add_shards, (0,), (experience, by_lane(), everywhere), (experience, everywhere))
         self._drain = jitted(self._drain_shards, (0, 1), (*both, *[everywhere] * 4), (*both, everywhere))
-        self.trajectory_sharding = Trajectory(*(NamedSharding(layout.mesh, spec) for spec in by_lane))  # type: ignore[arg-type]
+        self.trajectory_mesh = layout.mesh
         self.experience_sharding = Experience(*(NamedSharding(layout.mesh, spec) for spec in experience))  # type: ignore[arg-type]
 
     # On one device: its shards side by side. What learning returns is reduced over shards and so has no shard axis:
@@ -197,8 +199,8 @@ class OnDevices:
         return split_lanes(trajectory, self._layout.num_shards // self._layout.mesh.size)
 
     def _group(self, trajectory: Trajectory) -> jax.Array:
-        """Which actor's lanes they are, the same on all shards."""
-        return trajectory.lane[0] // self._layout.envs_per_actor
+        """Which thread of its replica acted, the same on all shards."""
+        return trajectory.lane[0] // self._layout.envs_per_actor % self._layout.threads
 
     def _learn_shards(
         self,

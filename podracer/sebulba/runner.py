@@ -1,117 +1,33 @@
-"""The learner's loop, and the crew of actors that feeds it."""
+"""The learner's loop."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.driver import Progress, TrainingDivergedError, episode_means
-from podracer.learning.learner import Experience, means
-from podracer.sebulba.actor import STAGES, Actor, ActorError, Resume, Rollout, Wiring
+from podracer.driver import Progress
+from podracer.learning.learner import Experience
+from podracer.sebulba.actor import Resume, Rollout
+from podracer.sebulba.ballots import Ballots
+from podracer.sebulba.crew import Crew
 from podracer.sebulba.programs import Programs
-from podracer.types import LearnerState, Metrics
+from podracer.sebulba.report import Report
+from podracer.types import LearnerState, Metrics, Trajectory
 
 SECONDS_PER_REPORT = 0.5
 """How often metrics are read from the device."""
 
-POLL_SECONDS = 0.2
-"""How often a learner that waits for a rollout looks at signals and at its actors."""
-
-JOIN_SECONDS = 5.0
-"""How long actors may take to end their current step when a run is over."""
-
-
-class Crew:
-    """The actors of a run: started together, watched, and stopped together.
-
-    Args:
-      actors: not started yet.
-      wiring: what they share.
-      environment: its name, for messages.
-      timeout: seconds that an environment may take to answer.
-      restarts: how often an actor whose environment does not answer is replaced before the run ends.
-      replace: `(actor) -> Actor`; one that goes on in its place, with new environments.
-    """
-
-    def __init__(
-        self,
-        actors: list[Actor],
-        wiring: Wiring,
-        environment: str,
-        timeout: float,
-        restarts: int,
-        replace: Callable[[Actor], Actor],
-    ):
-        self.actors, self.wiring, self.restarts = actors, wiring, restarts
-        self._environment, self._timeout, self._replace = environment, timeout, replace
-
-    def __enter__(self) -> Crew:
-        for actor in self.actors:
-            actor.start()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        for actor in self.actors:
-            actor.stop()
-        self.wiring.channel.close()
-        self.wiring.store.close()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for actor in self.actors:
-            actor.join(max(0.0, deadline - time.monotonic()))
-
-    def next_rollout(self, number: int, should_stop: Callable[[], bool]) -> Rollout | None:
-        """The next rollout (where they have an order, rollout `number`), or None where the run should stop.
-
-        Raises:
-          ActorError: where an actor failed, or its environment does not answer.
-        """
-        source = number % self.wiring.num_actors if self.wiring.mode != "async" else None
-        while not should_stop():
-            self.check()
-            rollout = self.wiring.channel.get(POLL_SECONDS, source)
-            if rollout is not None:
-                return rollout
-        return None
-
-    def check(self) -> None:
-        """Replaces an actor that hangs, if there are restarts left.
-
-        Raises:
-          ActorError: where an actor failed, ended, or hangs.
-        """
-        for actor in self.actors:  # first of all, for one that fails ends the others
-            if actor.error is not None:
-                problem = f"{type(actor.error).__name__}: {actor.error}"
-                raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
-        now = time.perf_counter()
-        for i, actor in enumerate(self.actors):
-            since = actor.waiting_since
-            if not actor.is_alive():
-                raise ActorError(f"{actor.name} ended without a word.")
-            if since is not None and now - since > self._timeout:
-                problem = f"{actor.name}: {self._environment} has not answered for {now - since:.0f} s"
-                if not self.restarts:
-                    raise ActorError(
-                        f"{problem}; if that is how long it takes, raise env_timeout={self._timeout:g}; if it happens "
-                        "now and then, let env_restarts replace the environments."
-                    )
-                actor.stop()
-                self.restarts -= 1
-                print(f"{problem}; starting new ones ({self.restarts} restart(s) left).", file=sys.stderr, flush=True)
-                self.actors[i] = self._replace(actor)
-                self.actors[i].start()
-
 
 class Learner:
     """Learns from rollouts as they come and publishes parameters (arguments: see `podracer.sebulba.driver`).
+
+    It goes in rounds: a rollout of every replica of every process, or none, for `ballots` say whether all have theirs.
 
     What is due after a rollout may be thousands of updates: they are done a few at a time, and in between the loop
     looks at signals and at its actors. At a milestone they wait, for a state may have pending updates.
@@ -122,6 +38,8 @@ class Learner:
         *,
         programs: Programs,
         publish: Callable[[LearnerState, float], Any],
+        join: Callable[[list[Trajectory]], Trajectory],
+        ballots: Ballots,
         key: jax.Array,
         parts: int,
         learner: LearnerState,
@@ -131,7 +49,8 @@ class Learner:
         total_steps: int,
         resumes: list[Resume],
     ):
-        self._programs, self._publish, self._key = programs, publish, key
+        self._programs, self._publish, self._join, self._key = programs, publish, join, key
+        self.ballots = ballots
         self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
         self.learner, self.experience, self.rollouts = learner, experience, rollouts
         self.env_steps, self.resumes = env_steps, resumes
@@ -157,7 +76,10 @@ class Learner:
         should_stop: Callable[[], bool],
     ) -> bool:
         """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
-        report = _Report(self)
+        report = Report(int(self.learner.num_updates), self.ballots)
+
+        def send(timed: bool = True) -> None:
+            report.send(on_progress, self.env_steps, len(crew.actors), timed)
 
         def finish() -> bool:
             """Does what is pending, and publishes; returns whether it got there."""
@@ -175,26 +97,34 @@ class Learner:
         while self.env_steps < self._total_steps:
             target = next_milestone(self.env_steps)
             while self.env_steps < target:
-                waited = time.perf_counter()
-                rollout = crew.next_rollout(self.rollouts, should_stop)
-                if rollout is None:
-                    report.send(on_progress, crew)
+                clock = [time.perf_counter()]
+                rollouts = crew.next_rollouts(self.rollouts, should_stop)
+                clock.append(time.perf_counter())
+                stops, transitions, seconds = self.ballots(*_ballot(rollouts, report.seconds)).T
+                clock.append(time.perf_counter())
+                if rollouts is None or stops.any():
+                    send()
                     return False
-                start = time.perf_counter()
-                metrics = self._learn(rollout) if self._programs.add is None else [self._add(rollout)]
-                if rollout.resume is not None:
-                    self.resumes[(self.rollouts - 1) % crew.wiring.num_actors] = rollout.resume
+                trajectory = self._join([rollout.trajectory for rollout in rollouts])
+                metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
+                taken = int(transitions.sum(dtype=np.float64))
+                self.env_steps += taken
+                for place, rollout in enumerate(rollouts):
+                    if rollout.resume is not None:
+                        threads = crew.wiring.num_actors
+                        self.resumes[place * threads + (self.rollouts - 1) % threads] = rollout.resume
                 if not self.pending:
                     self._publish_to(crew)
                 at_milestone = target <= self.env_steps < self._total_steps
                 complete = at_milestone or finish()
                 metrics[0] = self._with_sums(metrics[0])
-                report.add(rollout, metrics, start - waited, time.perf_counter() - start, len(crew.wiring.channel))
-                if not complete or (not at_milestone and report.seconds > SECONDS_PER_REPORT):
-                    report.send(on_progress, crew)
+                clock.append(time.perf_counter())
+                report.add(rollouts, taken, metrics, np.diff(clock), len(crew.wiring.channel))
+                if not complete or (not at_milestone and seconds[0] > SECONDS_PER_REPORT):
+                    send()
                 if not complete:
                     return False
-            report.send(on_progress, crew, timed=not self.pending)
+            send(timed=not self.pending)
             with report.clock_stopped():
                 on_milestone()
             if not finish():
@@ -207,10 +137,11 @@ class Learner:
         assert self._programs.drain is not None
         self._pace.restart()
         while self.pending:
-            if should_stop():
-                return False
             check()
-            number = min(self.pending, self._pace.number)
+            stops, numbers = self.ballots(should_stop(), self._pace.number).T
+            if stops.any():
+                return False
+            number = min(self.pending, int(numbers.min()))
             self.learner, self.experience, self._sums = self._programs.drain(
                 self.learner, self.experience, self._sums, np.int32(number), progress, self._key
             )
@@ -218,22 +149,20 @@ class Learner:
             self._pace.dispatched(number, self._sums)
         return True
 
-    def _learn(self, rollout: Rollout) -> list[Metrics]:
+    def _learn(self, trajectory: Trajectory) -> list[Metrics]:
         assert self._programs.learn is not None
         progress, metrics = jnp.float32(self.progress), []
         for part in self._parts:
             self.learner, self.experience, part_metrics = self._programs.learn(
-                self.learner, self.experience, rollout.trajectory, part, progress, self._key
+                self.learner, self.experience, trajectory, part, progress, self._key
             )
             metrics.append(part_metrics)
-        self.env_steps += rollout.transitions
         self.rollouts += 1
         return metrics
 
-    def _add(self, rollout: Rollout) -> Metrics:
+    def _add(self, trajectory: Trajectory) -> Metrics:
         assert self._programs.add is not None
-        self.experience, metrics = self._programs.add(self.experience, rollout.trajectory, self.learner.num_updates)
-        self.env_steps += rollout.transitions
+        self.experience, metrics = self._programs.add(self.experience, trajectory, self.learner.num_updates)
         self.rollouts += 1
         self.pending = self._count_pending()
         return metrics
@@ -247,6 +176,11 @@ class Learner:
 
     def _publish_to(self, crew: Crew) -> None:
         crew.wiring.store.publish(self.rollouts, self._publish(self.learner, self.progress))
+
+
+def _ballot(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:
+    """Whether to stop, the transitions of the round, and the seconds since the last report."""
+    return rollouts is None, sum(rollout.transitions for rollout in rollouts or ()), seconds
 
 
 class _Pace:
@@ -276,95 +210,3 @@ class _Pace:
         seconds, self._clock = now - self._clock, now
         fitting = int(self._seconds * number / max(seconds, 1e-6))
         self.number = max(1, min(self._most, fitting, 4 * self.number))
-
-
-class _Report:
-    """Collects what happened since the last report, on the device until it is sent.
-
-    Seconds count until a report that is timed: at a milestone with pending updates they do not yet, for what took them
-    is not all done.
-    """
-
-    def __init__(self, learner: Learner):
-        self._learner = learner
-        self._updates = int(learner.learner.num_updates)
-        self._clear()
-        self._restart_clock()
-
-    def _clear(self) -> None:
-        self._metrics: list[Metrics] = []
-        self._episodes: list[Any] = []
-        self._rewards: list[jax.Array] = []
-
-    def _restart_clock(self) -> None:
-        self._clock = time.perf_counter()
-        self._timed: list[Rollout] = []
-        self._waiting = self._learning = self._depth = 0.0
-
-    @contextlib.contextmanager
-    def clock_stopped(self) -> Iterator[None]:
-        """What is done within takes no time."""
-        start = time.perf_counter()
-        yield
-        self._clock += time.perf_counter() - start
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._clock
-
-    def add(self, rollout: Rollout, metrics: list[Metrics], waited: float, learnt: float, depth: int) -> None:
-        self._timed.append(rollout._replace(trajectory=None, resume=None, episodes=None))  # type: ignore[arg-type]
-        self._episodes.append(rollout.episodes)
-        self._rewards.append(rollout.trajectory.timesteps.reward)
-        self._metrics += metrics
-        self._waiting, self._learning = self._waiting + waited, self._learning + learnt
-        self._depth += depth
-
-    def send(self, on_progress: Callable[[Progress], None], crew: Crew, timed: bool = True) -> None:
-        """Reads the metrics and passes them on.
-
-        Raises:
-          TrainingDivergedError: where one is not finite.
-        """
-        if not self._metrics:
-            return
-        fetched, episodes = jax.device_get((self._metrics, self._episodes))
-        every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
-        sums = {name: values.sum(keepdims=True) for name, values in every.items()}
-        self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
-        if not all(np.all(np.isfinite(value)) for value in sums.values()):
-            culprit = self._culprit(every)
-            raise TrainingDivergedError.of(sums, self._learner.env_steps, self._updates, culprit)
-        metrics = means(sums, len(fetched))
-        metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
-        metrics |= episode_means(jax.tree.map(lambda *x: np.asarray([sum(map(float, x))]), *episodes))
-        self._clear()
-        seconds, transitions = 0.0, 0
-        if timed:
-            seconds, transitions = self.seconds, sum(rollout.transitions for rollout in self._timed)
-            metrics |= self._shares(seconds, crew.wiring.num_actors)
-            self._restart_clock()
-        steps = np.asarray([self._learner.env_steps], np.int64)
-        on_progress(Progress(self._learner.env_steps, self._updates, metrics, steps, seconds, transitions))
-
-    def _shares(self, seconds: float, num_actors: int) -> dict[str, np.ndarray]:
-        """Where the learner's and the actors' time went, [1] each."""
-        scalars = {
-            "sebulba/queue_depth": self._depth / len(self._timed),
-            "sebulba/learn_share": self._learning / seconds,
-            "sebulba/wait_share": self._waiting / seconds,
-        }
-        for stage in STAGES:
-            spent = sum(rollout.seconds[stage] for rollout in self._timed)
-            scalars[f"sebulba/{stage}_share"] = spent / seconds / num_actors
-        return {name: np.asarray([value], np.float64) for name, value in scalars.items()}
-
-    def _culprit(self, metrics: dict[str, np.ndarray]) -> str:
-        """Which reward, of the rollouts until a metric [updates] was not finite, was not either, in words, or ""."""
-        first = min(int(np.argmin(np.isfinite(x))) for x in metrics.values() if not np.all(np.isfinite(x)))
-        learnt = first * len(self._rewards) // len(self._metrics)
-        for rewards in jax.device_get(self._rewards[: learnt + 1]):
-            if not np.all(np.isfinite(rewards)):
-                row, lane = np.argwhere(~np.isfinite(rewards))[0]
-                return f"the environment's reward is not finite in row {row} of a rollout, lane {lane} of its actor"
-        return ""

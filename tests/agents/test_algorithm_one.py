@@ -18,7 +18,6 @@ from recorded import Record, Walk
 
 from podracer import agents, environments, topology
 from podracer.agents import DQNConfig
-from podracer.anakin import program
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, LearnerState, TimeStep
@@ -205,7 +204,7 @@ def anakin(shape: Shape) -> Run:
     first = harness.numbers_of(state.learner.params)
     record.clear()
     for _ in range(shape.at_first // shape.C + PERIODS + 1):
-        state, _ = prog.step(state, program.Limits.of(10**6, 10**6, 1))
+        state, _ = prog.step(state, prog.limits(10**6, 10**6, 1))
     return run_of(first, state, record)
 
 

@@ -14,7 +14,6 @@ import pytest
 import envs_jax
 from podracer import matches, nets, search
 from podracer.agents import AlphaZeroConfig, alphazero
-from podracer.anakin import program
 from podracer.types import Agent, Transition
 
 pytestmark = pytest.mark.slow
@@ -39,7 +38,7 @@ CONFIG = AlphaZeroConfig(
 def optimal(agent: Agent, environment: Any = GAME) -> float:
     """Trains; the share of positions where the network alone then plays optimally."""
     run = harness.make_program(agent, environment, num_envs=128)
-    state, report = run.step(harness.initial(run, agent, [0]), program.Limits.of(STEPS, STEPS, 10_000))
+    state, report = run.step(harness.initial(run, agent, [0]), run.limits(STEPS, STEPS, 10_000))
     assert np.all(report.finite)
     codes, best = matches.solve(envs_jax.make("tic_tac_toe"))
     N = len(codes)

@@ -17,7 +17,6 @@ import pytest
 
 from podracer import agents, nets, returns, spaces, world_models
 from podracer.agents import DQNConfig, MuZeroConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
-from podracer.anakin import program
 from podracer.learning import value_distributions
 from podracer.learning.scalars import Bins
 from podracer.types import Agent, LearnerState, TimeStep
@@ -108,7 +107,7 @@ def trained(agent: Agent, environment: Any) -> list[LearnerState]:
     steps = STEPS_TOGETHER if environment == TOGETHER else STEPS
     prog = harness.make_program(agent, environment, num_envs=LANES, population=SEEDS)
     state = harness.initial(prog, agent, list(range(SEEDS)))
-    state, report = prog.step(state, program.Limits.of(steps, steps, 10_000))
+    state, report = prog.step(state, prog.limits(steps, steps, 10_000))
     assert np.all(report.finite)
     learner = state.learner
     return [jax.tree.map(lambda x, i=seed: x[i], learner) for seed in range(SEEDS)]

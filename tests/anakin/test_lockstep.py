@@ -58,7 +58,7 @@ def test_it_is_a_rollout_the_updates_and_then_the_adding():
     for i in range(6):
         expected = by_hand(state)
         before = int(state.learner.num_updates[0])
-        state, report = prog.step(state, program.Limits.of(10**6, 10**6, 1))
+        state, report = prog.step(state, prog.limits(10**6, 10**6, 1))
         found = jax.tree.map(lambda x: x[0], state.learner), state.experience.counts
         ring = jax.tree.map(lambda x: x[0, 0], state.experience.ring)
         jax.tree.map(

@@ -78,7 +78,7 @@ class Run:
         return harness.initial(self.program, self.agent, [seed], overrides)
 
     def advance(self, state: program.RunState, updates: int, until: int = FAR) -> tuple[Any, program.Report]:
-        return self.program.step(state, program.Limits.of(until, TOTAL_STEPS, updates))
+        return self.program.step(state, self.program.limits(until, TOTAL_STEPS, updates))
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +304,7 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
     run, rates = runs[name], [3e-3, 1e-3, 1e-4]
     prog = harness.make_program(run.agent, COUNTING, num_envs=B, population=3)
     state = harness.initial(prog, run.agent, [5, 6, 7], {"learning_rate": rates})
-    state, report = prog.step(state, program.Limits.of(FAR, TOTAL_STEPS, 10))
+    state, report = prog.step(state, prog.limits(FAR, TOTAL_STEPS, 10))
     assert report.updates.tolist() == [10, 10, 10]
     used = np.asarray(report.metrics["grad/learning_rate"]) / 10  # decayed by the few transitions until then
     np.testing.assert_allclose(used, rates, rtol=0.05)
@@ -330,7 +330,7 @@ def test_shards_hold_their_own_lanes(runs: dict[str, Run]) -> None:
     np.testing.assert_array_equal(state.actors.lane, np.arange(B).reshape(1, 2, B // 2))
     tags = np.asarray(state.actors.lanes.env.tag)
     assert len(set(tags.ravel().tolist())) > B // 2
-    state, report = prog.step(state, program.Limits.of(FAR, TOTAL_STEPS, 4))
+    state, report = prog.step(state, prog.limits(FAR, TOTAL_STEPS, 4))
     keys = np.asarray(jax.random.key_data(state.actors.key))[0]
     assert np.any(keys[0] != keys[1])
     seen = {name: float(value[0]) for name, value in report.metrics.items()}

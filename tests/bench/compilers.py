@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from podracer.bench.hlo import count
+
 COMPILERS = pathlib.Path(os.environ.get("PODRACER_COMPILERS", f"{sys.prefix}/compilers"))
 
 H200 = """
@@ -52,111 +54,6 @@ gpu_device_info {
 }
 """
 """What the compiler asks of the device (figures: NVIDIA's data sheet, and openxla/xla, target_config/specs/h200.txtpb)."""
-
-
-# Reading a compiled program
-
-FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "bitcast",
-        "tuple",
-        "get-tuple-element",
-        "while",
-        "conditional",
-        "call",
-        "after-all",
-        "partition-id",
-        "replica-id",
-        "opt-barrier",
-        "add-dependency",
-        "copy-done",
-        "all-reduce-done",
-        "async-start",
-        "async-update",
-        "async-done",
-        "domain",
-    ]
-)
-"""Operations that launch nothing themselves."""
-
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ")
-_CALLED = re.compile(r"(body|condition|to_apply|calls|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
-_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_BOUND = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
-_BELOW = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-
-
-def _opcode(line: str) -> str:
-    """The operation of an instruction `%name = type opcode(...)`; tuple types hold spaces and parentheses."""
-    rest = line.split(" = ", 1)[1]
-    depth = 0
-    for i, character in enumerate(rest):
-        depth += (character in "([{") - (character in ")]}")
-        if character == " " and not depth:
-            return rest[i + 1 :].split("(", 1)[0]
-    raise ValueError(f"not an instruction: {line}")
-
-
-@dataclasses.dataclass
-class Counted:
-    """Sums over the instructions that a call of a program executes."""
-
-    kernels: int = 0
-    cycles: int = 0
-    reductions: int = 0
-
-    def add(self, other: Counted, times: int) -> None:
-        """Adds what runs `times` times."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + times * value)
-
-
-def count(text: str) -> Counted:
-    """Counts over the text of an optimised HLO module."""
-    computations: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            lines = computations.setdefault(header[2], [])
-            entry = header[2] if header[1] else entry
-        elif _INSTRUCTION.match(line):
-            lines.append(line)
-    done: dict[str, Counted] = {}
-
-    def turns(line: str, condition: str) -> int | None:
-        """How often a loop turns, if that is known: loops of JAX count up from 0 by 1."""
-        if known := _TURNS.search(line):
-            return int(known[1])
-        text = "\n".join(computations[condition])
-        below, bounds = _BELOW.search(text), dict(_BOUND.findall(text))
-        return int(bounds[below[1]]) if below and below[1] in bounds else None
-
-    def visit(name: str) -> Counted:
-        if name not in done:
-            done[name] = total = Counted()
-            for line in computations[name]:
-                opcode = _opcode(line)
-                cycles = _CYCLES.search(line)
-                total.kernels += opcode not in FREE
-                total.cycles += int(cycles[1]) if cycles else 0
-                total.reductions += opcode in ("all-reduce", "all-reduce-start")
-                called = {role: (many or one).replace("%", "") for role, many, one in _CALLED.findall(line)}
-                if opcode == "while":
-                    known = turns(line, called["condition"])
-                    total.add(visit(called["body"]), 1 if known is None else known)
-                    if known is None:  # a loop of known length does not ask
-                        total.add(visit(called["condition"]), 1)
-                elif opcode in ("call", "conditional", "async-start"):
-                    for part in called.values():
-                        for branch in part.split(", "):
-                            total.add(visit(branch), 1)
-        return done[name]
-
-    return visit(entry)
 
 
 # Programs

@@ -81,45 +81,6 @@ def test_small_observations_are_not_padded_on_a_tpu() -> None:
     assert found["temp_bytes"] <= 1613 * MIB / 5
 
 
-# The counting itself.
-
-HLO = """
-%body (x: (s32[], f32[4])) -> (s32[], f32[4]) {
-  %x = (s32[], f32[4]{0}) parameter(0)
-  %a = f32[4]{0} get-tuple-element(%x), index=1
-  %f = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
-  %r = f32[4]{0} all-reduce(%f), to_apply=%sum
-  ROOT %t = (s32[], f32[4]{0}) tuple(%i, %r)
-}
-
-%known (x: (s32[], f32[4])) -> pred[] {
-  %n = s32[]{:T(128)} constant(5)
-  %x = (s32[], f32[4]{0}) parameter(0)
-  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
-}
-
-%unknown (x: (s32[], f32[4])) -> pred[] {
-  %x = (s32[], f32[4]{0}) parameter(0)
-  ROOT %more = pred[] fusion(%x), kind=kLoop, calls=%fused
-}
-
-ENTRY %main.1 (p: f32[4]) -> f32[4] {
-  %p = f32[4]{0} parameter(0)
-  %c = (f32[2]{0}, /*index=1*/f32[2]{0}) fusion(%p), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1"}
-  %w0 = (s32[], f32[4]{0}) while(%c), condition=%unknown, body=%body, backend_config={"known_trip_count":{"n":"3"}}
-  %w1 = (s32[], f32[4]{0}) while(%w0), condition=%known, body=%body
-  %w2 = (s32[], f32[4]{0}) while(%w1), condition=%unknown, body=%body
-  ROOT %b = f32[4]{0} bitcast(%w2)
-}
-"""
-
-
-def test_loops_count_as_often_as_they_turn() -> None:
-    """3 turns said by the compiler, 5 that the condition tells, and one of a loop that may take any number."""
-    turns = 3 + 5 + 1
-    assert compilers.count(HLO) == compilers.Counted(kernels=1 + 2 * turns + 1, cycles=1 + 7 * turns, reductions=turns)
-
-
 def test_requirements_name_the_versions_of_this_jax() -> None:
     found = list(compilers.requirements())
     assert [line.split("=")[0].split("<")[0] for line in found] == ["libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt"]

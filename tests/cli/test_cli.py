@@ -164,8 +164,8 @@ def complaint(capsys, command):
         ("train ppo lunar_lander", "did you mean 'gymnasium:LunarLander-v3' or 'envpool:LunarLander-v3'? Known: "),
         ("train ppo LunarLander-v2", "did you mean 'envpool:LunarLander-v2' or 'gymnasium:LunarLander-v3'? Known: "),
         ("agents ppo", "agents takes no arguments, but got ppo."),
-        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|dqn|replay|search."),
-        ("bench everything", "podracer bench anakin|sebulba|dqn|replay|search, not 'everything'."),
+        ("bench", "bench needs what to measure: podracer bench anakin|sebulba|dqn|replay|search|scaling."),
+        ("bench everything", "podracer bench anakin|sebulba|dqn|replay|search|scaling, not 'everything'."),
         ("bench anakin --env cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("bench anakin --env catch --env-options {", "env_options='{' is not JSON: "),
         ("bench anakin --env catch --env-options 3", "env_options='3': must be"),
@@ -239,7 +239,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("help", "podracer train AGENT ENV"),
         ("help train", "environments: cartpole, catch"),
         ("help eval", "--episodes"),
-        ("-h", "podracer bench anakin|sebulba|dqn|replay|search"),
+        ("-h", "podracer bench anakin|sebulba|dqn|replay|search|scaling"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
         ("train --help", "environments: cartpole, catch"),
@@ -250,7 +250,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("plot --help", "--metric"),
         ("envs --help", "pixel_catch"),
         ("agents --help", "Proximal policy optimisation"),
-        ("bench --help", "podracer bench anakin|sebulba|dqn|replay|search"),
+        ("bench --help", "podracer bench anakin|sebulba|dqn|replay|search|scaling"),
         ("bench anakin --help", "--repeats"),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
     run(f"train dqn {game} --preset fast_dqn --agent.no-double --checkpoint-replay --env.no-episodic-life")
     asked = [{name: value for name, value in settings.items() if value is not None} for settings in asked]
     for settings in asked:
-        for name in ("run_dir", "resume", "progress", "seed", "hyper"):
+        for name in ("run_dir", "resume", "progress", "seed", "hyper", "topology"):
             del settings[name]
     none = {"config": {}, "env_options": {}}
     assert asked == [

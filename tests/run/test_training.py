@@ -131,7 +131,14 @@ def test_config_is_resolved(finished):
     assert config["own"] == []
     assert config["run"] == {
         **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": 0},
-        **{"mode": "async", "actor_devices": None, "actor_threads": 1, "updates_per_batch": 1, "queue_capacity": None},
+        **{
+            "mode": "async",
+            "replicas": None,
+            "actor_devices": None,
+            "actor_threads": 1,
+            "updates_per_batch": 1,
+            "queue_capacity": 1,
+        },
         **{
             "env_timeout": 60.0,
             "env_restarts": 0,

@@ -28,7 +28,7 @@ def in_thread(function, *args):
 
 
 def test_messages_come_in_order_and_by_source():
-    channel = Channel(3)
+    channel = Channel(2)
     for source, content in ((1, "a"), (0, "b"), (1, "c")):
         channel.put(source, content)
     assert len(channel) == 3
@@ -41,13 +41,14 @@ def test_messages_come_in_order_and_by_source():
 def test_a_full_channel_holds_up_its_producers():
     channel = Channel(1)
     channel.put(0, "a")
+    channel.put(1, "of another")
     thread, outcome = in_thread(channel.put, 0, "b")
     time.sleep(0.05)
     assert thread.is_alive()
     assert channel.get(0.1) == "a"
     thread.join(2)
     assert outcome == [None]
-    assert channel.get(0.1) == "b"
+    assert [channel.get(0.1), channel.get(0.1)] == ["of another", "b"]
 
 
 def test_a_message_ends_the_wait():

@@ -47,7 +47,7 @@ def trajectories(agent):
     made = []
     with driver.crew(driver.learner(state).learner, 0.0) as crew:
         for number in range(UPDATES):
-            made.append(crew.next_rollout(number, lambda: False).trajectory)
+            made.append(crew.next_rollouts(number, lambda: False)[0].trajectory)
     return made
 
 

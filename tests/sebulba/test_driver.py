@@ -60,15 +60,24 @@ _drivers = {}
 
 
 def driver_of(
-    agent, threads=1, mode="async", seed=0, hyper=None, num_shards=1, updates_per_batch=1, replay_memory="device"
+    agent,
+    threads=1,
+    mode="async",
+    seed=0,
+    hyper=None,
+    num_shards=1,
+    updates_per_batch=1,
+    replay_memory="device",
+    replicas=1,
 ):
     """A driver of its own. It shares its compiled programs, which neither order nor seed nor numbers are part of."""
-    key = (id(agent), threads, num_shards, updates_per_batch, replay_memory)
+    key = (id(agent), threads, num_shards, updates_per_batch, replay_memory, replicas)
     if key not in _drivers:
         layout = topology.make_host(
-            num_envs=B * threads,
+            num_envs=B * threads * replicas,
             envs_per_actor=B,
             actor_threads=threads,
+            replicas=replicas,
             devices=jax.local_devices()[:1],
             num_shards=num_shards,
             updates_per_batch=updates_per_batch,
@@ -93,10 +102,10 @@ def run(driver, total_steps=600, state=None, milestone=None):
     captured, progress, states = {}, [], []
     spread = driver.learning.spread
 
-    def capture(trajectory):
+    def capture(trajectory, replica=0):
         numbers = harness.numbers_of(trajectory)
         captured.setdefault(int(numbers.lane[0]), []).append(numbers)
-        return spread(trajectory)
+        return spread(trajectory, replica)
 
     driver.learning = driver.learning._replace(spread=capture)
     state = driver.init() if state is None else state
@@ -115,19 +124,39 @@ def run(driver, total_steps=600, state=None, milestone=None):
     return final, captured, progress, states
 
 
+def joining(join, joined):
+    """`join`, keeping what it returns."""
+
+    def kept(rollouts):
+        trajectory = join(rollouts)
+        joined.append(harness.numbers_of(trajectory))
+        return trajectory
+
+    return kept
+
+
 @pytest.mark.parametrize(
-    ("name", "threads", "mode"),
+    ("name", "threads", "mode", "replicas"),
     [
-        ("vtrace", 1, "async"),
-        ("vtrace", 2, "lockstep"),
-        pytest.param("pqn", 1, "lockstep", marks=pytest.mark.slow),
-        pytest.param("ppo", 2, "async", marks=pytest.mark.slow),
-        pytest.param("muzero", 2, "lockstep", marks=pytest.mark.slow),
+        ("vtrace", 1, "async", 1),
+        ("vtrace", 2, "lockstep", 1),
+        ("vtrace", 2, "async", 3),
+        pytest.param("pqn", 1, "lockstep", 1, marks=pytest.mark.slow),
+        pytest.param("ppo", 2, "async", 1, marks=pytest.mark.slow),
+        pytest.param("muzero", 2, "lockstep", 1, marks=pytest.mark.slow),
     ],
 )
-def test_trajectories_keep_the_contract(name, threads, mode):
-    driver = driver_of(agent_of(name), threads, mode)
+def test_trajectories_keep_the_contract(name, threads, mode, replicas):
+    driver = driver_of(agent_of(name), threads, mode, num_shards=replicas, replicas=replicas)
+    joined = []
+    driver.learning = driver.learning._replace(join=joining(driver.learning.join, joined))
     final, captured, progress, _ = run(driver)
+    for k, trajectory in enumerate(joined):
+        actors = [replica * threads + k % threads for replica in range(replicas)]
+        if mode == "lockstep" or replicas > 1:
+            np.testing.assert_array_equal(trajectory.lane, np.ravel(B * np.asarray(actors)[:, None] + np.arange(B)))
+        counting.check_trajectory(trajectory)
+    threads *= replicas
     assert sorted(captured) == [B * i for i in range(threads)], "a lane belongs to one actor"
     for first_lane, trajectories in captured.items():
         for trajectory in trajectories:

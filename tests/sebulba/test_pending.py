@@ -180,9 +180,9 @@ def test_without_saved_environments_pending_updates_come_first(mode):
     driver, seen = driver_of(mode, environments=Forgetful), []
     spread = driver.learning.spread
 
-    def capture(trajectory):
+    def capture(trajectory, replica):
         seen.append(np.unique(trajectory.policy_version))
-        return spread(trajectory)
+        return spread(trajectory, replica)
 
     driver.learning = driver.learning._replace(spread=capture)
     assert not run(driver, jax.tree.map(jnp.copy, stopped), stop_after=1)[1], "a signal is heard before actors start"
@@ -214,9 +214,9 @@ def test_serial_actors_wait_for_the_learner():
         driver, seen = driver_of("serial", threads), []
         spread = driver.learning.spread
 
-        def capture(trajectory, spread=spread, seen=seen):
+        def capture(trajectory, replica, spread=spread, seen=seen):
             seen.append((int(trajectory.lane[0]), np.unique(trajectory.policy_version).tolist()))
-            return spread(trajectory)
+            return spread(trajectory, replica)
 
         driver.learning = driver.learning._replace(spread=capture)
         run(driver)

@@ -1,0 +1,132 @@
+"""Reads what became of a program: the text of an optimised HLO module."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+FREE = frozenset(
+    [
+        "parameter",
+        "constant",
+        "bitcast",
+        "tuple",
+        "get-tuple-element",
+        "while",
+        "conditional",
+        "call",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "opt-barrier",
+        "add-dependency",
+        "copy-done",
+        "all-reduce-done",
+        "async-start",
+        "async-update",
+        "async-done",
+        "domain",
+    ]
+)
+"""Operations that launch nothing themselves."""
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = ")
+_CALLED = re.compile(r"(body|condition|to_apply|calls|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
+_TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BOUND = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_BELOW = re.compile(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+def _opcode(line: str) -> str:
+    """The operation of an instruction `%name = type opcode(...)`; tuple types hold spaces and parentheses."""
+    rest = line.split(" = ", 1)[1]
+    depth = 0
+    for i, character in enumerate(rest):
+        depth += (character in "([{") - (character in ")]}")
+        if character == " " and not depth:
+            return rest[i + 1 :].split("(", 1)[0]
+    raise ValueError(f"not an instruction: {line}")
+
+
+def _bytes(line: str) -> int:
+    """Of an instruction's result."""
+    types = line.split(" = ", 1)[1].split(" all-reduce", 1)[0]
+    arrays = re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", types)  # `pred` has no number and is not reduced
+    return sum(int(bits) // 8 * math.prod(int(n) for n in dims.split(",") if n) for bits, dims in arrays)
+
+
+@dataclasses.dataclass
+class Counted:
+    """Sums over the instructions that a call of a program executes.
+
+    Attributes:
+      kernels: launches: every operation that is not a name for something that is there.
+      cycles: the estimates of the TPU's compiler.
+      reductions: all-reduces.
+      sizes: how many of them are of so many bytes.
+    """
+
+    kernels: int = 0
+    cycles: int = 0
+    reductions: int = 0
+    sizes: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: Counted, times: int) -> None:
+        """Adds what runs `times` times."""
+        for name in ("kernels", "cycles", "reductions"):
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for size, number in other.sizes.items():
+            self.sizes[size] = self.sizes.get(size, 0) + times * number
+
+
+def count(text: str) -> Counted:
+    """Counts over the text of an optimised HLO module.
+
+    What loops hold is multiplied by how often they turn where the compiler knows that, and counts once where it does
+    not, as in the loop over updates.
+    """
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            lines = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif _INSTRUCTION.match(line):
+            lines.append(line)
+    done: dict[str, Counted] = {}
+
+    def turns(line: str, condition: str) -> int | None:
+        """How often a loop turns, if that is known: loops of JAX count up from 0 by 1."""
+        if known := _TURNS.search(line):
+            return int(known[1])
+        text = "\n".join(computations[condition])
+        below, bounds = _BELOW.search(text), dict(_BOUND.findall(text))
+        return int(bounds[below[1]]) if below and below[1] in bounds else None
+
+    def visit(name: str) -> Counted:
+        if name not in done:
+            done[name] = total = Counted()
+            for line in computations[name]:
+                opcode = _opcode(line)
+                cycles = _CYCLES.search(line)
+                total.kernels += opcode not in FREE
+                total.cycles += int(cycles[1]) if cycles else 0
+                if opcode in ("all-reduce", "all-reduce-start"):
+                    total.reductions += 1
+                    total.sizes[_bytes(line)] = total.sizes.get(_bytes(line), 0) + 1
+                called = {role: (many or one).replace("%", "") for role, many, one in _CALLED.findall(line)}
+                if opcode == "while":
+                    known = turns(line, called["condition"])
+                    total.add(visit(called["body"]), 1 if known is None else known)
+                    if known is None:  # a loop of known length does not ask
+                        total.add(visit(called["condition"]), 1)
+                elif opcode in ("call", "conditional", "async-start"):
+                    for part in called.values():
+                        for branch in part.split(", "):
+                            total.add(visit(branch), 1)
+        return done[name]
+
+    return visit(entry)

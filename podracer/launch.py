@@ -1,0 +1,187 @@
+"""Several processes of one run on this machine: `python -m podracer.launch --processes 2 -- train ppo catch ...`.
+
+Every process runs the same command and finds the others by environment variables. What they print comes out line by
+line, behind a process's number. Signals are passed on; when one process fails, the others are given time to end in good
+order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from podracer import config as configs
+from podracer.cli.arguments import InputError, parse
+from podracer.run.processes import LOST
+
+PATIENCE = 10.0
+"""Seconds that the others are given when one process has failed, before SIGTERM, and again before SIGKILL."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchArguments:
+    """Start a podracer command in several processes of this machine; it comes behind --.
+
+    Attributes:
+      processes: how many.
+      devices_per_process: simulated CPU devices of each; on GPUs, how many of the machine's each sees.
+      restarts: how often all are started again, with --resume, after one has failed.
+      script: run this Python file with the arguments behind --, instead of a podracer command.
+      module: run this module likewise.
+    """
+
+    processes: Annotated[int, tyro.conf.arg(aliases=["-n"])] = configs.field(2, low=1)
+    devices_per_process: int = configs.field(1, low=1)
+    restarts: int = configs.field(0, low=0)
+    script: pathlib.Path | None = None
+    module: str | None = None
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.script and self.module:
+            raise ValueError("give --script or --module, not both.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns the exit code: the first that is neither 0 nor that of a follower."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    ours, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
+    try:
+        arguments = parse(LaunchArguments, ours, "python -m podracer.launch")
+        if not command:
+            raise InputError("what to run comes behind --, as in: -- train ppo catch --topology pod")
+        ours_to_run = not (arguments.script or arguments.module)
+        if ours_to_run and command[0] in ("train", "resume") and not any(w.startswith("--topology") for w in command):
+            raise InputError("the processes would each run by themselves; add --topology pod to the command")
+    except (InputError, ValueError) as error:
+        print(f"podracer.launch: error: {error}", file=sys.stderr)
+        return 2
+    for attempt in range(arguments.restarts + 1):
+        again = attempt and not (arguments.script or arguments.module) and "--resume" not in command
+        code, stopped = _Group(arguments, [*command, "--resume"] if again else command).run()
+        if code in (0, 2, 130, 143) or stopped:  # done, asked for badly, or stopped in good order
+            break
+        if attempt < arguments.restarts:
+            print(f"podracer.launch: start {attempt + 2} of {arguments.restarts + 1}", file=sys.stderr, flush=True)
+    return code
+
+
+class _Group:
+    """The processes of one start."""
+
+    def __init__(self, arguments: LaunchArguments, command: Sequence[str]):
+        program = [str(arguments.script)] if arguments.script else ["-m", arguments.module or "podracer"]
+        self._program = [sys.executable, *program, *command]
+        self._arguments, self._signal = arguments, 0
+
+    def run(self) -> tuple[int, bool]:
+        """The exit code, and whether a signal to this process has ended it."""
+        P = self._arguments.processes
+        port = _free_port()
+        children = [
+            subprocess.Popen(
+                self._program,
+                env=environment(self._arguments, i, port),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for i in range(P)
+        ]
+        readers = [threading.Thread(target=_copy, args=(i, child), daemon=True) for i, child in enumerate(children)]
+        for reader in readers:
+            reader.start()
+        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            first = self._wait(children)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for reader, child in zip(readers, children):
+            reader.join(timeout=5)
+            if child.stdout and not reader.is_alive():
+                child.stdout.close()
+        codes = [child.returncode if child.returncode >= 0 else 128 - child.returncode for child in children]
+        guilty = next((i for i in ([first] if first is not None else []) if codes[i] not in (0, LOST)), None)
+        if guilty is None:
+            guilty = next((i for i, code in enumerate(codes) if code not in (0, LOST)), None)
+        if guilty is not None:
+            print(f"podracer.launch: {_ending(guilty, children[guilty])}", file=sys.stderr, flush=True)
+            return codes[guilty], bool(self._signal)
+        return max(codes), bool(self._signal)
+
+    def _wait(self, children: Sequence[subprocess.Popen[bytes]]) -> int | None:
+        """Waits for all; returns which failed first."""
+        first, since, step = None, 0.0, 0
+        while any(child.poll() is None for child in children):
+            if first is None:
+                first = next((i for i, child in enumerate(children) if child.poll() not in (None, 0, LOST)), None)
+                since = time.monotonic()
+            elif step < 2 and time.monotonic() - since > PATIENCE:
+                for child in children:
+                    if child.poll() is None:
+                        child.send_signal((signal.SIGTERM, signal.SIGKILL)[step])
+                since, step = time.monotonic(), step + 1
+            time.sleep(0.05)
+        return first
+
+    def _pass_on(self, children: Sequence[subprocess.Popen[bytes]]) -> Any:
+        def handler(number: int, frame: Any) -> None:
+            self._signal = number
+            for child in children:
+                if child.poll() is None:
+                    child.send_signal(number)
+
+        return handler
+
+
+def environment(arguments: LaunchArguments, index: int, port: int) -> dict[str, str]:
+    """What a process finds the others by, beside what is set here."""
+    D = arguments.devices_per_process
+    where = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(arguments.processes),
+        "JAX_PROCESS_ID": str(index),
+        "JAX_NUM_CPU_DEVICES": str(D),
+        "NPROC": os.environ.get("NPROC", "32"),  # a rank waits on a thread of XLA's pool, which has one a core
+        "PODRACER_LOCAL_COUNT": str(arguments.processes),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if os.environ.get("JAX_PLATFORMS", "").startswith(("cuda", "gpu", "rocm")):
+        where["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(index * D + i) for i in range(D))
+    # On Colab a pod is refused, where it can only be a mistake; these processes are no mistake.
+    return {name: value for name, value in os.environ.items() if name != "COLAB_RELEASE_TAG"} | where
+
+
+def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
+    """What a process prints, behind its number."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
+        sys.stdout.flush()
+
+
+def _ending(index: int, child: subprocess.Popen[bytes]) -> str:
+    code = child.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"process {index} (pid {child.pid}) {how}"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

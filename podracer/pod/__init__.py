@@ -1,0 +1,1 @@
+"""One run over the processes of a pod: `topology="pod"`."""

@@ -1,0 +1,313 @@
+"""The processes of a pod, as one of them sees the others: started together, of one mind, on one board.
+
+The board is the key-value store of JAX's distributed runtime, which process 0 holds. A key is written once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import itertools
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from podracer.pod import lifeline
+from podracer.pod.settings import NoClusterError, Pod, find
+from podracer.run.processes import LOST, DisagreementError, PeerError, Processes
+from podracer.version import __version__
+
+POLL = 0.2
+"""Seconds between looks at the board, by who waits for it."""
+
+
+_SAID = itertools.count()
+"""Of what was said since this process began; a key is written once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """One process of a pod."""
+
+    index: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.index} ({self.host}, pid {self.pid})"
+
+
+class Peers(Processes):
+    """The P processes of a pod.
+
+    Attributes:
+      all: the processes, in order.
+      local_index: of this one on its host.
+      local_count: processes of its host.
+    """
+
+    def __init__(self, pod: Pod):
+        self._pod, self._client = pod, _client()
+        self._line: lifeline.Lifeline | None = None
+        self.index, self.count = jax.process_index(), jax.process_count()
+        me = {"host": socket.gethostname(), "pid": os.getpid()}
+        there = self.everyones(me)
+        self.all = tuple(Peer(i, **one) for i, one in enumerate(there))
+        neighbours = [peer.index for peer in self.all if peer.host == self.all[self.index].host]
+        self.local_index, self.local_count = neighbours.index(self.index), len(neighbours)
+
+    def __enter__(self) -> Peers:
+        """From here on a process that is gone, stuck or has failed ends the run in all."""
+        server, address = lifeline.offer(_coordinator_host()) if self.is_first else (None, None)
+        address, names = self.told(address), [str(peer) for peer in self.all]
+        try:
+            self._line = lifeline.Lifeline(
+                self.index, names, address, silence=self._pod.heartbeat, stall=self._pod.stall_timeout, server=server
+            )
+        except OSError as error:
+            raise PeerError(f"cannot reach {self.all[0]} at {address['host']}:{address['port']}: {error}.") from error
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        assert self._line is not None
+        if of_runtime := _is_of_runtime(error):
+            self._line.wait(lifeline.GRACE)  # what broke a collective is known soon
+        ended = self._line.ended
+        broken = PeerError(ended, self._line.said) if ended and of_runtime else None
+        if error is not None:
+            if not ended:
+                what = " ".join(str(error).split())
+                self._line.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
+            _leave_without_waiting(broken or error)
+        self._line.__exit__()
+        self._line = None
+        if broken:
+            raise broken from error
+
+    def doing(self, what: str, round: int | None = None) -> None:
+        if self._line:
+            self._line.doing(what, round)
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._line and self._line.stopping)
+
+    def stop(self) -> None:
+        if self._line:
+            self._line.stop()
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        everyone = [dict(_named(each)) for each in self.everyones(facts)]
+        for name in sorted({name for each in everyone for name in each}):
+            values = [json.dumps(each.get(name), sort_keys=True) for each in everyone]
+            if len(set(values)) > 1:
+                usual = max(values, key=values.count)
+                odd = next(i for i, value in enumerate(values) if value != usual)
+                raise DisagreementError(
+                    f"the processes of a pod must be asked for the same: {self.all[odd]} has {name} {values[odd]}, "
+                    f"{'the others' if self.count > 2 else self.all[1 - odd]} {usual}."
+                )
+
+    def told(self, value: Any = None) -> Any:
+        key = self._next("told")
+        if self.is_first:
+            self._client.key_value_set(key, json.dumps(value))
+        return json.loads(self._wait(key, self.all[0]))
+
+    def everyones(self, value: Any) -> list[Any]:
+        key = self._next("said")
+        self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
+        return [json.loads(self._wait(f"{key}/{i}", i)) for i in range(self.count)]
+
+    def barrier(self) -> None:
+        self.everyones(None)
+
+    def _next(self, name: str) -> str:
+        return f"podracer/{next(_SAID)}/{name}"
+
+    def _wait(self, key: str, who: Peer | int) -> str:
+        deadline = time.monotonic() + self._pod.start_timeout
+        while True:
+            try:
+                return self._client.blocking_key_value_get(key, int(1000 * POLL))
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    ended = self._line.wait(lifeline.GRACE) if self._line else None
+                    said = bool(self._line and self._line.said)
+                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", said) from error
+                if self._line and self._line.ended:
+                    raise PeerError(self._line.ended, self._line.said) from None
+                if not self._line and time.monotonic() > deadline:
+                    name = str(who) if isinstance(who, Peer) else f"process {who}"
+                    raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None
+
+
+def start(pod: Pod) -> Peers:
+    """Starts JAX's distributed runtime, unless that has been done, and meets the other processes.
+
+    Raises:
+      NoClusterError: where nothing says where they are, or not all come in time.
+      ValueError: where JAX has begun to compute before, or for settings that make no sense.
+      DisagreementError: where another version of something runs there.
+    """
+    if not jax.distributed.is_initialized():
+        place = find(pod, os.environ, _cluster())
+        if _has_begun():
+            raise ValueError(
+                "topology='pod': JAX has computed something before; call train(topology='pod') before any other JAX "
+                "computation."
+            )
+        if place.coordinator and place.process_id:
+            _reach(place.coordinator, pod.start_timeout)
+        elif place.coordinator:
+            _require_free(place.coordinator)
+        # It would take SIGTERM for itself: a pod stops by votes (docs/adr/0023-pods.md).
+        jax.config.update("jax_enable_preemption_service", False)
+        where = place.coordinator or f"the coordinator that {place.source} names"
+        # JAX aborts a process that waits in vain, without a line that people could use.
+        missing = _apart(where, pod.start_timeout, "not all processes came")
+        patience = threading.Timer(pod.start_timeout, _end, [missing])
+        patience.start()
+        try:
+            jax.distributed.initialize(
+                place.coordinator,
+                place.processes,
+                place.process_id,
+                place.local_devices,
+                heartbeat_timeout_seconds=pod.heartbeat + 10,  # ours, which names who is lost, comes first
+                initialization_timeout=pod.start_timeout + 10,
+            )
+        except RuntimeError as error:
+            raise _apart(where, pod.start_timeout, _first_line(error)) from error
+        finally:
+            patience.cancel()
+    peers = Peers(pod)
+    peers.agree(_versions())
+    return peers
+
+
+def _require_free(coordinator: str) -> None:
+    """Checks that process 0 can listen: where it cannot, JAX may end it by a signal.
+
+    Raises:
+      NoClusterError: where the port is taken.
+    """
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("", int(coordinator.rpartition(":")[2])))
+        except OSError as error:
+            raise NoClusterError(f"the pod cannot come together at {coordinator}: {error.strerror}.") from None
+
+
+def _reach(coordinator: str, seconds: float) -> None:
+    """Waits until process 0 listens: where it does not, JAX would abort this process without a line.
+
+    Raises:
+      NoClusterError: where it does not in time.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise _apart(coordinator, seconds, f"process 0 does not answer there: {error.strerror}") from None
+        time.sleep(POLL)
+
+
+def _apart(where: str, seconds: float, why: str) -> NoClusterError:
+    proxies = [key for key in os.environ if key.lower() in ("http_proxy", "https_proxy", "all_proxy")]
+    hint = f"; {', '.join(proxies)} set, which can keep processes apart" if proxies else ""
+    return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({why}){hint}.")
+
+
+def _end(error: Exception) -> None:
+    os.write(2, f"podracer: error: {error}\n".encode())
+    os._exit(2)
+
+
+def _is_of_runtime(error: BaseException | None) -> bool:
+    """Whether a program failed and not what called it, as where a process is gone from a collective."""
+    # Where an array is waited for decides which of the two it is.
+    status = isinstance(error, ValueError) and re.match(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED)", str(error))
+    return isinstance(error, jax.errors.JaxRuntimeError) or bool(status)
+
+
+def _leave_without_waiting(error: BaseException) -> None:
+    """Ends this process, when it comes to that, without JAX's wait for the others, who do not come."""
+    codes = ((PeerError, LOST), (KeyboardInterrupt, 130), ((ValueError, TypeError), 2))  # as the command line has them
+    code = next((code for kind, code in codes if isinstance(error, kind)), 1)
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # what is registered last is called first
+
+
+def _named(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The parts of nested facts, by names such as run.seed."""
+    if isinstance(facts, Mapping) and facts:
+        for key, value in facts.items():
+            yield from _named(value, f"{name}.{key}" if name else key)
+    else:
+        yield name, facts
+
+
+def _versions() -> dict[str, Any]:
+    device = jax.local_devices()[0]
+    return {
+        "podracer": __version__,
+        "jax": jax.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "platform": f"{device.platform}: {device.device_kind}",
+        "local devices": jax.local_device_count(),
+        **{name: getattr(jax.config, name) for name in ("jax_enable_x64", "jax_default_prng_impl")},
+        "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _client() -> Any:
+    """The client of JAX's key-value store, which has no public name."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _coordinator_host() -> str:
+    """Where the others reach process 0."""
+    from jax._src import distributed
+
+    address = distributed.global_state.coordinator_address or socket.gethostname()
+    return address.rpartition(":")[0].strip("[]") or address
+
+
+def _cluster() -> str | None:
+    """The cluster that JAX recognises, by name."""
+    from jax._src.clusters import ClusterEnv
+
+    found = (env for env in ClusterEnv._cluster_types if not env.opt_in_only_method and env.is_env_present())
+    return next((env.name or env.__name__ for env in found), None)
+
+
+def _has_begun() -> bool:
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()

@@ -1,0 +1,142 @@
+"""Where the processes of a pod meet, found without starting JAX.
+
+Each of four things is what `Pod` says, or else an environment variable, or else the cluster that JAX recognises: Open
+MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from podracer import config as configs
+
+VARIABLES = {
+    "coordinator": "JAX_COORDINATOR_ADDRESS",
+    "processes": "JAX_NUM_PROCESSES",
+    "process_id": "JAX_PROCESS_ID",
+    "local_devices": "JAX_LOCAL_DEVICE_IDS",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """How the processes of a pod find each other, and how long they wait; all of it may be left out in a cluster.
+
+    Attributes:
+      coordinator: host:port, where process 0 listens.
+      processes: P.
+      process_id: of this one, 0 to P - 1.
+      local_devices: ids of the devices that this process sees; all of its host's if None.
+      start_timeout: seconds to wait for all processes to come.
+      heartbeat: seconds without a sign of life after which JAX gives a process up.
+      stall_timeout: seconds that a process may be a round behind the others.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = configs.field(None, low=1)
+    process_id: int | None = configs.field(None, low=0)
+    local_devices: tuple[int, ...] | None = None
+    start_timeout: int = configs.field(300, low=1)
+    heartbeat: int = configs.field(20, low=1)
+    stall_timeout: int = configs.field(180, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.coordinator is not None:
+            _, colon, port = self.coordinator.rpartition(":")
+            if not colon or not port.isdigit():
+                raise ValueError(f"Pod(coordinator={self.coordinator!r}): use HOST:PORT, such as 10.0.0.1:8476.")
+
+
+class NoClusterError(ValueError):
+    """There is nothing that says where the processes of a pod are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What `jax.distributed.initialize` is told; None is for JAX to find.
+
+    Attributes:
+      coordinator: host:port.
+      processes: P.
+      process_id: of this one.
+      local_devices: ids of this one's devices.
+      source: where this is from, in words.
+    """
+
+    coordinator: str | None
+    processes: int | None
+    process_id: int | None
+    local_devices: tuple[int, ...] | None
+    source: str
+
+
+def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
+    """Where this process is.
+
+    Args:
+      pod: what was said.
+      environ: environment variables.
+      cluster: the name of the cluster that JAX recognises, or None.
+
+    Raises:
+      NoClusterError: where too little is known.
+      ValueError: for what makes no sense.
+    """
+    if "COLAB_RELEASE_TAG" in environ:
+        raise NoClusterError("topology='pod': Colab is one process; use topology='local', which uses all its devices.")
+    said = {name: value for name in VARIABLES if (value := getattr(pod, name)) is not None}
+    read = {name: _read(name, environ[key]) for name, key in VARIABLES.items() if environ.get(key)}
+    known: dict[str, Any] = {**dict.fromkeys(VARIABLES), **read, **said}
+    meeting = [known[name] is not None for name in ("coordinator", "processes", "process_id")]
+    if not cluster and not all(meeting):
+        missing = [f"{VARIABLES[name]} (Pod.{name})" for name, there in zip(VARIABLES, meeting) if not there]
+        if any(meeting):
+            raise NoClusterError(f"topology='pod': {' and '.join(missing)} missing, beside what is given.")
+        raise NoClusterError(
+            "topology='pod' needs a cluster: looked for Open MPI, SLURM, TPU, Kubernetes and JAX_COORDINATOR_ADDRESS + "
+            "JAX_NUM_PROCESSES + JAX_PROCESS_ID, found none; on one machine use topology='local' or "
+            "python -m podracer.launch."
+        )
+    P, process = known["processes"], known["process_id"]
+    if P is not None and process is not None and process >= P:
+        raise ValueError(f"topology='pod': process_id={process} must be less than processes={P}.")
+    if known["local_devices"] is None and cluster in ("slurm", "ompi") and processes_of_host(environ) == 1:
+        # There JAX takes one GPU for each process, and the others of the host would be idle without a word.
+        known["local_devices"] = _visible(environ)
+    source = "Pod" if said else ""
+    source += " and " if said and read else ""
+    source += "environment variables" if read else ""
+    return Place(**known, source=source if all(meeting) else cluster or source)
+
+
+def _read(name: str, text: str) -> Any:
+    if name == "coordinator":
+        return text
+    try:
+        return tuple(int(x) for x in text.split(",")) if name == "local_devices" else int(text)
+    except ValueError:
+        raise ValueError(f"{VARIABLES[name]}={text!r}: must be {_KIND[name]}.") from None
+
+
+_KIND = {"processes": "a number", "process_id": "a number", "local_devices": "numbers, such as 0,1"}
+
+
+def processes_of_host(environ: Mapping[str, str]) -> int | None:
+    """How many processes of a pod are on this host, as a launcher says; None where none does."""
+    for key in ("PODRACER_LOCAL_COUNT", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
+        # SLURM: for hosts in order, such as 2(x3),1; one number where all have as many, and else this is not known.
+        if found := re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get(key, "")):
+            return int(found[1])
+    return None
+
+
+def _visible(environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """All GPUs that this process may see, by their place, where that is known."""
+    for key in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        if environ.get(key):
+            return tuple(range(len(environ[key].split(","))))
+    return None

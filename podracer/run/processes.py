@@ -1,0 +1,81 @@
+"""The processes that share a run: of a local one there is one, of a pod several (`podracer.pod.peers.Peers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LOST = 3
+"""Exit code of a process that ends because of another one."""
+
+
+class PeerError(RuntimeError):
+    """Another process of the pod is gone, does not answer or has failed; the message names it.
+
+    Attributes:
+      said: whether it has been printed, as must be done before JAX ends this process.
+    """
+
+    def __init__(self, message: str, said: bool = False):
+        super().__init__(message)
+        self.said = said
+
+
+class DisagreementError(ValueError):
+    """The processes of a pod were not asked for the same."""
+
+
+class Processes:
+    """One process, which has nobody to ask.
+
+    Attributes:
+      index: of this process.
+      count: P.
+    """
+
+    index = 0
+    count = 1
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Tells the others of an error."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0, which writes and speaks for all."""
+        return self.index == 0
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Checks that all processes have the same facts, which JSON can hold.
+
+        Raises:
+          DisagreementError: in every process, with the first fact that differs and who has what.
+        """
+
+    def told(self, value: Any = None) -> Any:
+        """What process 0 says here, in every process; JSON can hold it."""
+        return value
+
+    def everyones(self, value: Any) -> list[Any]:
+        """What every process says here, by process; JSON can hold it."""
+        return [value]
+
+    def doing(self, what: str, round: int | None = None) -> None:
+        """Notes what this process does now, and how many updates it has seen, for those that wait for it."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether another process wants to stop; what all do is decided by votes."""
+        return False
+
+    def stop(self) -> None:
+        """Tells the others that this one wants to stop."""
+
+    def barrier(self) -> None:
+        """Waits until all processes are here."""
+
+
+ALONE = Processes()
+"""Of a local run."""

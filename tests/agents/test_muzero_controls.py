@@ -1,0 +1,31 @@
+"""What MuZero must not learn without: dynamics that are learnt."""
+
+import jax
+import pytest
+
+import envs_jax
+import podracer
+from podracer import world_models
+from podracer.agents import MuZeroConfig
+
+pytestmark = pytest.mark.slow
+
+
+def trained(change):
+    """The return on catch after 12,000 of 30,000 steps, with dynamics changed."""
+    config, spec = MuZeroConfig(), envs_jax.make("catch").spec
+    sizes = {name: getattr(config, name) for name in ("num_bins", "hidden_sizes", "state_size", "head_size")}
+    model = world_models.make(spec, **sizes)
+    network = model._replace(dynamics=change(model.dynamics))
+    settings = {"total_steps": 30_000, "eval_every": 12_000, "progress": False}
+    found = podracer.train(
+        "muzero", "catch", network=network, log=lambda steps, row: "eval/return_mean" in row, **settings
+    )
+    assert not found.summary["complete"]
+    return found.summary["eval_return_mean"]
+
+
+def test_dynamics_that_stay_as_they_began_teach_nothing():
+    frozen = lambda dynamics: lambda params, *rest: dynamics(jax.lax.stop_gradient(params), *rest)  # noqa: E731
+    assert trained(lambda dynamics: dynamics) > 0.95
+    assert trained(frozen) < 0.0

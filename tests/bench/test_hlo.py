@@ -1,0 +1,50 @@
+"""Reading a compiled program."""
+
+from podracer.bench.hlo import Counted, count
+
+HLO = """
+%body (x: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %x = (s32[], f32[4]{0}) parameter(0)
+  %a = f32[4]{0} get-tuple-element(%x), index=1
+  %f = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
+  %r = f32[4]{0} all-reduce(%f), to_apply=%sum
+  ROOT %t = (s32[], f32[4]{0}) tuple(%i, %r)
+}
+
+%known (x: (s32[], f32[4])) -> pred[] {
+  %n = s32[]{:T(128)} constant(5)
+  %x = (s32[], f32[4]{0}) parameter(0)
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+%unknown (x: (s32[], f32[4])) -> pred[] {
+  %x = (s32[], f32[4]{0}) parameter(0)
+  ROOT %more = pred[] fusion(%x), kind=kLoop, calls=%fused
+}
+
+ENTRY %main.1 (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %c = (f32[2]{0}, /*index=1*/f32[2]{0}) fusion(%p), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1"}
+  %w0 = (s32[], f32[4]{0}) while(%c), condition=%unknown, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %w1 = (s32[], f32[4]{0}) while(%w0), condition=%known, body=%body
+  %w2 = (s32[], f32[4]{0}) while(%w1), condition=%unknown, body=%body
+  ROOT %b = f32[4]{0} bitcast(%w2)
+}
+"""
+
+
+def test_loops_count_as_often_as_they_turn():
+    """3 turns said by the compiler, 5 that the condition tells, and one of a loop that may take any number."""
+    turns = 3 + 5 + 1
+    assert count(HLO) == Counted(kernels=1 + 2 * turns + 1, cycles=1 + 7 * turns, reductions=turns, sizes={16: turns})
+
+
+def test_several_arrays_are_reduced_at_once():
+    text = """
+ENTRY %main.1 (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %r = (f32[64,64]{1,0}, f32[]) all-reduce(%p, %p), to_apply=%sum
+  ROOT %s = (bf16[8]{0}, s32[3]{0}) all-reduce-start(%p, %p), to_apply=%sum
+}
+"""
+    assert count(text).sizes == {4 * 64 * 64 + 4: 1, 2 * 8 + 4 * 3: 1}

@@ -1,0 +1,59 @@
+"""What the tests of pods share: scripts that run in several processes, with a way to wait for them."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+TESTS = pathlib.Path(__file__).parent.parent
+PATHS = os.pathsep.join(map(str, (TESTS / "pod", TESTS, TESTS.parent)))
+
+
+def start(script, *, processes=2, devices=1, options=(), environment=None):
+    """A launcher that runs a script in processes of their own."""
+    command = [sys.executable, "-m", "podracer.launch", "--processes", str(processes)]
+    command += ["--devices-per-process", str(devices), *options, "--script", str(script), "--", "-"]
+    variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": PATHS} | (environment or {})
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(launcher, timeout=300):
+    """The launcher's exit code and what was printed."""
+    try:
+        out, err = launcher.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        out, err = launcher.communicate()
+        raise AssertionError(f"no end after {timeout} s:\n{out}\n{err}") from None
+    return launcher.returncode, out + err
+
+
+def call(function, *arguments, processes=2, devices=1, directory):
+    """Calls a function of a test file in every process of a pod, and waits for them."""
+    module = function.__module__
+    script = directory / f"{function.__name__}.py"
+    values = ", ".join(repr(str(value)) for value in arguments)
+    script.write_text(f"import {module}\n{module}.{function.__name__}({values})\n")
+    code, said = finish(start(script, processes=processes, devices=devices), timeout=900)
+    assert code == 0, said[-4000:]
+    return said
+
+
+def at_half(run_dir, to):
+    """A copy of a run as it was at its first checkpoint."""
+    shutil.copytree(run_dir, to)
+    first, last = sorted(int(path.name) for path in (to / "checkpoints").iterdir())
+    assert first * 2 == last
+    shutil.rmtree(to / "checkpoints" / str(last))
+    (to / "summary.json").unlink()
+    return to
+
+
+def until(condition, seconds=60, what=""):
+    """Waits for something that must happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what or condition} not after {seconds} s"
+        time.sleep(0.02)

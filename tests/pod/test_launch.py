@@ -1,0 +1,114 @@
+"""The launcher with processes that are plain Python: numbers before lines, exit codes, signals, and no orphans."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from podracer import launch
+from podracer.pod import settings
+
+
+def started(tmp_path, text, *options):
+    """A launcher, running two processes of a script."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, signal, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n{text}\n")
+    command = [sys.executable, "-m", "podracer.launch", *options, "--script", str(script), "--", "x"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_lines_have_numbers_and_processes_know_each_other(tmp_path):
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_NUM_CPU_DEVICES", "PODRACER_LOCAL_COUNT")
+    text = f"print(sys.argv[1:], *(os.environ[name] for name in {names}))"
+    code, out, err = ended(started(tmp_path, text, "--processes", "3", "--devices-per-process", "2"))
+    assert (code, err) == (0, "")
+    lines = sorted(out.splitlines())
+    assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] "]
+    assert len({line[4:] for line in lines}) == 1
+    assert re.fullmatch(r"\['x'\] 127\.0\.0\.1:\d+ 3 2 3", lines[0][4:])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("sys.exit(5 if i == 1 else 3)", 5, r"process 1 \(pid \d+\) ended with exit code 5"),
+        ("os.kill(os.getpid(), 9) if i == 0 else sys.exit(3)", 137, r"process 0 \(pid \d+\) was ended by SIGKILL"),
+        ("sys.exit(3 if i else 0)", 3, ""),
+    ],
+    ids=["an error", "killed", "only a follower"],
+)
+def test_the_code_is_that_of_who_failed(tmp_path, text, code, message):
+    found, _, err = ended(started(tmp_path, text))
+    assert found == code
+    assert re.search(message, err), err
+
+
+def test_on_colab_processes_may_be_launched(monkeypatch):
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    variables = launch.environment(launch.LaunchArguments(), 1, 80)
+    assert settings.find(settings.Pod(), variables, None).process_id == 1
+
+
+def test_the_others_are_ended(tmp_path, monkeypatch):
+    """By SIGTERM, and those that do not listen by SIGKILL."""
+    text = "print(os.getpid()); signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif i: sys.exit(7)\ntime.sleep(60)"
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, signal, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n{text}\n")
+    monkeypatch.setattr(launch, "PATIENCE", 0.3)
+    begin = time.monotonic()
+    assert launch.main(["--script", str(script), "--", "x"]) == 7
+    assert time.monotonic() - begin < 10
+
+
+def test_a_signal_is_passed_on(tmp_path):
+    text = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print(os.getpid(), flush=True); time.sleep(60)"
+    process = started(tmp_path, text, "--restarts", "3")
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    code, _, _ = ended(process)
+    assert code == 0
+    assert not any(map(is_there, pids))
+
+
+def test_all_start_again_after_a_failure(tmp_path):
+    text = f"""
+path = {str(tmp_path)!r} + f"/tries-{{i}}"
+tries = os.path.exists(path)
+open(path, "w").close()
+sys.exit(0 if tries else 4 - i)
+"""
+    code, _, err = ended(started(tmp_path, text, "--restarts", "1"))
+    assert code == 0, err
+    assert "start 2 of 2" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--processes", "2"], "what to run comes behind --"),
+        (["--processes", "0", "--", "x"], "processes=0"),
+        (["--", "train", "ppo", "catch"], "add --topology pod"),
+        (["--script", "a.py", "--module", "b", "--", "x"], "not both"),
+    ],
+)
+def test_what_cannot_be_launched(argv, message, capsys):
+    assert launch.main(argv) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""What processes say to each other beside JAX, and whom they do not listen to."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pods
+import pytest
+
+from podracer.pod import lifeline
+
+NAMES = ["process 0 (a, pid 1)", "process 1 (b, pid 2)", "process 2 (c, pid 3)"]
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """The ends of three processes, in one."""
+    monkeypatch.setattr(lifeline, "BEAT", 0.05)
+    monkeypatch.setattr(lifeline.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
+    said = []
+    monkeypatch.setattr(lifeline.os, "write", lambda _, text: said.append(text.decode()))
+    server, address = lifeline.offer("127.0.0.1")
+    with contextlib.ExitStack() as stack:
+
+        def line(index, **settings):
+            settings = {"silence": 5.0, "stall": 5.0} | settings
+            one = lifeline.Lifeline(index, NAMES, address, server=None if index else server, **settings)
+            return stack.enter_context(one)
+
+        line.address, line.said = address, said
+        yield line
+
+
+def test_an_end_reaches_all(lines):
+    zero, one, two = lines(0), lines(1), lines(2)
+    pods.until(lambda: len(zero._members) == 2)
+    one.end("process 1 has failed: its reason")
+    for other in (zero, two):
+        assert other.wait(5) == "process 1 has failed: its reason"
+        assert not other.said, "the main thread says it, where it can"
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_wish_to_stop_reaches_all(lines, index):
+    all_three = [lines(0), lines(1), lines(2)]
+    pods.until(lambda: len(all_three[0]._members) == 2)
+    all_three[index].stop()
+    others = [line for i, line in enumerate(all_three) if i != index]
+    pods.until(lambda: all(line.stopping for line in others), 5)
+    assert not all_three[index].stopping
+    assert all(line.ended is None for line in all_three)
+
+
+def test_who_leaves_in_order_is_not_lost(lines):
+    zero, _, one = lines(0), lines(2), lines(1)
+    pods.until(lambda: len(zero._members) == 2)
+    one.__exit__()
+    time.sleep(0.3)
+    assert zero.ended is None
+
+
+def test_who_is_gone_is_named(lines):
+    zero, one = lines(0), lines(1)
+    lines(2)
+    pods.until(lambda: len(zero._members) == 2)
+    one._zero.socket.shutdown(socket.SHUT_RDWR)
+    assert zero.wait(5) == f"lost {NAMES[1]}, which is gone"
+
+
+def test_who_never_comes_is_named(lines):
+    zero, one = lines(0, silence=0.5), lines(1)
+    assert zero.wait(5) == one.wait(5) == f"lost {NAMES[2]}, which has been silent for 0 s"
+
+
+def test_who_stays_behind_is_named(lines):
+    zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
+    for each in (zero, one, two):
+        each.doing(lifeline.WORKING, 1)
+    zero.doing("evaluating and saving", 2)
+    one.doing(lifeline.WORKING, 2)
+    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s"
+
+
+def test_strangers_are_not_listened_to(lines):
+    zero, one = lines(0), lines(1)
+    address = (lines.address["host"], lines.address["port"])
+    wrong = {"token": "0" * 32, "index": 2}
+    taken = {"token": lines.address["token"], "index": 1}
+    none = {"token": lines.address["token"], "index": 3}
+    said = [b"\xff\x00garbage\n", b"[]\n", b'"x"\n', b"GET / HTTP/1.1\r\n\r\n", b"x" * 300]
+    said += [json.dumps(line).encode() + b"\n" for line in (wrong, taken, none, {}, wrong | {"token": None})]
+    for line in said:
+        with socket.create_connection(address, timeout=5) as stranger:
+            stranger.sendall(line)
+            assert stranger.recv(100) == b"", "the connection is closed"
+    silent = [socket.create_connection(address, timeout=5) for _ in range(3 * len(NAMES))]
+    refused = silent[2 * len(NAMES) :]
+    assert all(stranger.recv(100) == b"" for stranger in refused), "no more than twice as many as there are processes"
+    for stranger in silent:
+        stranger.close()
+    time.sleep(0.3)
+    two = lines(2)
+    pods.until(lambda: len(zero._members) == 2)
+    assert zero.ended is one.ended is two.ended is None

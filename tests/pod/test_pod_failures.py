@@ -1,0 +1,452 @@
+"""What the processes of a pod do when one of them is killed, stopped, stuck, wrong or told to end."""
+
+import os
+import pathlib
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from unittest import mock
+
+import jax
+import pods
+import pytest
+
+from podracer import cli, launch, training
+from podracer.environments.stepped import SteppedEnvironment
+from podracer.pod import peers
+from podracer.run import checkpoint
+from podracer.run.session import Session
+
+pytestmark = pytest.mark.slow
+
+HEARTBEAT, STALL = 4, 3
+COMMAND = ["train", "ppo", "catch", "--num-envs", "8", "--total-steps", "100000000", "--eval-every", "4000"]
+COMMAND += ["--eval-episodes", "2", "--checkpoint-every", "8000", "--agent.rollout-length", "10"]
+COMMAND += ["--agent.num-minibatches", "1", "--agent.num-epochs", "1", "--topology", "pod", "--resume"]
+COMMAND += ["--pod.heartbeat", str(HEARTBEAT), "--pod.stall-timeout", str(STALL)]
+SEBULBA = ("--arch", "sebulba", "--mode", "lockstep", "--env-timeout", "2")
+
+
+# In the processes of the pod
+
+
+def trains(run_dir, fault, *flags):
+    """A long run, in which `fault` happens in process 1 (or where it says) after the first checkpoint."""
+    name, _, where = fault.partition("@")
+    arguments = [*COMMAND, "--run-dir", run_dir, *flags]
+    if int(os.environ["JAX_PROCESS_ID"]) == int(where or 1):
+        FAULTS.get(name, lambda: None)()
+    mock.patch.object(training, "SHARED_SECONDS", 2.0).start()
+    cli.main(arguments)
+
+
+def _in_place_of(name, function):
+    """Calls `function` before a method of the session, once there is a checkpoint."""
+    method = getattr(Session, name)
+
+    def patched(self, *args):
+        function() if self._saved_steps() else None
+        return method(self, *args)
+
+    mock.patch.object(Session, name, patched).start()
+
+
+def _raise():
+    raise KeyError("the actor's own error")
+
+
+def _in_an_environment(function):
+    """Calls `function` in one step of an environment, once there is a checkpoint."""
+    send, calls = SteppedEnvironment.send, []
+
+    def patched(self, *args):
+        calls.pop()() if calls else None
+        return send(self, *args)
+
+    once = iter([function])
+    _in_place_of("_on_progress", lambda: calls.extend(once))
+    mock.patch.object(SteppedEnvironment, "send", patched).start()
+
+
+def _in_its_log(function):
+    """Calls `function` for a row of metrics, once there is a checkpoint."""
+    begin = Session.__init__
+
+    def patched(self, *args):
+        experiment, directory, resume, _, *rest = args
+        log = lambda steps, row: function() if checkpoint.there_are(directory) else None  # noqa: E731
+        begin(self, experiment, directory, resume, log, *rest)
+
+    mock.patch.object(Session, "__init__", patched).start()
+
+
+def _takes_its_time(name):
+    _in_place_of(name, lambda: (print(f"now {name}", flush=True), time.sleep(1)))
+
+
+def _drifts():
+    saved = Session._saved
+
+    def patched(self, state):
+        state = saved(self, state)
+        leaves, tree = jax.tree.flatten(state.learner.params)
+        copies = [shard.data for shard in leaves[0].addressable_shards]
+        copies[0] = copies[0].at[(0,) * copies[0].ndim].add(1e-6)
+        leaves[0] = jax.make_array_from_single_device_arrays(leaves[0].shape, leaves[0].sharding, copies)
+        return state._replace(learner=state.learner._replace(params=jax.tree.unflatten(tree, leaves)))
+
+    mock.patch.object(Session, "_saved", patched).start()
+
+
+def _fills_the_disk():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _in_place_of("_saved", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)))
+
+
+def _dies_in_a_save():
+    save = checkpoint.Checkpoints.save
+
+    def patched(self, step, state):
+        if self.steps() and self.directory.name == "checkpoints":
+            die = mock.Mock(side_effect=lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            mock.patch.object(self._ocp.PyTreeCheckpointHandler, "async_save", die).start()
+        return save(self, step, state)
+
+    mock.patch.object(checkpoint.Checkpoints, "save", patched).start()
+
+
+def _sees_another_disk():
+    seen = pathlib.Path.exists
+    exists = lambda self, **flags: not self.name.startswith(".shared-") and seen(self, **flags)  # noqa: E731
+    mock.patch.object(pathlib.Path, "exists", exists).start()
+
+
+FAULTS = {
+    "sees another disk": _sees_another_disk,
+    "raises": lambda: _in_place_of("_on_progress", _raise),
+    "its environment raises": lambda: _in_an_environment(_raise),
+    "its environment hangs": lambda: _in_an_environment(lambda: time.sleep(100)),
+    "its log raises": lambda: _in_its_log(_raise),
+    "is of another version": lambda: mock.patch.object(peers, "__version__", "0.0.1").start(),
+    "evaluates": lambda: _takes_its_time("_evaluate"),
+    "saves": lambda: _takes_its_time("_saved"),
+    "is stuck": lambda: _in_place_of("_on_progress", lambda: time.sleep(100)),
+    "drifts": _drifts,
+    "disk": _fills_the_disk,
+    "dies in a save": _dies_in_a_save,
+}
+
+
+# Around them
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Makes pods, which end with the test."""
+    pods = []
+
+    def make(*args, **settings):
+        pods.append(Pod(tmp_path, *args, **settings))
+        return pods[-1]
+
+    yield make
+    for pod in pods:
+        pod.close()
+
+
+class Pod:
+    """Two processes of `trains`, by their index."""
+
+    def __init__(self, directory, fault="", flags=((), ()), run_dir=None, absent=(), port=None):
+        self.run_dir = run_dir or directory / "run"
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = port or found.getsockname()[1]
+        arguments = launch.LaunchArguments(processes=2)
+        self.processes = {}
+        for i in set(range(2)) - set(absent):
+            code = f"import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
+            variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.PATHS}
+            with mock.patch.dict(os.environ, variables):
+                variables = launch.environment(arguments, i, port)
+            self.processes[i] = subprocess.Popen(
+                [sys.executable, "-c", code], env=variables, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True
+            )
+
+    def train(self):
+        """Waits until there is a checkpoint."""
+        pods.until(
+            lambda: checkpoint.there_are(self.run_dir) or self.processes[0].poll() is not None, 120, "checkpoint"
+        )
+        time.sleep(0.5)  # in the midst of updates
+        return self
+
+    def hear(self, text, index=0):
+        """Waits until a process has said something."""
+        assert any(text in line for line in iter(self.processes[index].stdout.readline, ""))
+        return self
+
+    def send(self, index, number):
+        self.processes[index].send_signal(number)
+        self.since = time.monotonic()
+        return self
+
+    def end(self, timeout=120):
+        """Exit codes and what was said, by process."""
+        try:
+            said = {i: p.communicate(timeout=timeout)[0] for i, p in self.processes.items()}
+        finally:
+            self.close()
+        return {i: p.returncode for i, p in self.processes.items()}, said
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def steps(self):
+        """Of its checkpoints."""
+        return sorted(int(path.name) for path in (self.run_dir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def assert_resumes(pod, begin, index=0, flags=()):
+    """All go on from the newest checkpoint, stopped by SIGTERM to one of them, at one step."""
+    before = pod.steps()
+    again = begin(run_dir=pod.run_dir, flags=(flags, flags))
+    pods.until(lambda: max(again.steps()) > max(before) or again.processes[0].poll() is not None, 120, "resumed")
+    codes, said = again.send(index, signal.SIGTERM).end()
+    assert codes == {0: 143, 1: 143}, said
+    assert "stopped by a signal" in said[0]
+    assert "error" not in said[0] + said[1]
+
+
+def test_a_killed_process(begin):
+    pod = begin().train().send(1, signal.SIGKILL)
+    codes, said = pod.end(timeout=5)
+    assert codes == {0: 3, 1: -9}
+    assert re.search(rf"podracer: error: lost process 1 \(\S+, pid {pod.processes[1].pid}\), which is gone\n", said[0])
+    assert "Traceback" not in said[0]
+    assert_resumes(pod, begin)
+
+
+def test_a_killed_coordinator(begin):
+    pod = begin().train().send(0, signal.SIGKILL)
+    codes, said = pod.end(timeout=5)
+    assert codes[0] == -9
+    assert codes[1] not in (0, None)
+    assert re.search(rf"lost process 0 \(\S+, pid {pod.processes[0].pid}\), the coordinator, which is gone", said[1])
+    assert_resumes(pod, begin, index=1)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_does_nothing_any_more(index, begin):
+    pod = begin().train().send(index, signal.SIGSTOP)
+    other = pod.processes[1 - index]
+    pods.until(lambda: other.poll() is not None, HEARTBEAT + 15, "the other has ended")
+    pod.send(index, signal.SIGCONT)
+    codes, said = pod.end(timeout=15)
+    assert 0 not in codes.values()
+    assert re.search(rf"lost process {index} .* silent for {HEARTBEAT} s", said[1 - index])
+
+
+def test_an_error_in_one_process(begin):
+    codes, said = begin("raises").end()
+    assert codes == {0: 3, 1: 1}, said
+    assert 'KeyError: "the actor\'s own error"' in said[1]
+    assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: KeyError: \"the actor's own error\"", said[0])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_signal_to_one_process_of_sebulba(index, begin):
+    pod = begin(flags=(SEBULBA, SEBULBA)).train()
+    codes, said = pod.send(index, signal.SIGTERM).end(timeout=15)
+    assert codes == {0: 143, 1: 143}, said
+    assert_resumes(pod, begin, 1 - index, SEBULBA)
+
+
+def test_a_signal_does_not_wait_for_the_others_environments(begin):
+    """Process 1 has one that takes a minute and a half for a step, and hears of the signal to process 0 at once."""
+    flags = (*SEBULBA, "--env-timeout", "90", "--pod.stall-timeout", "90")
+    pod = begin("its environment hangs", (flags, flags)).train()
+    time.sleep(1)
+    codes, said = pod.send(0, signal.SIGTERM).end(timeout=15)
+    assert codes == {0: 143, 1: 143}, said
+
+
+def test_an_actor_that_fails_in_one_process(begin):
+    codes, said = begin("its environment raises", (SEBULBA, SEBULBA)).end()
+    assert codes == {0: 3, 1: 1}, said
+    own = r"actor 1 on \S+ failed in catch: KeyError: \"the actor's own error\""
+    assert re.search(own, said[1])
+    assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: ActorError: " + own, said[0])
+
+
+def test_an_environment_that_hangs_in_one_process(begin):
+    codes, said = begin("its environment hangs", (SEBULBA, SEBULBA)).end()
+    assert codes == {0: 3, 1: 1}, said
+    own = r"actor 1 on \S+: catch has not answered for 2 s"
+    assert re.search(own, said[1])
+    assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: ActorError: " + own, said[0])
+
+
+def test_an_environment_that_is_replaced_in_one_process(begin):
+    flags = (*SEBULBA, "--env-restarts", "1")
+    pod = begin("its environment hangs", (flags, flags)).train()
+    seen = pod.steps()
+    time.sleep(3)
+    pods.until(lambda: max(pod.steps()) > max(seen) + 8000, 60, "after the environment was replaced")
+    codes, said = pod.send(0, signal.SIGTERM).end(timeout=15)
+    assert codes == {0: 143, 1: 143}, said
+    assert "starting new ones (0 restart(s) left)" in said[1]
+
+
+def test_a_process_that_is_stuck(begin):
+    codes, said = begin("is stuck").end()
+    assert codes == {0: 3, 1: 3}
+    for text in said.values():
+        assert re.search(rf"lost process 1 .* stuck in round \d+ for {STALL} s", text)
+
+
+def test_training_that_diverges(begin):
+    flags = ("--agent.learning-rate", "1e30", "--agent.max-grad-norm", "1e30")
+    codes, said = begin(flags=(flags, flags)).end()
+    assert codes == {0: 1, 1: 1}
+    for text in said.values():
+        assert re.search(r"error: .* not finite after \d+ environment steps", text)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_signal_while_compiling_stops_all(index, begin):
+    pod = begin().hear("compiling")
+    codes, said = pod.send(index, signal.SIGTERM).end()
+    assert codes == {0: 143, 1: 143}, said
+    assert len(pod.steps()) == 1
+
+
+@pytest.mark.parametrize("fault", ["evaluates", "saves"])
+def test_a_signal_at_a_milestone_stops_all(fault, begin):
+    """To process 1, while process 0 evaluates, or is about to write a checkpoint."""
+    pod = begin(f"{fault}@0").hear("now _")
+    codes, said = pod.send(1, signal.SIGTERM).end(timeout=30)
+    assert codes == {0: 143, 1: 143}, said
+    assert "stopped by a signal" in said[0]
+
+
+def test_a_signal_to_both_is_one(begin):
+    pod = begin().train().send(0, signal.SIGTERM)
+    codes, said = pod.send(1, signal.SIGTERM).end(timeout=30)
+    assert codes == {0: 143, 1: 143}, said
+
+
+def test_a_log_that_raises_ends_all_in_order(begin):
+    codes, said = begin("its log raises@0").end()
+    assert codes == {0: 1, 1: 3}, said
+    assert 'KeyError: "the actor\'s own error"' in said[0]
+    assert 'the run has ended with an error in log: KeyError: "the actor\'s own error"' in said[1]
+
+
+def test_a_second_interrupt_does_not_wait(begin):
+    flags = ("--pod.stall-timeout", "60")
+    pod = begin("is stuck@0", (flags, flags)).train()
+    time.sleep(1)
+    pod.send(0, signal.SIGINT)
+    time.sleep(0.5)  # two at once are one
+    codes, said = pod.send(0, signal.SIGINT).end(timeout=10)
+    assert codes == {0: 130, 1: 3}, said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seed", "1"), r"process 1 \(\S+, pid \d+\) has run.seed 1, process 0 \(\S+, pid \d+\) 0"),
+        (("--agent.discount", "0.9"), r"has agent_config.discount 0.9, .* 0.99"),
+    ],
+    ids=["seed", "agent"],
+)
+def test_processes_that_were_asked_for_different_things(flags, message, begin):
+    codes, said = begin(flags=((), flags)).end()
+    assert codes == {0: 2, 1: 2}
+    for text in said.values():
+        assert re.search(message, text)
+        assert "compiling" not in text
+
+
+def test_a_process_of_another_version(begin):
+    codes, said = begin("is of another version").end()
+    assert codes == {0: 2, 1: 2}
+    for text in said.values():
+        assert re.search(r'process 1 \(\S+, pid \d+\) has podracer "0\.0\.1", process 0 .* "\d', text)
+
+
+def test_a_port_that_is_taken(begin):
+    flags = ("--pod.start-timeout", "3")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        codes, said = begin(flags=(flags, flags), port=stranger.getsockname()[1]).end(timeout=30)
+    assert codes == {0: 2, 1: 2}, said
+    assert re.search(r"the pod cannot come together at 127.0.0.1:\d+: Address already in use", said[0])
+    assert "the pod did not come together at 127.0.0.1:" in said[1]
+
+
+def test_a_process_that_never_comes(begin):
+    flags = ("--pod.start-timeout", "3")
+    for absent in (0, 1):
+        since = time.monotonic()
+        codes, said = begin(flags=(flags, flags), absent=[absent]).end()
+        assert codes == {1 - absent: 2}, said
+        assert re.search(r"did not come together at 127\.0\.0\.1:\d+ in 3 s", said[1 - absent])
+        assert time.monotonic() - since < 20
+
+
+def test_parameters_that_drift_apart(begin):
+    codes, said = begin("drifts").end()
+    assert codes == {0: 1, 1: 1}
+    assert "process 1 has another learner.params" in said[0]
+
+
+def test_a_disk_that_is_full(begin):
+    pod = begin("disk")
+    codes, said = pod.end()
+    assert codes == {0: 3, 1: 1}, said
+    assert re.search(r"could not write checkpoint .* File too large\. Earlier checkpoints are intact", said[1])
+    assert_resumes(pod, begin)
+
+
+def test_a_process_that_dies_in_a_save(begin):
+    pod = begin("dies in a save")
+    codes, said = pod.end()
+    assert codes == {0: 3, 1: -9}, said
+    assert len(pod.steps()) == 1
+    assert_resumes(pod, begin)
+
+
+def test_a_damaged_part_of_one_process(begin):
+    pod = begin().train()
+    pods.until(lambda: len(pod.steps()) > 1, 60)
+    codes, said = pod.send(1, signal.SIGTERM).end()
+    assert codes == {0: 143, 1: 143}, said
+    newest = pod.run_dir / "checkpoints" / str(max(pod.steps()))
+    files = [path for path in (newest / "state" / "ocdbt.process_1").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    before = max(pod.steps()[:-1])
+    again = begin(run_dir=pod.run_dir)
+    pods.until(lambda: (pod.run_dir / "damaged").exists() or again.processes[0].poll() is not None, 60)
+    pods.until(lambda: max(pod.steps()) > before or again.processes[0].poll() is not None, 60)
+    codes, said = again.send(0, signal.SIGTERM).end()
+    assert codes == {0: 143, 1: 143}, said
+    assert re.search(rf"is damaged .*; used {before}\.", said[0])
+
+
+def test_a_directory_that_is_not_shared(begin):
+    codes, said = begin("sees another disk").end()
+    assert codes == {0: 2, 1: 2}
+    for text in said.values():
+        assert re.search(r"run_dir \S+ is not shared: process 1 cannot see what 0 writes there", text)

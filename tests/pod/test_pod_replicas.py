@@ -1,0 +1,148 @@
+"""Sebulba over processes: two processes with two devices each learn what one device learns, and continue each other."""
+
+import json
+import os
+import random
+import time
+from unittest import mock
+
+import jax
+import numpy as np
+import pods
+import pytest
+from test_shards import assert_close, flat, moved
+from test_shards import train as train_anakin
+
+import podracer
+from podracer.environments.stepped import SteppedEnvironment
+from podracer.run.session import Session
+from podracer.sebulba import runner
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = {"num_shards": 4, "replicas": 2}
+AGENTS = ("dqn", "muzero", "ppo", "pqn", "r2d2", "vtrace")
+
+
+def train(agent, **settings):
+    return train_anakin(agent, arch="sebulba", mode="lockstep", **LAYOUT, **settings)
+
+
+# In other processes
+
+
+def on_a_pod(directory):
+    for agent in AGENTS:
+        save(train(agent, run_dir=f"{directory}/{agent}", topology="pod"), f"{directory}/{agent}.npz", (2, 4))
+
+
+def with_replay_on_hosts(directory):
+    for agent in ("dqn", "r2d2"):
+        save(train(agent, replay_memory="host", topology="pod"), f"{directory}/{agent}.npz", (2, 4))
+
+
+def on_four_devices(directory):
+    for agent in ("r2d2", "vtrace"):
+        save(train(agent, actor_devices=2), f"{directory}/{agent}-four.npz", (1, 4))
+
+
+def resumed_on_a_pod(directory):
+    for agent in ("r2d2", "vtrace"):
+        run_dir = f"{directory}/{agent}-alone"
+        save(train(agent, run_dir=run_dir, resume=True, topology="pod"), f"{run_dir}.npz", (2, 4))
+
+
+def in_disorder(directory):
+    """Actors, learners and what is told of them are slow at other times in every process."""
+    chance = random.Random(os.environ["JAX_PROCESS_ID"])
+
+    def slowly(method):
+        def patched(*args):
+            time.sleep(0.01 * (chance.random() < 0.2))
+            return method(*args)
+
+        return patched
+
+    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (runner.Learner, "_publish_to")):
+        mock.patch.object(where, name, slowly(getattr(where, name))).start()
+    mock.patch.object(runner, "SECONDS_PER_REPORT", 0.05).start()
+    for mode in ("lockstep", "async"):
+        result = two_threads(mode, topology="pod")
+        with open(f"{directory}/{mode}-{jax.process_index()}.json", "w") as file:
+            json.dump([{k: v for k, v in row.items() if k != "time/cpu_seconds"} for row in result.history], file)
+        np.savez(f"{directory}/{mode}-{jax.process_index()}.npz", **flat(result))
+
+
+def two_threads(mode, **settings):
+    config = {"rollout_length": 5, "hidden_sizes": (8,)}
+    settings |= {"num_envs": 16, "actor_threads": 2, "total_steps": 3000, "eval_episodes": 4, "progress": False}
+    return podracer.train("vtrace", "catch", arch="sebulba", mode=mode, config=config, **LAYOUT, **settings)
+
+
+def save(result, path, size):
+    assert (result.summary["processes"], result.summary["devices"]) == size
+    if jax.process_index() == 0:
+        np.savez(path, **flat(result))
+
+
+# Here
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pod")
+    pods.call(on_a_pod, directory, devices=2, directory=directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Runs on one device, by agent."""
+    directory = tmp_path_factory.mktemp("alone")
+    for agent in AGENTS:
+        one = flat(train(agent, run_dir=directory / agent))
+        assert moved(one) > 0.005, "so little was learnt that anything would agree"
+        np.savez(directory / f"{agent}.npz", **one)
+    return directory
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_two_processes_are_as_one(agent, pod, alone):
+    assert_close(dict(np.load(pod / f"{agent}.npz")), dict(np.load(alone / f"{agent}.npz")))
+
+
+def test_a_replay_in_the_memory_of_hosts_is_as_one(alone, tmp_path):
+    pods.call(with_replay_on_hosts, tmp_path, devices=2, directory=tmp_path)
+    for agent in ("dqn", "r2d2"):
+        assert_close(dict(np.load(tmp_path / f"{agent}.npz")), dict(np.load(alone / f"{agent}.npz")))
+
+
+def test_devices_of_one_process_are_as_one(alone, tmp_path):
+    pods.call(on_four_devices, tmp_path, processes=1, devices=4, directory=tmp_path)
+    for agent in ("r2d2", "vtrace"):
+        assert_close(dict(np.load(tmp_path / f"{agent}-four.npz")), dict(np.load(alone / f"{agent}.npz")))
+
+
+def test_who_is_slow_when_does_not_matter(tmp_path):
+    pods.call(in_disorder, tmp_path, devices=2, directory=tmp_path)
+    for mode in ("lockstep", "async"):
+        histories = [json.loads((tmp_path / f"{mode}-{i}.json").read_text()) for i in range(2)]
+        assert len(histories[0]) > 12
+        assert histories[0] == histories[1]
+        assert_close(*(dict(np.load(tmp_path / f"{mode}-{i}.npz")) for i in range(2)))
+        assert max(row.get("pod/wait_share_max", 0) for row in histories[0]) > 0
+    assert_close(dict(np.load(tmp_path / "lockstep-0.npz")), flat(two_threads("lockstep")))
+
+
+@pytest.mark.parametrize("agent", ["r2d2", "vtrace"])
+def test_one_process_continues_what_a_pod_began(agent, pod, alone, tmp_path):
+    resumed = train(agent, run_dir=pods.at_half(pod / agent, tmp_path / agent), resume=True)
+    assert_close(flat(resumed), dict(np.load(alone / f"{agent}.npz")))
+
+
+def test_a_pod_continues_what_one_process_began(alone, tmp_path):
+    for agent in ("r2d2", "vtrace"):
+        pods.at_half(alone / agent, tmp_path / f"{agent}-alone")
+    pods.call(resumed_on_a_pod, tmp_path, devices=2, directory=tmp_path)
+    for agent in ("r2d2", "vtrace"):
+        assert_close(dict(np.load(tmp_path / f"{agent}-alone.npz")), dict(np.load(alone / f"{agent}.npz")))

@@ -1,0 +1,198 @@
+"""The notebooks: their outputs are those of their code, they show what they say, and they run, made small."""
+
+import base64
+import importlib
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import podracer
+
+pytest.importorskip("nbformat")
+
+ROOT = pathlib.Path(podracer.__file__).parents[1]
+PATHS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def notebooks():
+    """docs/notebooks.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        yield importlib.import_module("notebooks")
+        del sys.modules["notebooks"]
+
+
+def outputs(notebook):
+    """What the code cells show, each as text and data by media type."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            yield output, output.get("data") or {"text/plain": output.get("text", "")}
+
+
+def check(notebook):
+    """What a notebook never shows: an error, what it paints red, or where it ran."""
+    for output, data in outputs(notebook):
+        assert output.output_type != "error", output.evalue
+        assert output.get("name") != "stderr", output.text
+        for kind, value in data.items():
+            if kind.startswith("text/"):
+                text = re.sub(r"base64,[^\"]+", "", value)
+                assert not re.search(r"/(tmp|home|root|usr|work|var|Users)/|site-packages", text), text
+                assert os.uname().nodename not in text
+
+
+def pictures(notebook):
+    """The bytes of all pictures."""
+    for _, data in outputs(notebook):
+        for kind, value in data.items():
+            if kind.startswith("image/"):
+                yield base64.b64decode(value)
+            elif kind == "text/html":
+                yield from map(base64.b64decode, re.findall(r"base64,([^\"]+)", value))
+
+
+def source_of(notebook, tag):
+    """The code of the only cell with a tag."""
+    (cell,) = (cell for cell in notebook.cells if tag in cell.metadata.get("tags", ()))
+    assert cell.cell_type == "code"
+    return cell.source
+
+
+def by_name(function):
+    return pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)(function)
+
+
+@by_name
+def test_outputs_are_those_of_the_code(path, notebooks):
+    notebook = notebooks.read(path)
+    notebooks.nbformat.validate(notebook)
+    assert notebook.metadata.podracer["code"] == notebooks.code_of(notebook), "the code has changed: make notebooks"
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)), "run from the first cell to the last"
+    check(notebook)
+
+
+@by_name
+def test_a_notebook_is_small(path, notebooks):
+    assert path.stat().st_size <= 300_000
+    sizes = [len(picture) for picture in pictures(notebooks.read(path))]
+    assert all(size <= 60_000 for size in sizes)
+
+
+@by_name
+def test_a_notebook_begins_like_the_others(path, notebooks):
+    notebook, first = notebooks.read(path), notebooks.read(PATHS[0])
+    for tag in ("install", "devices"):
+        assert source_of(notebook, tag) == source_of(first, tag)
+    assert re.match(r"# .+\n\n\S", notebook.cells[0].source)
+    names = notebook.metadata.podracer
+    notebooks.with_values(source_of(notebook, "parameters"), names["test"])
+    assert set(names) == {"test", "seconds", "code"}
+
+
+def test_every_notebook_is_named_in_the_guide():
+    listed = re.findall(r"^\| `(\d_\w+)` \|", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE)
+    assert listed == [path.stem for path in PATHS]
+
+
+def test_a_value_that_is_not_there_is_refused(notebooks):
+    assert notebooks.with_values("A = 5_000  # many\nB = 2", {"A": 10}) == "A = 10\nB = 2"
+    with pytest.raises(ValueError, match="does not set C"):
+        notebooks.with_values("A = 5_000", {"A": 10, "C": 1})
+
+
+def test_the_hash_is_of_code_alone(notebooks):
+    notebook = notebooks.read(PATHS[0])
+    before = notebooks.code_of(notebook)
+    notebook.cells[0].source += "More."
+    assert notebooks.code_of(notebook) == before
+    notebook.cells[-2].source += "\nprint()"
+    assert notebooks.code_of(notebook) != before
+
+
+@pytest.mark.parametrize(
+    ("there", "extras"),
+    [("libtpu", "sebulba,tpu"), ("nvidia-smi", "sebulba,cuda12"), ("", "sebulba")],
+    ids=["tpu", "gpu", "cpu"],
+)
+def test_on_colab_what_fits_is_installed(there, extras, notebooks, monkeypatch):
+    calls, killed = [], []
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == there)
+    monkeypatch.setattr("shutil.which", lambda name: name == there)
+    monkeypatch.setattr(subprocess, "check_call", calls.append)
+    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
+    code = source_of(notebooks.read(PATHS[0]), "install")
+    exec(code, {})
+    (command,) = calls
+    assert command[:5] == [sys.executable, "-m", "pip", "install", "-q"]
+    assert command[5].startswith(f"podracer-rl[{extras}] @ git+https://")
+    assert killed == [(os.getpid(), 9)], "this process has imported an older jax"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    exec(code, {})
+    monkeypatch.delenv("COLAB_RELEASE_TAG")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: False)
+    exec(code, {})
+    assert len(calls) == len(killed) == 1
+
+
+def test_notebooks_are_pages_with_pictures(notebooks):
+    pytest.importorskip("nbconvert")
+    pages = dict(notebooks.pages())
+    for path in PATHS:
+        text = pages[f"notebooks/{path.stem}.md"]
+        assert f"]({path.stem}.md): " in pages["notebooks/index.md"]
+        assert text.startswith("# ")
+        assert "COLAB_RELEASE_TAG" not in text
+        shown = re.findall(r"!\[\w+\]\((.*)\)", text)
+        assert shown == [name for name in shown if f"notebooks/{name}" in pages]
+        assert len(shown) == sum(name.startswith(f"notebooks/{path.stem}/") for name in pages)
+
+
+def test_a_first_run_shows_what_it_did(notebooks):
+    """As a browser would show it."""
+    notebook = notebooks.read(PATHS[0])
+
+    def shown(source):
+        (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source)
+        found = {}
+        for _, data in outputs(notebooks.nbformat.from_dict({"cells": [cell]})):
+            for kind, value in data.items():
+                found.setdefault(kind, []).append(value)
+        return found
+
+    trained = shown('"vtrace", "catch"')
+    bar, summary = trained["text/html"]
+    assert '<progress value="1.000" max="1"' in bar
+    assert "vtrace catch 100%, " in bar
+    assert "vtrace on catch: return " in "".join(trained["text/plain"]).splitlines()[-1]
+    assert "<table>" in summary
+    assert '<img src="data:image/png;base64,' in summary
+    assert shown("evaluate(")["text/plain"][0].startswith("return ")
+    (gif,) = shown("catch.animate(")["text/html"]
+    (data,) = re.findall(r"data:image/gif;base64,([^\"]+)", gif)
+    assert Image.open(io.BytesIO(base64.b64decode(data))).n_frames == 10
+    assert "dataframe" in shown("frame()")["text/html"][0]
+
+
+@pytest.mark.slow
+@by_name
+def test_a_notebook_runs(path, notebooks, tmp_path, monkeypatch):
+    pytest.importorskip("nbclient")
+    notebook = notebooks.read(path)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    for strict in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
+        environment.pop(strict)  # as a user has it
+    settings = notebook.metadata.podracer
+    (tmp_path / "here").mkdir()
+    done = notebooks.executed(notebook, tmp_path / "here", environment, settings["test"], settings["seconds"])
+    check(done)
+    shows = [sum(1 for _ in pictures(each)) for each in (notebook, done)]
+    assert shows[0] == shows[1], "as many pictures as the committed one"
