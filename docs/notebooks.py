@@ -70,7 +70,8 @@ def executed(
     Args:
       notebook: it stays as it is.
       directory: where its kernel runs.
-      environment: variables of its kernel.
+      environment: variables of its kernel; without MPLBACKEND, as only the kernel's own choice shows pictures, and
+        importing some of EnvPool's environments sets it.
       values: of its cell tagged `parameters`, instead of those that it has.
       seconds: that a cell may take.
 
@@ -95,7 +96,7 @@ def executed(
         resources={"metadata": {"path": str(directory)}},
         record_timing=False,
     )
-    client.execute(env=dict(environment))
+    client.execute(env={name: value for name, value in environment.items() if name != "MPLBACKEND"})
     for output in [output for cell in notebook.cells for output in cell.get("outputs", ())]:
         if {"text/html", "image/png"} & set(output.get("data", ())):
             output.data.pop("text/plain", None)  # nobody sees it, and of a picture it names a temporary file
