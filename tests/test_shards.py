@@ -26,6 +26,8 @@ UPDATES = 10
 CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
 AGENTS = ("alphazero", "dqn", "muzero", "ppo", "pqn", "vtrace", "r2d2")
+# Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
+CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
     "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
@@ -106,12 +108,11 @@ def moved(a):
 
 
 def on_eight_devices(directory):
+    for agent, name in CASES:
+        result = train(agent, name, num_shards=8, run_dir=directory / f"{agent}-{name}")
+        assert result.summary["devices"] == 8
+        np.savez(directory / f"{agent}-{name}.npz", **flat(result))
     for agent in AGENTS:
-        for name in LEARNING_RATES:
-            run_dir = directory / f"{agent}-{name}"
-            result = train(agent, name, num_shards=8, run_dir=run_dir)
-            assert result.summary["devices"] == 8
-            np.savez(directory / f"{agent}-{name}.npz", **flat(result))
         result = train(agent, population=4, seed=5, hyper={"learning_rate": rates(4)})
         mesh = jax.tree.leaves(result.learner.params)[0].sharding.mesh
         assert dict(mesh.shape) == {"population": 4, "data": 2}, "members fill devices first"
@@ -153,8 +154,7 @@ def eight(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("name", LEARNING_RATES)
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(("agent", "name"), CASES)
 def test_eight_devices_are_as_one(agent, name, eight):
     one = flat(train(agent, name, num_shards=8))
     assert moved(one) > 0.005, "so little was learnt that anything would agree"
@@ -179,15 +179,15 @@ def test_a_checkpoint_of_eight_devices_resumes_on_fewer(agent, devices, eight):
 @pytest.mark.parametrize("agent", AGENTS)
 def test_members_over_devices_are_the_single_runs(agent, eight):
     members = dict(np.load(eight / f"{agent}-population.npz"))
-    for member, rate in enumerate(rates(4)):
-        single = flat(train(agent, num_shards=2, seed=5 + member, hyper={"learning_rate": rate}))
+    for member in (0, 3):
+        single = flat(train(agent, num_shards=2, seed=5 + member, hyper={"learning_rate": rates(4)[member]}))
         assert_close(members, single, member)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "muzero", "ppo"])  # a replay; a search in it; neither
 def test_a_population_of_64_is_64_single_runs(agent):
     result = train(agent, num_envs=8, population=64, seed=3, hyper={"learning_rate": rates(64)})
-    for member in (0, 1, 31, 63):
+    for member in (0, 31, 63):
         single = train(agent, num_envs=8, seed=3 + member, hyper={"learning_rate": rates(64)[member]})
         assert_close(flat(result, member), flat(single))
     weights = np.asarray(
