@@ -2,18 +2,19 @@
 
 Four kinds cover every environment in the library: `Discrete` (one choice), `MultiDiscrete` (several choices taken
 at once), `Box` (an array of numbers between bounds) and `Dict` (named observations). They are plain frozen
-dataclasses, so they hash, compare and print well, and need no array library until they are used.
+dataclasses, so they hash, compare and print well, and need JAX only where they are sampled.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Discrete:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform sample, int32 []."""
+        import jax
+
         return jax.random.randint(key, (), 0, self.num_values)
 
     def contains(self, value: Any) -> bool:
@@ -58,6 +61,9 @@ class MultiDiscrete:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform sample, int32 [len(num_values)]."""
+        import jax
+        import jax.numpy as jnp
+
         return jax.random.randint(key, self.shape, 0, jnp.asarray(self.num_values))
 
     def contains(self, value: Any) -> bool:
@@ -103,6 +109,9 @@ class Box:
 
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform sample in [low, high] (standard normal where a bound is infinite), of `shape` and `dtype`."""
+        import jax
+        import jax.numpy as jnp
+
         low, high = (jnp.asarray(x) if isinstance(x, tuple) else x for x in (self.low, self.high))
         if not self.bounded:
             return jnp.clip(jax.random.normal(key, self.shape), low, high).astype(self.dtype)
@@ -143,6 +152,8 @@ class Dict:
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
         """A sample of every member."""
+        import jax
+
         keys = jax.random.split(key, len(self.items))
         return {name: space.sample(k) for (name, space), k in zip(self.items, keys)}
 
@@ -157,6 +168,8 @@ Space = Discrete | MultiDiscrete | Box | Dict
 
 def zeros(space: Space) -> Any:
     """A value of zeros with the space's structure, shapes and dtypes."""
+    import jax.numpy as jnp
+
     if isinstance(space, Dict):
         return {name: zeros(item) for name, item in space.items}
     return jnp.zeros(space.shape, space.dtype)

@@ -13,17 +13,19 @@ Rows, lanes and rollouts are terms of this library; docs/glossary.md defines the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import jax
 import numpy as np
 
 from podracer import spaces
 
+if TYPE_CHECKING:
+    import jax  # which what steps host environments has no use for
+
 ArrayTree = Any
 """A nested structure (dict, tuple, NamedTuple) of arrays."""
 
-Metrics = dict[str, jax.Array]
+Metrics: TypeAlias = "dict[str, jax.Array]"
 """Flat names such as `loss/value` to float32 scalars."""
 
 NO_METRICS: Metrics = {}
@@ -81,6 +83,7 @@ class EnvSpec(NamedTuple):
         that the mean over the episodes that ended.
       num_players: 1, or 2 who play a zero-sum game in turns: then discounts may be -1, and an episode's return is that
         of the player who moves first.
+      raw_scores: whether the rows of host environments have raw scores and ends of games too (see `HostStep`).
     """
 
     name: str
@@ -89,6 +92,7 @@ class EnvSpec(NamedTuple):
     max_episode_steps: int | None = None
     metrics: tuple[str, ...] = ()
     num_players: int = 1
+    raw_scores: bool = False
 
 
 def check_one_player(spec: EnvSpec, agent: str) -> None:
@@ -206,6 +210,19 @@ class HostStep(NamedTuple):
             scalars[4], scalars[5] = score, over
         return HostStep(observation, scalars, () if metrics is None else np.asarray(metrics, np.float32))
 
+    @staticmethod
+    def zeros(spec: EnvSpec, num_lanes: int) -> HostStep:
+        """Rows of zeros, in the shapes and dtypes that the rows of an environment have."""
+
+        def zeros(space: spaces.Space) -> Any:
+            if isinstance(space, spaces.Dict):
+                return {name: zeros(item) for name, item in space.items}
+            return np.zeros((num_lanes, *space.shape), space.dtype)
+
+        scalars = np.zeros((6 if spec.raw_scores else 4, num_lanes), np.float32)
+        metrics = np.zeros((len(spec.metrics), num_lanes), np.float32) if spec.metrics else ()
+        return HostStep(zeros(spec.observation_space), scalars, metrics)
+
     @property
     def timestep(self) -> TimeStep:
         """What the agent sees."""
@@ -227,9 +244,13 @@ class HostStep(NamedTuple):
 class HostEnvironment(Protocol):
     """A batch of running environments outside JAX: NumPy in and out, in C++, in Python or on another machine.
 
-    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread. `save()` and
-    `load(saved)`, a tree of arrays with everything that decides the rows to come, are optional: lockstep runs on
-    environments that have them resume bit for bit.
+    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread, but those of
+    `wake`. Two things are optional:
+
+    *   `save()` and `load(saved)`, a tree of arrays with everything that decides the rows to come: lockstep runs on
+        environments that have them, as `HostEnvironments.saved` says, resume bit for bit.
+    *   `wake()`, for environments that watch themselves: nobody else asks how long they take to answer, and a `recv`
+        that waits raises when another thread calls it.
     """
 
     @property
@@ -255,8 +276,12 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """Where host environments come from: every actor thread and every evaluation makes its own.
 
-    `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time, is optional: environments with
-    threads of their own can share the cores.
+    Three things are optional:
+
+    *   `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time: environments with threads of
+        their own can share the cores.
+    *   `saved`, True where the environments that it makes have `save` and `load`.
+    *   `metrics() -> dict[str, float]`, numbers that are logged with those of training.
     """
 
     @property

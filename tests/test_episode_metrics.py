@@ -20,7 +20,7 @@ from podracer.driver import episode_means
 from podracer.environments import adopt
 from podracer.environments.gymnasium import GymnasiumOptions
 from podracer.environments.stepped import SteppedEnvironments
-from podracer.sebulba import acting
+from podracer.sebulba import acting, actor
 from podracer.types import EnvSpec, EpisodeStats, HostStep, Transition
 
 T, B = 5, 8
@@ -73,9 +73,7 @@ def acting_program() -> Any:
     """The functions of an actor, jitted, and parameters."""
     spec = Measured().spec
     agent = agents.vtrace.make(spec, agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,)))
-    zeros = np.zeros(B)
-    row = HostStep.of(np.zeros((B, 3), np.float32), zeros, zeros > 0, zeros > 0, zeros > 0, metrics=np.zeros((3, B)))
-    functions = acting.make(agent, row, T, B, spec.metrics)
+    functions = acting.make(agent, spec, T, B)
     params = agent.actor_params(agent.init(jax.random.key(0), harness.hyper(agent)), jnp.float32(0))
     return acting.Acting(*map(jax.jit, functions)), params
 
@@ -108,11 +106,19 @@ def test_sebulba() -> None:
     check(sebulba(as_gymnasium))
 
 
-def test_rows_that_have_other_metrics_than_the_spec() -> None:
-    row = HostStep.of(np.zeros((1, 3)), np.zeros(1), np.zeros(1, bool), np.ones(1, bool), np.zeros(1, bool))
-    agent = agents.vtrace.make(Measured().spec, agents.VTraceConfig())
-    with pytest.raises(ValueError, match="the environment's rows have 0 metrics, its spec 3"):
-        acting.make(agent, row, T, B, Measured().spec.metrics)
+def test_rows_that_are_not_what_the_spec_says() -> None:
+    spec, zeros = Measured().spec, np.zeros(2)
+    row = HostStep.of(np.zeros((2, 3), np.float32), zeros, zeros > 0, zeros == 0, zeros > 0, metrics=np.zeros((3, 2)))
+    lanes = np.arange(2)
+    actor._check_rows(lanes, row, spec)
+    with pytest.raises(ValueError, match=r"rows have nothing in metrics, where its spec says float32\[3, 2\]"):
+        actor._check_rows(lanes, row._replace(metrics=()), spec)
+    with pytest.raises(ValueError, match=r"float64\[2, 3\] in observation, where its spec says float32\[2, 3\]"):
+        actor._check_rows(lanes, row._replace(observation=np.zeros((2, 3))), spec)
+    with pytest.raises(ValueError, match=r"\[6, 2\] in scalars.*raw_scores=True"):
+        actor._check_rows(lanes, row._replace(scalars=np.zeros((6, 2), np.float32)), spec)
+    with pytest.raises(ValueError, match="need all 2, in order"):
+        actor._check_rows(lanes[::-1], row, spec)
 
 
 class Talkative(gymnasium.Env):

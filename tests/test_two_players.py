@@ -86,8 +86,7 @@ def test_one_player_needs_no_sign() -> None:
     """Programs and saved states stay as they were."""
     lane = jax.eval_shape(lambda key: autoreset.reset(counting.CountingEnvironment(), key), jax.random.key(0))
     assert lane.sign == ()
-    agent_rows = SteppedEnvironments(counting.CountingEnvironment()).make(2, 0).recv()[1]
-    start = acting.make(IDLE, agent_rows, 3, 2).start
+    start = acting.make(IDLE, counting.CountingEnvironment().spec, 3, 2).start
     assert jax.eval_shape(start, jnp.arange(2, dtype=jnp.int32), jax.random.key(0)).games.sign == ()
 
 
@@ -95,7 +94,7 @@ def test_host_rows_keep_the_sign_and_sebulba_sums_for_the_first_mover() -> None:
     T, B = 4, 3
     environment = SteppedEnvironments(Turns()).make(B, 5)
     lanes, row = environment.recv()
-    functions = acting.make(IDLE, row, T, B, num_players=2)
+    functions = acting.make(IDLE, environment.spec, T, B)
     begin, play, finish = map(jax.jit, functions[1:])
     carry = jax.jit(functions.start)(lanes, jax.random.key(0))
     buffer, episodes, discounts = begin(carry), [], []

@@ -292,7 +292,9 @@ def make(
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
         observation, discounted = normalizers
         if config.normalize_observations:
-            merge = lambda m, x: moments.merge(m, x, jnp.ones_like(rows.reward))  # noqa: E731
+            # A `first` row before another one was not played: its lane waits for an environment.
+            shown = ~(rows.first & trajectory.timesteps.first[1:])
+            merge = lambda m, x: moments.merge(m, x, shown.astype(jnp.float32))  # noqa: E731
             is_leaf = lambda m: isinstance(m, moments.Moments)  # noqa: E731
             observation = jax.tree.map(merge, observation, rows.observation, is_leaf=is_leaf)
         if config.normalize_rewards:

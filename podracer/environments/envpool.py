@@ -146,6 +146,7 @@ class EnvPoolEnvironments:
             _observations(pool.observation_space, task),
             action_space(pool.action_space, task),
             None if max(limits) >= UNBOUNDED_STEPS else max(limits),
+            raw_scores=isinstance(options, AtariOptions),
         )
 
     def shared_by(self, actors: int) -> EnvPoolEnvironments:

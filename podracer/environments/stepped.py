@@ -20,6 +20,8 @@ from podracer.types import Environment, EnvSpec, HostStep
 class SteppedEnvironments:
     """A pure-JAX environment as host environments (see `podracer.types.HostEnvironments`)."""
 
+    saved = True
+
     def __init__(self, environment: Environment):
         self.environment = environment
         self._device = host_cpu(f"arch='sebulba' on {environment.spec.name}, a pure-JAX environment,")

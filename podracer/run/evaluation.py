@@ -200,9 +200,12 @@ def on_host(
         try:
             lanes, step = environment.recv()
             while playing.any() and lengths.max() < limit:
+                last = step.timestep.last
                 action, memory, key = act(params, memory, step.timestep, key)
                 environment.send(lanes, jax.tree.map(np.asarray, action))
                 lanes, step = environment.recv()
+                if (broken := playing & step.timestep.first & ~last).any():  # an episode that begins again
+                    returns[broken], lengths[broken], sign[broken] = 0.0, 0.0, 1.0
                 returns += np.where(playing, sign * step.raw_reward, 0)
                 if environments.spec.num_players == 2:
                     sign *= step.timestep.discount

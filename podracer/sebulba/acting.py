@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import topology
-from podracer.types import ActorParams, Agent, ArrayTree, EpisodeStats, HostStep, TimeStep, Trajectory
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostStep, TimeStep, Trajectory
 
 
 class Games(NamedTuple):
@@ -27,12 +27,14 @@ class Games(NamedTuple):
       game_return: float32; its raw return so far; of its first mover where two play.
       game_length: float32; its length so far.
       over: bool; whether it is over.
+      last: bool; whether its last row was the last of an episode.
       sign: float32; the product of its discounts where two play, else ().
     """
 
     game_return: jax.Array
     game_length: jax.Array
     over: jax.Array
+    last: jax.Array
     sign: Any = ()
 
 
@@ -85,44 +87,29 @@ class Acting(NamedTuple):
     finish: Callable[[Buffer, Carry, jax.Array, jax.Array, HostStep], tuple[Trajectory, EpisodeStats, Buffer, Carry]]
 
 
-def make(
-    agent: Agent,
-    example: HostStep,
-    rollout_length: int,
-    num_lanes: int,
-    metrics: tuple[str, ...] = (),
-    num_players: int = 1,
-) -> Acting:
+def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Acting:
     """The acting functions.
 
     Args:
       agent: the agent.
-      example: rows of one lane, for their structure, shapes and dtypes.
+      spec: of the environments, which says what their rows are.
       rollout_length: T.
       num_lanes: over all actor threads.
-      metrics: names of the rows' metrics.
-      num_players: of `EnvSpec`.
-
-    Raises:
-      ValueError: where the rows have other metrics.
     """
     T = rollout_length
-    if len(example.metrics) != len(metrics):
-        raise ValueError(f"the environment's rows have {len(example.metrics)} metrics, its spec {len(metrics)}.")
+    metrics, num_players = spec.metrics, spec.num_players
 
     def start(lanes: jax.Array, key: jax.Array) -> Carry:
         zeros = jnp.zeros(lanes.shape)
         return Carry(
             agent.start(lanes, num_lanes),
             jax.random.split(key, T + 1),
-            Games(zeros, zeros, jnp.zeros(lanes.shape, bool), zeros + 1.0 if num_players == 2 else ()),
+            Games(zeros, zeros, zeros > 0, zeros > 0, zeros + 1.0 if num_players == 2 else ()),
         )
 
     def begin(carry: Carry) -> Buffer:
         (B,) = carry.games.over.shape
-        observation = jax.tree.map(lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype), example.observation)
-        measured = jnp.zeros((len(metrics), B)) if metrics else ()
-        row = HostStep(observation, jnp.zeros((example.scalars.shape[0], B)), measured)
+        row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
         action, extras = jax.eval_shape(lambda carry: _act_once(agent, row.timestep, carry), carry)
         many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((n, *x.shape), x.dtype), tree)  # noqa: E731
         memory = jax.tree.map(jnp.copy, carry.memory)
@@ -151,8 +138,8 @@ def make(
             lane=lanes,
         )
         score, over = raw or (reward, last)
-        played = (score[1:], over[1:] > 0, first[1:] > 0, discount[1:] if num_players == 2 else ())
-        games, episodes = _count(carry.games, *played, follows_first=not raw)
+        played = (score[1:], over[1:] > 0, first[1:] > 0, last[1:] > 0, discount[1:] if num_players == 2 else ())
+        games, episodes = _count(carry.games, *played)
         # They are sums already: an episode's are those of the row that ends it.
         ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(metrics)}
         episodes = episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
@@ -170,18 +157,18 @@ def _act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree
 
 
 def _count(
-    games: Games, score: jax.Array, over: jax.Array, first: jax.Array, discount: Any, *, follows_first: bool
+    games: Games, score: jax.Array, over: jax.Array, first: jax.Array, last: jax.Array, discount: Any
 ) -> tuple[Games, EpisodeStats]:
     """The games after rows [T, B], and the sums over those that ended.
 
-    A new game opens after one that is over; where nothing tells games from episodes (`follows_first`), so does a break.
-    `discount` is () where one plays.
+    A new game opens after one that is over, and after a break: a `first` row that no `last` one precedes. `discount` is
+    () where one plays.
     """
 
     def row(carry: tuple[Games, EpisodeStats], now: tuple[Any, ...]) -> tuple[Any, None]:
         games, episodes = carry
-        score, over, first, discount = now
-        opens = games.over | first if follows_first else games.over
+        score, over, first, last, discount = now
+        opens = games.over | (first & ~games.last)
         sign: Any = ()
         if jax.tree.leaves(games.sign):
             sign = jnp.where(opens, 1.0, games.sign)
@@ -190,7 +177,8 @@ def _count(
         game_length = jnp.where(opens, 0.0, games.game_length) + (~first).astype(jnp.float32)
         ended = over.astype(jnp.float32)
         sums = EpisodeStats(jnp.sum(game_return * ended), jnp.sum(game_length * ended), jnp.sum(ended))
-        return (Games(game_return, game_length, over, sign), jax.tree.map(jnp.add, episodes, sums)), None
+        return (Games(game_return, game_length, over, last, sign), jax.tree.map(jnp.add, episodes, sums)), None
 
     nothing = EpisodeStats(jnp.float32(0), jnp.float32(0), jnp.float32(0))
-    return lax.scan(row, (games, nothing), (score, over, first, discount), unroll=topology.unroll(score.shape[0]))[0]
+    unroll = topology.unroll(score.shape[0])
+    return lax.scan(row, (games, nothing), (score, over, first, last, discount), unroll=unroll)[0]

@@ -14,7 +14,7 @@ import numpy as np
 
 from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
-from podracer.types import EpisodeStats, HostEnvironment, HostStep, Trajectory
+from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 Mode = Literal["async", "lockstep", "serial"]
 """In which order actors and learner work (see `Wiring.publication`)."""
@@ -136,16 +136,24 @@ class Actor(threading.Thread):
         self.number = number
         self._wiring = wiring
         self._ending = threading.Event()
+        self._wake: Callable[[], None] | None = None
 
     def stop(self) -> None:
-        """Asks the thread to end after its current step."""
+        """Asks the thread to end after its current step, and an environment that can be woken not to wait for it."""
         self._ending.set()
+        if self._wake:
+            self._wake()
 
     def run(self) -> None:
         environment = None
         try:
             self.waiting_since = time.perf_counter()
             environment = self._make_environment()
+            self._wake = getattr(environment, "wake", None)
+            if self._wake:  # it watches itself
+                self.waiting_since = None
+            if self._ending.is_set():
+                raise Closed
             self._act(environment)
         except Closed:
             pass
@@ -166,7 +174,7 @@ class Actor(threading.Thread):
         buffer = wiring.begin[self.device](carry)
         queued = 0.0
         lanes, step = environment.recv()
-        _require_all_lanes(lanes, step)
+        _check_rows(lanes, step, environment.spec)
         self.waiting_since = None
         while True:
             t0 = clock()
@@ -182,7 +190,7 @@ class Actor(threading.Thread):
                 buffer, actions = act(buffer, now.params[self.device], carry.keys, step)
                 actions = np.asarray(actions) if isinstance(actions, jax.Array) else jax.device_get(actions)
                 t1 = clock()
-                self.waiting_since = t1
+                self.waiting_since = None if self._wake else t1
                 environment.send(lanes, actions)
                 lanes, step = environment.recv()
                 self.waiting_since = None
@@ -206,7 +214,22 @@ class Actor(threading.Thread):
             self.number += wiring.num_actors
 
 
-def _require_all_lanes(lanes: np.ndarray, step: HostStep) -> None:
+def _check_rows(lanes: np.ndarray, step: HostStep, spec: EnvSpec) -> None:
+    """Checks the first rows of an environment.
+
+    Raises:
+      ValueError: where they are not of all lanes, or not what the spec says.
+    """
     B = step.scalars.shape[1]
     if not np.array_equal(lanes, np.arange(B)):
         raise ValueError(f"the environment returned lanes {lanes}; actors need all {B}, in order, at every step.")
+    said, shown = (
+        {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(rows)}
+        for rows in (HostStep.zeros(spec, B), step)
+    )
+    for name in sorted({*said, *shown}):
+        if said.get(name) != shown.get(name):
+            raise ValueError(
+                f"{spec.name}'s rows have {shown.get(name, 'nothing')} in {name[1:]}, where its spec says "
+                f"{said.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
+            )

@@ -101,13 +101,7 @@ class Sebulba:
         first = {device.process_index: device for device in layout.mesh.devices[::-1]}
         processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
         self._by_process = NamedSharding(processes, PartitionSpec("process"))
-        environment = environments.make(1, first_seed(seed, "evaluation"))
-        try:
-            self._example = environment.recv()[1]
-        finally:
-            environment.close()
-        spec, T = environments.spec, self.rollout_length
-        self.acting = acting.make(agent, self._example, T, layout.num_envs, spec.metrics, spec.num_players)
+        self.acting = acting.make(agent, environments.spec, self.rollout_length, layout.num_envs)
         rollout = self._shapes(layout.actors[0]).rollout
         self.learning = learning.make(agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call)
         self._ballots = Ballots(layout.mesh)
@@ -176,14 +170,12 @@ class Sebulba:
 
     def _first_resumes(self) -> list[Resume]:
         """Where the actors of a fresh run begin, in this process; [] where that cannot be saved, or need not be."""
-        if self._mode == "async":
+        if self._mode == "async" or not getattr(self._environments, "saved", False):
             return []
         resumes = []
         for index, device in self._places:
             environment: Any = self._make_environment(index, 0)
             try:
-                if not hasattr(environment, "save"):
-                    return []
                 resumes.append(Resume(environment.save(), self._carry(index, device, 0)))
             finally:
                 environment.close()
@@ -252,11 +244,8 @@ class Sebulba:
         there = SingleDeviceSharding(device)
         place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree)  # noqa: E731
         lanes = place(jax.ShapeDtypeStruct((B,), np.int32))
-        numbers = lambda x: jax.ShapeDtypeStruct((x.shape[0], B), np.float32)  # noqa: E731
-        row = HostStep(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct((B, *x.shape[1:]), x.dtype), self._example.observation),
-            *jax.tree.map(numbers, self._example[1:]),
-        )
+        row = HostStep.zeros(self._environments.spec, B)
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), row)
         carry = place(jax.eval_shape(self.acting.start, lanes, jax.random.key(0)))
         buffer = place(jax.eval_shape(self.acting.begin, carry))
         params = place(jax.eval_shape(lambda: self._agent.actor_params(self._initial_learner(), jnp.float32(0))))

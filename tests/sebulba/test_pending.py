@@ -34,6 +34,8 @@ def agent():
 class Forgetful(SteppedEnvironments):
     """Environments that cannot be saved, as EnvPool's."""
 
+    saved = False
+
     def make(self, *args, **kwargs):
         environment = super().make(*args, **kwargs)
 
