@@ -33,7 +33,7 @@ import envs_jax
 from podracer import config as configs
 from podracer import environments
 from podracer.cli.bench import BENCHES
-from podracer.cli.main import COMMANDS, run
+from podracer.cli.commands import COMMANDS, run
 from podracer.run import presets
 from podracer.run.experiment import AGENTS
 

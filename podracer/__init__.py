@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from podracer.driver import OutOfMemoryError, TrainingDivergedError
     from podracer.pod.settings import Pod
     from podracer.policy import Actor
+    from podracer.remote.hub import RemoteError
+    from podracer.remote.settings import Remote
+    from podracer.remote.worker import serve_envs
     from podracer.result import Result
     from podracer.run.checkpoint import CheckpointError
     from podracer.run.evaluation import Evaluation
@@ -32,6 +35,8 @@ __all__ = [
     "OutOfMemoryError",
     "PeerError",
     "Pod",
+    "Remote",
+    "RemoteError",
     "Result",
     "RunConfig",
     "TrainingDivergedError",
@@ -43,6 +48,7 @@ __all__ = [
     "nets",
     "resume",
     "returns",
+    "serve_envs",
     "spaces",
     "train",
     "types",
@@ -56,12 +62,15 @@ _HOMES = {
     "OutOfMemoryError": "driver",
     "PeerError": "run.processes",
     "Pod": "pod.settings",
+    "Remote": "remote.settings",
+    "RemoteError": "remote.hub",
     "Result": "result",
     "RunConfig": "run.experiment",
     "TrainingDivergedError": "driver",
     "load": "training",
     "load_policy": "run.export",
     "resume": "training",
+    "serve_envs": "remote.worker",
     "train": "training",
 }
 """Where names live. They are imported when they are used: an exported policy needs no agents, which take a second."""

@@ -19,6 +19,7 @@ import numpy as np
 from podracer import config as configs
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
+from podracer.remote.settings import Remote
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
@@ -55,6 +56,7 @@ def train(
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     topology: Topology = "local",
+    remote: Remote | Mapping[str, Any] | None = None,
     **run_settings: Any,
 ) -> Result:
     """Trains an agent and returns it with its history.
@@ -86,6 +88,8 @@ def train(
       progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
       topology: "local" for the devices of this process; "pod" for those of all processes of a cluster, each of which
         calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
+      remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
+        `remote:NAME`, which only they can make. A resumed run listens where it did.
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
@@ -95,8 +99,10 @@ def train(
       TrainingDivergedError: where a metric is not finite; checkpoints until then are kept.
       OutOfMemoryError: where a device has too little memory, saying what to lower.
       CheckpointError: where a checkpoint cannot be written, or none can be read.
+      RemoteError: where workers that should step environments are not there.
+      OSError: where `remote` names an address that cannot be listened at.
     """
-    with _start(topology) as processes:
+    with _start(topology) as processes, _Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
             if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
@@ -113,7 +119,8 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
-        experiment = resolve(agent, environment, run, **parts, devices=_devices())
+        experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
+        experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
         _use_compilation_cache()
         if check and not resume and not isinstance(environment, str):
@@ -128,9 +135,59 @@ def train(
         notes = _prepare(directory, experiment.description, resume, processes) if directory is not None else []
         with memory_explained(), StopSignal() as stop:
             result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
+        workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
             print(result)
         return result
+
+
+class _Workers:
+    """Those who step the environments of a run, if any do: let in, and told how it ended.
+
+    Args:
+      remote: where they connect, if they do.
+      run_dir: of a resumed run, which knows where it listened.
+    """
+
+    def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
+        if remote is None and run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
+            remote = rundir.read(pathlib.Path(run_dir)).get("remote")
+        settings = remote if isinstance(remote, Remote) else configs.from_json(Remote, remote or {})
+        self._settings, self._environments, self.finished = settings, None, False
+        self.step = self._step if settings.listen else None
+
+    def described(self) -> dict[str, Any]:
+        """What a run's description says of them: files, never what is in them."""
+        return {"remote": configs.to_json(self._settings)} if self.step else {}
+
+    def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:
+        if local is not None and not isinstance(local, HostEnvironments):
+            raise ValueError(f"remote: {name} is pure JAX, which needs no workers; leave listen out.")
+        from podracer.remote.environments import RemoteEnvironments
+
+        ordered = run.mode != "async"
+        self._environments = RemoteEnvironments(
+            name,
+            local,
+            json.dumps(options, sort_keys=True) if options else None,
+            self._settings,
+            answer_timeout=run.env_timeout,
+            strict=ordered and self._settings.on_loss == "error",
+        )
+        return self._environments
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._environments is None:
+            return
+        from podracer.remote.session_pb2 import Goodbye
+
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._environments.close(Goodbye.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self._environments.close(Goodbye.FINISHED if self.finished else Goodbye.RESTARTING)
 
 
 def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[Processes]:
@@ -231,6 +288,7 @@ def resume(
     log: metrics.LogCallback | None = None,
     progress: bool = True,
     topology: Topology = "local",
+    remote: Remote | Mapping[str, Any] | None = None,
 ) -> Result:
     """Continues the run in a directory, with the settings that are written there.
 
@@ -243,6 +301,7 @@ def resume(
       log: as in `train`.
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
+      remote: as in `train`; where the run listened if None.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
@@ -258,7 +317,7 @@ def resume(
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         begun = checkpoint.there_are(directory)
         source = None if begun else stored.get("init_from")
-        how = {"log": log, "progress": progress, "topology": processes}
+        how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
         return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
 
 

@@ -1,5 +1,27 @@
-"""The command line (see `podracer.cli.main`)."""
+"""The command line (see `podracer.cli.commands`)."""
 
-from podracer.cli.main import main, run
+from __future__ import annotations
 
-__all__ = ["main", "run"]
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and exits with its code."""
+    # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Runs a command; returns its exit code."""
+    if argv[:1] == ["serve-envs"]:  # workers need no JAX, which takes memory and seconds
+        from podracer.cli import serve
+
+        return serve.run(argv[1:])
+    from podracer.cli import commands
+
+    return commands.run(argv)

@@ -21,6 +21,7 @@ from podracer import atari, environments
 from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.pod.settings import Pod
+from podracer.remote.settings import Remote
 from podracer.run import presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
@@ -63,6 +64,7 @@ def train(argv: list[str]) -> int:
             init_from=arguments.init_from,
             progress=not arguments.quiet,
             topology=_topology(arguments),
+            remote=_remote(arguments),
             **{**given.run, "seed": seed},
         )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -86,6 +88,7 @@ def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     boxes = {
         "sebulba": _wants_sebulba(environment, rest),
         "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),
+        "remote": any(w.startswith("--remote.") for w in rest) or environment.startswith(environments.REMOTE),
     }
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
@@ -128,6 +131,7 @@ class ResumeArguments:
       quiet: no progress and no report.
       topology: of this process, or "pod", of many.
       pod: where the processes of a pod meet, if no cluster says so.
+      remote: where workers connect that step the environments; where they did if nothing is given.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -136,19 +140,22 @@ class ResumeArguments:
     quiet: bool = False
     topology: Literal["local", "pod"] = "local"
     pod: Pod = dataclasses.field(default_factory=Pod)
+    remote: Remote = dataclasses.field(default_factory=Remote)
 
 
 def resume(argv: list[str]) -> int:
     arguments = parse(ResumeArguments, argv, "podracer resume")
     if arguments.gif:
         stored = rundir.read(arguments.run_dir)
-        if "environment" not in stored["own"]:  # else that is what is wrong
+        # Else that is what is wrong, or the workers'.
+        if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
     result = podracer.resume(
         arguments.run_dir,
         total_steps=arguments.total_steps,
         progress=not arguments.quiet,
         topology=_topology(arguments),
+        remote=_remote(arguments),
     )
     return _conclude(result, arguments.gif, arguments.quiet)
 
@@ -171,6 +178,11 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
 def _topology(arguments: Any) -> Any:
     """What was asked for; settings of a pod ask for one."""
     return arguments.pod if arguments.pod != Pod() else arguments.topology
+
+
+def _remote(arguments: Any) -> Remote | None:
+    """What was asked for."""
+    return arguments.remote if arguments.remote != Remote() else None
 
 
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
@@ -225,6 +237,7 @@ def _train_arguments(
     own, sebulba = _run_settings(run, False), _run_settings(run, True)
     box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress
     pod = arg(help="Where the processes of a pod meet, if no cluster says so.") if boxes["pod"] else tyro.conf.Suppress
+    remote = arg(help="Where workers connect that step the environments.") if boxes["remote"] else tyro.conf.Suppress
     path, preset, protocol = pathlib.Path | None, _one_of(presets.names(agent)), _one_of(atari.PROTOCOLS)
     hyper = dataclasses.make_dataclass(
         "Hyper",
@@ -260,6 +273,7 @@ def _train_arguments(
             ("hyper", hyper, hyper()),
             ("topology", Annotated[Literal["local", "pod"], arg(help="of one process, or of many")], "local"),
             ("pod", Annotated[Pod, pod], Pod()),
+            ("remote", Annotated[Remote, remote], Remote()),
         ],
         kw_only=True,
     )

@@ -23,12 +23,18 @@ _KINDS = {
 """Prefix, which is also a module's name in `podracer.environments`, to what makes an environment there, and options."""
 
 
+REMOTE = "remote:"
+"""Prefix of a name that only workers know (docs/remote.md)."""
+
+
 def options(name: str) -> type:
     """The frozen dataclass of the options of an environment, with their defaults.
 
     Raises:
       ValueError: for an unknown name, or a package that is not installed.
     """
+    if name.startswith(REMOTE):
+        return envs_jax.NoOptions
     prefix, task = _split(name)
     if not prefix:
         return envs_jax.options(name)
@@ -47,6 +53,11 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
       ValueError: for an unknown name or option, a value that the options refuse, a package that is not installed, or
         a space that is not supported.
     """
+    if name.startswith(REMOTE):
+        raise ValueError(
+            f"{name} is stepped by workers alone: train and resume need remote.listen (docs/remote.md), and what else "
+            "plays it needs the environment itself, environment=..."
+        )
     prefix, task = _split(name)
     if not prefix:
         return envs_jax.make(name, **settings)

@@ -110,7 +110,7 @@ class GymnasiumEnvironments:
     def _running(self, vector: Any, one: Callable[[], Any], num_lanes: int, seed: int) -> GymnasiumEnvironment:
         # Not a copy of what is copied anyway (`GymnasiumEnvironment.recv`).
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
-        spawned = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
+        spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
         lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
         if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:

@@ -151,6 +151,10 @@ def _revive(value: Any, expected: Any) -> Any:
     return value
 
 
+RemotelyStepped = Callable[[str, Any, dict[str, Any] | None, RunConfig], HostEnvironments]
+"""`(name, environment as it is made here or None, its options, run) -> HostEnvironments` that others step."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """A run's parts, resolved from names and defaults."""
@@ -178,18 +182,29 @@ def resolve(
     network: Network | None = None,
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
+    remote: RemotelyStepped | None = None,
 ) -> Experiment:
+    """A run's parts; `remote` makes environments that others step of those that this process would.
+
+    Raises:
+      ValueError: for what makes no sense.
+      TypeError: for what is none of the things that were expected.
+    """
     from envs_jax import testing  # which imports podracer
 
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
     env_name, options = "", {}
     if isinstance(environment, str):
-        env_name, environment = environment, environments.make(environment, **(env_options or {}))
-        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
+        chosen = environments.options(environment)(**(env_options or {}))
+        env_name, options = environment, configs.to_json(chosen)
+        unknown_here = remote and environment.startswith(environments.REMOTE)
+        environment = None if unknown_here else environments.make(environment, **(env_options or {}))
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))
+    if remote:
+        environment = remote(env_name or environment.spec.name, environment, options if environment else None, run)
     on_host = isinstance(environment, HostEnvironments)
     if on_host and run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")

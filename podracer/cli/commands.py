@@ -1,4 +1,4 @@
-"""The command line: `podracer train | resume | eval | elo | export | plot | envs | agents | bench | suite`.
+"""The commands of `podracer`: train, resume, serve-envs, eval, elo, export, plot, envs, agents, bench and suite.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
 stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete. A process
@@ -7,16 +7,14 @@ of a pod that ends because of another one gives 3.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable
 
 import jax
 
 import podracer
 from podracer import config as configs
-from podracer.cli import bench, games, listing, results, suite, train
+from podracer.cli import bench, games, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
 from podracer.run.processes import LOST
@@ -25,6 +23,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
 
   podracer train AGENT ENV [options]      train; `podracer train ppo cartpole --help` lists the options
   podracer resume RUN_DIR [options]       continue a run that was stopped, or train it further
+  podracer serve-envs ENV [options]       step environments for a learner that runs elsewhere
   podracer eval RUN_DIR [options]         evaluate a trained policy
   podracer elo RUN_DIR...                 rate the players that runs of a game for two became
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
@@ -38,18 +37,11 @@ FAILURES = (
     podracer.ActorError,
     podracer.CheckpointError,
     podracer.OutOfMemoryError,
+    podracer.RemoteError,
     podracer.TrainingDivergedError,
     OSError,
 )
 """What can end a run that was asked for well."""
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and exits with its code."""
-    # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
@@ -97,6 +89,7 @@ def _complain(error: object, code: int) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.train,
     "resume": train.resume,
+    "serve-envs": serve.run,
     "eval": results.evaluate,
     "elo": games.elo,
     "export": results.export,

@@ -1,0 +1,109 @@
+"""`podracer serve-envs`: a worker that steps environments for a learner elsewhere; it needs no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from typing import Annotated, Any
+
+import tyro
+
+from podracer import config as configs
+from podracer import environments
+from podracer.cli.arguments import InputError, asks_for_help, parse
+from podracer.remote import supervisor
+
+USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help behind ENV to see them"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeArguments:
+    """Step environments for a learner that runs elsewhere.
+
+    Attributes:
+      connect: HOST:PORT of the learner, unix:PATH, several with commas, or file:PATH that it announces; the variable
+        PODRACER_CONNECT if None.
+      lanes: environments of each process.
+      processes: worker processes.
+      name: of the worker in messages; the machine's if None.
+      tls_ca: file of the authority that signed the learner's certificate.
+      tls_cert: file of this worker's own certificate, where the learner wants one.
+      tls_key: file of its key.
+      tls_name: what the learner's certificate is for, where that is not its address.
+      token_file: file of the token that the learner has too; the variable PODRACER_TOKEN_FILE if None.
+      insecure: talk without encryption to another machine.
+      give_up_after: seconds without a learner after which to end; 0 never does.
+      quiet: say nothing but errors.
+    """
+
+    connect: str | None = None
+    lanes: int = configs.field(64, low=1)
+    processes: int = configs.field(1, low=1)
+    name: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_name: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    give_up_after: float = 600.0
+    quiet: bool = False
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        return serve(argv)
+    except (ValueError, TypeError) as error:
+        print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def serve(argv: list[str]) -> int:
+    if not argv or argv[0].startswith("-"):
+        if not argv or asks_for_help(argv):
+            print(USAGE)
+            return 0
+        raise InputError("serve-envs needs an environment: podracer serve-envs ENV --connect HOST:PORT.")
+    environment, *rest = argv
+    if environment.startswith(environments.REMOTE):
+        raise InputError(f"{environment} is what a learner calls it; give the environment's own name.")
+    options = environments.options(environment)
+    cls = dataclasses.make_dataclass(
+        "ServeEnvsArguments",
+        [
+            ("serve", Annotated[ServeArguments, tyro.conf.arg(name="", prefix_name=False)], ServeArguments()),
+            ("env", options, options()),
+        ],
+        kw_only=True,
+    )
+    try:
+        arguments: Any = parse(cls, rest, f"podracer serve-envs {environment}")
+    except SystemExit:
+        return 0
+    settings = vars(arguments.serve) | {
+        "connect": arguments.serve.connect or os.environ.get("PODRACER_CONNECT"),
+        "token_file": arguments.serve.token_file or os.environ.get("PODRACER_TOKEN_FILE"),
+    }
+    if not settings["connect"]:
+        raise InputError("serve-envs needs the learner's address: --connect HOST:PORT, or PODRACER_CONNECT.")
+    processes = settings.pop("processes")
+    check(settings)
+    given = {name: value for name, value in vars(arguments.env).items() if value != getattr(options(), name)}
+    return supervisor.run(environment, settings | {"env_options": given}, processes)
+
+
+def check(settings: dict[str, Any]) -> None:
+    """Says what is wrong before any process is started."""
+    from podracer.remote import settings as remote
+    from podracer.remote.worker import Connection  # gRPC, which this process starts nothing of
+
+    Connection(**{field.name: settings[field.name] for field in dataclasses.fields(Connection)})
+    remote.read_token(settings["token_file"])
+    for name in ("tls_ca", "tls_cert", "tls_key"):
+        if settings[name]:
+            remote.read(settings[name], name)

@@ -1,0 +1,1 @@
+"""Environments in other processes, which connect to the learner and send rows (docs/adr/0025-remote.md)."""

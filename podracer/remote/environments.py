@@ -1,0 +1,99 @@
+"""Environments of a learner that others step (see `podracer.types.HostEnvironments`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podracer.remote import session_pb2 as pb
+from podracer.remote import wire
+from podracer.remote.hub import Hub, Patience, RemoteError
+from podracer.remote.pool import RemoteEnvironment
+from podracer.remote.settings import Remote
+from podracer.types import EnvSpec, HostEnvironments
+
+DEFAULT_BLOCK = 64
+
+
+class RemoteEnvironments:
+    """What workers step, for actors and, where that is asked for, evaluations.
+
+    Args:
+      name: of the environment.
+      local: the environment as this process can make it, or None where it cannot: then the first worker says what it is.
+      options: of the environment as canonical JSON, which workers must have; None compares nothing.
+      settings: where to listen.
+      answer_timeout: seconds that a worker may take for a step.
+      strict: whether a lost worker ends the run.
+
+    Raises:
+      OSError: where the address cannot be listened at.
+      ValueError: for settings that make no sense.
+      RemoteError: where no worker says in time what the environment is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        local: HostEnvironments | None,
+        options: str | None,
+        settings: Remote,
+        *,
+        answer_timeout: float,
+        strict: bool,
+    ):
+        from podracer.remote import server  # gRPC, which is optional
+
+        if settings.evaluation == "local" and local is None:
+            raise ValueError(f"remote: evaluation='local' needs an environment that can be made here, not {name!r}.")
+        if local is not None:
+            wire.spec_to_proto(local.spec)  # what cannot cross the wire is said before anybody listens
+        self._local, self._settings, self._closed = local, settings, False
+        self._server = server.Server(settings, options, local.spec if local else None)
+        try:
+            spec = self._server.wait_for_spec(settings.join_timeout)
+            if spec is None:
+                raise RemoteError(
+                    f"no worker has said in {settings.join_timeout:.0f} s what {name} is: start `podracer serve-envs` "
+                    f"with --connect {self._server.where}, or raise join_timeout."
+                )
+            self.spec: EnvSpec = spec._replace(name=name)
+            patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
+            self._hub = Hub(wire.Layout(self.spec), patience)
+            self._server.serve(self._hub)
+        except BaseException:
+            self.close(pb.Goodbye.FAILED)
+            raise
+
+    @property
+    def where(self) -> str:
+        """The address at which it listens."""
+        return self._server.where
+
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> Any:
+        """Asks workers for lanes.
+
+        Raises:
+          RemoteError: where they have been sent home.
+        """
+        if evaluation and self._local is not None and self._settings.evaluation != "remote":
+            return self._local.make(num_lanes, seed, evaluation=True)
+        if self._closed:
+            raise RemoteError(f"the workers of {self.spec.name} have been sent home.")
+        block = self._settings.block or max(n for n in range(1, DEFAULT_BLOCK + 1) if num_lanes % n == 0)
+        pool = self._hub.open_pool(num_lanes, block, seed, evaluation)
+        return RemoteEnvironment(self._hub, pool, self.spec)
+
+    def render(self, seed: int) -> Any:
+        """One lane that can be drawn, here; None where that cannot be."""
+        make = getattr(self._local, "render", None)
+        return make(seed) if make else None
+
+    def metrics(self) -> dict[str, float]:
+        """Of the workers."""
+        return self._hub.metrics()
+
+    def close(self, why: int, text: str = "") -> None:
+        """Sends the workers home, or tells them to wait."""
+        if not self._closed:
+            self._closed = True
+            self._server.close(why, text)

@@ -1,0 +1,389 @@
+"""The learner's end of the sessions: streams of gRPC in one thread, between workers and the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import hmac
+import json
+import os
+import pathlib
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from podracer.remote import session_pb2 as pb
+from podracer.remote import wire
+from podracer.remote.hub import Hub, Session
+from podracer.remote.settings import Remote, address, read, read_token
+from podracer.types import EnvSpec
+from podracer.version import __version__
+
+METHOD = "/podracer.env.v1.Environments/Session"
+HELLO_SECONDS, READY_SECONDS = 10.0, 300.0
+ALIVE_SECONDS = 5.0
+TICK_SECONDS = 0.2
+GOODBYE_SECONDS = 2.0
+MAX_SESSIONS, MAX_SILENT = 1024, 64
+MAX_CONTROL = 100
+"""Messages a second without rows that a worker may send."""
+
+LOGINS, LOGIN_SECONDS = 5, 60.0
+"""So many failed logins from an address close it for so many seconds."""
+
+Why = pb.Goodbye.Why
+
+
+class Refused(Exception):  # noqa: N818 - how a session ends, not an error of ours
+    """A session ends with a status."""
+
+    def __init__(self, code: grpc.StatusCode, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+class _Loop:
+    """The only event loop of this process that touches grpc.aio, whose poller is the process's."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="remote environments", daemon=True)
+        self.thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+
+_loop: _Loop | None = None
+_loop_lock = threading.Lock()
+
+
+def _shared_loop() -> _Loop:
+    global _loop
+    with _loop_lock:
+        _loop = _loop or _Loop()
+        return _loop
+
+
+class Server:
+    """Listens for workers.
+
+    Args:
+      settings: where, and who may come.
+      options: of the environment, as canonical JSON that workers must have too; None compares nothing.
+      spec: of the environment, or None to take that of the first worker.
+      say: takes a line for the user.
+
+    Raises:
+      OSError: where the address cannot be listened at.
+      ValueError: where a file that settings name cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Remote,
+        options: str | None,
+        spec: EnvSpec | None,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ):
+        self._settings, self._options, self.spec, self._say = settings, options, spec, say
+        self._layout = wire.Layout(spec) if spec else None
+        self._spec_known = threading.Event()
+        if spec:
+            self._spec_known.set()
+        self.hub: Hub | None = None
+        self._hub_known = asyncio.Event()
+        self._token = read_token(settings.token_file)
+        self._streams: dict[int, _Stream] = {}
+        self._silent = 0
+        self._logins: dict[str, collections.deque[float]] = {}
+        self._unlogged: dict[str, float] = {}
+        self._loop = _shared_loop()
+        try:
+            self.where = self._loop.run(self._start())
+        except RuntimeError as error:  # of gRPC, which says no more than that it cannot
+            raise OSError(f"remote: cannot listen at {settings.listen}: the address is in use, or not ours.") from error
+        if settings.announce:
+            _announce(settings.announce, self.where)
+
+    async def _start(self) -> str:
+        settings = self._settings
+        assert settings.listen is not None
+        most = wire.MAX_ROW_BYTES * 64 if self._layout is None else self._layout.row_bytes * wire.MAX_LANES
+        most = min(most, 2**31 - 1 - wire.OVERHEAD) + wire.OVERHEAD
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # or a second learner would share the port, and nobody would notice
+                ("grpc.max_receive_message_length", most),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 16384),
+                ("grpc.max_concurrent_streams", 4),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 10_000),
+                ("grpc.compression_enabled_algorithms_bitset", 1),
+            ]
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._session)
+        service, _, method = METHOD[1:].partition("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        listen = settings.listen
+        if listen.startswith("unix:"):
+            folder = pathlib.Path(address(listen)[0]).absolute().parent
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if settings.tls_cert and settings.tls_key:
+            pair = (read(settings.tls_key, "tls_key"), read(settings.tls_cert, "tls_cert"))
+            ca = read(settings.client_ca, "client_ca") if settings.client_ca else None
+            credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+            port = self._server.add_secure_port(listen, credentials)
+        else:
+            port = self._server.add_insecure_port(listen)
+        if not port:
+            raise RuntimeError("no port")
+        await self._server.start()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    def serve(self, hub: Hub) -> None:
+        """Lets workers in."""
+        self.hub, hub.where = hub, self.where
+        self._loop.loop.call_soon_threadsafe(self._hub_known.set)
+
+    def wait_for_spec(self, seconds: float) -> EnvSpec | None:
+        """The spec of the first worker, or None if none came."""
+        until = time.monotonic() + seconds
+        while not self._spec_known.wait(10.0) and time.monotonic() < until:
+            self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
+        return self.spec
+
+    def close(self, why: int, text: str = "") -> None:
+        """Says goodbye to all workers, and why, and stops listening."""
+        with contextlib.suppress(TimeoutError):
+            self._loop.run(self._close(why, text), GOODBYE_SECONDS + 5.0)
+        if self._settings.announce:
+            pathlib.Path(self._settings.announce).unlink(missing_ok=True)
+
+    async def _close(self, why: int, text: str) -> None:
+        self._ticking.cancel()
+        goodbye = wire.pack(pb.ToWorker(goodbye=pb.Goodbye(why=why, text=text[: wire.MAX_TEXT])))  # type: ignore[arg-type]
+        for stream in list(self._streams.values()):
+            stream.queue.put_nowait(goodbye)
+            stream.queue.put_nowait(None)
+        await self._server.stop(GOODBYE_SECONDS)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if self.hub:
+                self.hub.tick()
+
+    # One stream
+
+    async def _session(self, _: Any, context: Any) -> None:
+        peer = context.peer()
+        stream = _Stream(context, asyncio.get_running_loop())
+        try:
+            await self._talk(stream, peer)
+        except Refused as refused:
+            self._log(peer, f"remote: {stream.name or peer} is sent away: {refused}")
+            if self.hub:
+                self.hub.counts["rejected"] += 1
+            await context.abort(refused.code, wire.printable(str(refused)))
+        except wire.ProtocolError as error:
+            self._log(peer, f"remote: {stream.name or peer} broke the protocol: {error}")
+            if self.hub:
+                self.hub.counts["rejected"] += 1
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wire.printable(str(error)))
+
+    def _log(self, peer: str, line: str) -> None:
+        """Says it, once a minute of an address."""
+        host, now = peer.rpartition(":")[0], time.monotonic()
+        if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
+            self._unlogged[host] = now
+            self._say(line)
+
+    async def _talk(self, stream: _Stream, peer: str) -> None:
+        self._authenticate(stream.context, peer)
+        if self._silent >= MAX_SILENT or len(self._streams) >= MAX_SESSIONS:
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
+        self._silent += 1
+        try:
+            hello = await self._greet(stream)
+        finally:
+            self._silent -= 1
+        older = self._streams.get(hello.run)
+        if older:
+            older.end("the same process has come again.")
+        self._streams[hello.run] = stream
+        session, why = None, "it went away"
+        try:
+            welcome = pb.Welcome(
+                session=secrets.randbits(63), options=self._options or "", alive_ms=int(1000 * ALIVE_SECONDS)
+            )
+            await stream.send(pb.ToWorker(welcome=welcome))
+            await self._compare(stream)
+            await self._hub_known.wait()
+            assert self.hub is not None
+            session = Session(stream.name, hello.lanes, stream.post, stream.end)
+            self.hub.join(session)
+            await self._converse(stream, session)
+        except (Refused, wire.ProtocolError) as error:
+            why = str(error)
+            raise
+        finally:
+            if self._streams.get(hello.run) is stream:
+                del self._streams[hello.run]
+            if session and self.hub:
+                self.hub.leave(session, f"{stream.name}: {why}")
+
+    def _authenticate(self, context: Any, peer: str) -> None:
+        if self._token is None:
+            return
+        host, now = peer.rpartition(":")[0], time.monotonic()
+        failed = self._logins.setdefault(host, collections.deque())
+        while failed and failed[0] < now - LOGIN_SECONDS:
+            failed.popleft()
+        said = dict(context.invocation_metadata() or ()).get("authorization", "")
+        said = said if isinstance(said, bytes) else said.encode()
+        if len(failed) < LOGINS and hmac.compare_digest(said, b"Bearer " + self._token):
+            return
+        failed.append(now)
+        raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
+
+    async def _greet(self, stream: _Stream) -> Any:
+        message, _ = await stream.receive(HELLO_SECONDS)
+        if message.WhichOneof("kind") != "hello":
+            raise wire.ProtocolError("the first message is no Hello.")
+        hello = message.hello
+        stream.name = f"worker {wire.printable(hello.worker)[:80]}"
+        if hello.protocol != wire.PROTOCOL:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"protocol {hello.protocol} there (podracer {wire.printable(hello.version)[:40]}) and {wire.PROTOCOL} "
+                f"here (podracer {__version__}); install the same version.",
+            )
+        if not 1 <= hello.lanes <= wire.MAX_LANES:
+            raise wire.ProtocolError(f"{hello.lanes} lanes; a worker has 1 to {wire.MAX_LANES}.")
+        return hello
+
+    async def _compare(self, stream: _Stream) -> None:
+        message, _ = await stream.receive(READY_SECONDS)
+        if message.WhichOneof("kind") != "ready":
+            raise wire.ProtocolError("the second message is not Ready.")
+        spec = wire.spec_from_proto(message.ready.spec)
+        if len(message.ready.options) > wire.MAX_OPTIONS:
+            raise wire.ProtocolError("its options are too long.")
+        if self.spec is None:
+            self.spec, self._layout = spec, wire.Layout(spec)
+            self._spec_known.set()
+        difference = wire.spec_difference(self.spec, spec)
+        if not difference and self._options is not None and message.ready.options != self._options:
+            difference = _option_difference(self._options, message.ready.options)
+        if difference:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
+
+    async def _converse(self, stream: _Stream, session: Session) -> None:
+        assert self.hub is not None
+        writer = asyncio.get_running_loop().create_task(stream.write())
+        control, second = 0, time.monotonic()
+        try:
+            while True:
+                reading = asyncio.get_running_loop().create_task(stream.read())
+                await asyncio.wait((reading, writer), return_when=asyncio.FIRST_COMPLETED)
+                if writer.done():
+                    reading.cancel()
+                    writer.result()
+                    return
+                data = reading.result()
+                if data is None:
+                    return
+                message, payload = wire.unpack(pb.FromWorker, data)
+                kind = message.WhichOneof("kind")
+                if kind == "rows":
+                    self.hub.rows(session, message.rows, payload)
+                    continue
+                now = time.monotonic()
+                control, second = (control + 1, second) if now - second < 1.0 else (1, now)
+                if control > MAX_CONTROL:
+                    raise wire.ProtocolError("a flood of messages.")
+                if kind == "alive":
+                    self.hub.alive(session, message.alive)
+                elif kind == "failed":
+                    self.hub.failed(session, message.failed.block, wire.printable(message.failed.error))
+                elif kind == "leave":
+                    return
+                else:
+                    raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
+        finally:
+            writer.cancel()
+
+
+class _Stream:
+    """A worker's stream: what is read, and a queue of what is to be written."""
+
+    def __init__(self, context: Any, loop: asyncio.AbstractEventLoop):
+        self.context, self.name = context, ""
+        self._loop = loop
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._end = ""
+
+    def post(self, data: bytes) -> None:
+        """Queues a message, from any thread."""
+        self._loop.call_soon_threadsafe(self.queue.put_nowait, data)
+
+    def end(self, why: str) -> None:
+        """Ends the stream, from any thread."""
+        self._end = self._end or why
+        self._loop.call_soon_threadsafe(self.queue.put_nowait, None)
+
+    async def send(self, message: Any) -> None:
+        await self.context.write(wire.pack(message))
+
+    async def read(self) -> bytes | None:
+        """The next message, or None at the end."""
+        data = await self.context.read()
+        return None if data is grpc.aio.EOF else data  # type: ignore[attr-defined]
+
+    async def receive(self, seconds: float) -> tuple[Any, memoryview]:
+        try:
+            data = await asyncio.wait_for(self.read(), seconds)
+        except TimeoutError:
+            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"it said nothing for {seconds:.0f} s.") from None
+        if data is None:
+            raise Refused(grpc.StatusCode.CANCELLED, "it went away.")
+        return wire.unpack(pb.FromWorker, data)
+
+    async def write(self) -> None:
+        """Writes what is queued, until the stream is to end."""
+        while (data := await self.queue.get()) is not None:
+            await self.context.write(data)
+        if self._end:
+            raise Refused(grpc.StatusCode.ABORTED, self._end)
+
+
+def _announce(path: str, where: str) -> None:
+    """Writes where the learner is to a file that appears at once."""
+    partial = pathlib.Path(f"{path}.{os.getpid()}.partial")
+    partial.write_text(where + "\n")
+    partial.replace(path)
+
+
+def _option_difference(mine: str, theirs: str) -> str:
+    try:
+        here, there = json.loads(mine), json.loads(theirs)
+        names = [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+        name = names[0]
+    except (ValueError, TypeError, IndexError):
+        return "its options are not ours"
+    return f"{wire.printable(str(name))} is {wire.printable(str(there.get(name)))} there and {here.get(name)} here"

@@ -1,0 +1,118 @@
+"""Where a learner waits for remote environments, and how patient it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from typing import Literal
+
+from podracer import config as configs
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """Environments are stepped by workers that connect (docs/remote.md).
+
+    Attributes:
+      listen: HOST:PORT, port 0 for any that is free, or unix:PATH; None steps environments in this process.
+      tls_cert: file of the server's certificate, with those between it and its authority.
+      tls_key: file of its key.
+      client_ca: file of the authority whose certificates workers must have.
+      token_file: file of at least 16 bytes that workers must have too.
+      insecure: listens without encryption or without knowing who comes, where others than this machine can reach it.
+      announce: file that says where workers find the learner, once it listens.
+      block: lanes that a worker steps together; the largest divisor of an actor's lanes up to 64 if None.
+      join_timeout: seconds to wait for workers before the run ends with an error.
+      min_live: share of an actor's lanes that must have a worker, or it waits.
+      on_loss: what a lost worker is in lockstep: the "error" that ends the run, or a "break" in its lanes' streams, as
+        it always is in mode "async".
+      evaluation: whether evaluations play here, "local", or on workers, "remote"; here, if the learner can make the
+        environment, with "auto".
+    """
+
+    listen: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    announce: str | None = None
+    block: int | None = configs.field(None, low=1)
+    join_timeout: float = configs.field(600.0, low=0.1)
+    min_live: float = configs.field(0.5, low=0.0, high=1.0)
+    on_loss: Literal["error", "break"] = "error"
+    evaluation: Literal["auto", "local", "remote"] = "auto"
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.listen is not None:
+            address(self.listen)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("remote: a certificate needs its key: give both tls_cert and tls_key.")
+        if self.client_ca and not self.tls_cert:
+            raise ValueError("remote: client_ca needs tls_cert and tls_key: without them nothing is encrypted.")
+        if self.listen and not self.insecure and not is_private(self.listen):
+            if not self.tls_cert:
+                raise ValueError(
+                    f"remote: {self.listen} can be reached from elsewhere, so it needs tls_cert and tls_key, and "
+                    "token_file or client_ca; insecure=True does without, in a network that you trust."
+                )
+            if not self.token_file and not self.client_ca:
+                raise ValueError(
+                    f"remote: {self.listen} can be reached from elsewhere, so workers must show who they are: give "
+                    "token_file or client_ca; insecure=True does without, in a network that you trust."
+                )
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, or (path, 0) of unix:PATH.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if text.startswith("unix:"):
+        return text.removeprefix("unix:"), 0
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"remote: address {text!r}: use HOST:PORT, such as 127.0.0.1:7777, or unix:PATH.")
+    return host.strip("[]"), int(port)
+
+
+def is_private(text: str) -> bool:
+    """Whether only processes of this machine reach an address."""
+    if text.startswith("unix:"):
+        return True
+    host = address(text)[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: str | None) -> bytes | None:
+    """The token in a file.
+
+    Raises:
+      ValueError: where it cannot be read, or is too short to be a secret.
+    """
+    if path is None:
+        return None
+    token = read(path, "token_file").strip()
+    if len(token) < 16:
+        raise ValueError(f"remote: token_file {path} holds {len(token)} bytes; a secret has at least 16.")
+    return token
+
+
+def read(path: str, name: str) -> bytes:
+    """A file that a setting names.
+
+    Raises:
+      ValueError: where it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ValueError(f"remote: {name} {path} cannot be read ({error.strerror}).") from None

@@ -1,0 +1,96 @@
+"""`podracer serve-envs`: worker processes, replaced where they die or hang. It knows neither gRPC nor JAX."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+BACK_OFF = (0.5, 10.0)
+"""Seconds before a process is replaced, the first and the longest."""
+
+FINAL = (0, 2, 3)
+"""Exit codes of a process that is not replaced: the learner is finished, does not want it, or has failed."""
+
+GRACE_SECONDS = 5.0
+
+
+def run(environment: str, settings: dict[str, Any], processes: int) -> int:
+    """Runs workers until the learner has no use for them; returns the exit code.
+
+    Args:
+      environment: a name.
+      settings: of `worker.serve_envs`.
+      processes: how many.
+    """
+    # A fork of a process with threads may hang, and one that has used gRPC does.
+    context = multiprocessing.get_context("spawn")
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+    host = settings.pop("name", None) or socket.gethostname()
+
+    def start(place: int) -> Any:
+        named = settings | {"name": f"{host}-{place}" if processes > 1 else host}
+        child = context.Process(target=_child, args=(environment, named), name=named["name"], daemon=True)
+        child.start()
+        return child
+
+    children = {place: start(place) for place in range(processes)}
+    again: dict[int, float] = {}
+    failures = dict.fromkeys(children, 0)
+    started = dict.fromkeys(children, time.monotonic())
+    code = 0
+    while (children or again) and not stopped:
+        time.sleep(0.1)
+        now = time.monotonic()
+        for place, child in list(children.items()):
+            if child.exitcode is None:
+                continue
+            del children[place]
+            if child.exitcode in FINAL:
+                code = max(code, child.exitcode)
+                continue
+            failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
+            delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
+            why = "its environments hang" if child.exitcode == 75 else f"exit code {child.exitcode}"
+            print(f"{child.name} ended ({why}); a new one in {delay:.1f} s.", file=sys.stderr, flush=True)
+            again[place] = now + delay
+        for place in [place for place, when in again.items() if when <= now]:
+            del again[place]
+            started[place] = now
+            children[place] = start(place)
+    for child in children.values():
+        child.terminate()
+    until = time.monotonic() + GRACE_SECONDS
+    for child in children.values():
+        child.join(max(0.0, until - time.monotonic()))
+        if child.exitcode is None:
+            child.kill()
+    return 128 + stopped[0] if stopped else code
+
+
+def _child(environment: str, settings: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor hears it too, and ends all
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    from podracer.remote import worker
+
+    try:
+        worker.serve_envs(environment, **settings)
+    except ValueError as error:
+        _die(error, 2)
+    except worker.LearnerError as error:
+        _die(error, worker.FAILED)
+    except worker.HungError as error:
+        _die(error, worker.HUNG)
+    os._exit(0)
+
+
+def _die(error: Exception, code: int) -> None:
+    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    os._exit(code)  # threads of environments that hang must not be waited for

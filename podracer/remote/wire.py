@@ -1,0 +1,378 @@
+"""What crosses the wire (session.proto): specs, and the payloads of rows and actions, checked before they are used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from podracer import spaces
+from podracer.remote import session_pb2 as pb
+from podracer.types import EnvSpec, HostStep
+
+PROTOCOL = 1
+MAX_TEXT = 2048
+MAX_OPTIONS = 16 * 1024
+MAX_LEAVES, MAX_DIMS, MAX_ROW_BYTES = 64, 8, 16 * 1024 * 1024
+MAX_LANES = 2**16
+OVERHEAD = 64 * 1024
+"""Bytes of a message beside its payload."""
+
+_DTYPES = {np.dtype(code): code for code in ("u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4")}
+_PAYLOAD_TAG = 15 << 3 | 2
+
+
+class ProtocolError(ValueError):
+    """A peer sent what it must not; the message says what, in one line."""
+
+
+def printable(text: str) -> str:
+    """A peer's text for our messages: one line of bounded length."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
+
+
+# Messages
+
+
+def pack(message: Any, parts: Sequence[Any] = ()) -> bytes:
+    """A message with a payload, the concatenation of parts, in front: `unpack` need not copy it."""
+    if not parts:
+        return message.SerializeToString()
+    size = sum(memoryview(part).nbytes for part in parts)
+    return b"".join((bytes((_PAYLOAD_TAG,)), _varint(size), *parts, message.SerializeToString()))
+
+
+def unpack(kind: Any, data: bytes) -> tuple[Any, memoryview]:
+    """A message and its payload.
+
+    Raises:
+      ProtocolError: where this is none.
+    """
+    payload, rest = memoryview(b""), data
+    try:
+        if data and data[0] == _PAYLOAD_TAG:
+            size, at = _read_varint(data)
+            if at + size > len(data):
+                raise ProtocolError("a message is cut short.")
+            payload, rest = memoryview(data)[at : at + size], data[at + size :]
+        message = kind.FromString(rest)
+    except ProtocolError:
+        raise
+    except Exception:  # protobuf's own, whose type is not public
+        raise ProtocolError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}.") from None
+    if message.payload:  # of a sender that writes its fields in another order; the last one counts
+        payload = memoryview(message.payload)
+    return message, payload
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes) -> tuple[int, int]:
+    """The number behind the first byte, and where it ends."""
+    value = 0
+    for i, byte in enumerate(data[1:6]):
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, i + 2
+    raise ProtocolError("a payload has no length.")
+
+
+# Payloads
+
+
+class Leaf(NamedTuple):
+    """An array of an observation or action, without its lanes.
+
+    Attributes:
+      name: for messages.
+      space: what its values are.
+      dtype: little-endian.
+    """
+
+    name: str
+    space: Any
+    dtype: np.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one lane."""
+        return math.prod(self.space.shape) * self.dtype.itemsize
+
+
+def leaves(space: spaces.Space, name: str) -> list[Leaf]:
+    """The leaves of a space, by sorted name."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, item in space.items for leaf in leaves(item, f"{name}[{printable(key)!r}]")]
+    return [Leaf(name, space, space.dtype.newbyteorder("<"))]
+
+
+class Layout:
+    """Where the numbers of rows and actions of an environment are in payloads."""
+
+    def __init__(self, spec: EnvSpec):
+        self.spec = spec
+        self.scalar_rows = 6 if spec.raw_scores else 4
+        self.observation = leaves(spec.observation_space, "observation")
+        self.action = leaves(spec.action_space, "action")
+        fixed = 4 * (self.scalar_rows + len(spec.metrics))
+        self.row_bytes = fixed + sum(leaf.num_bytes for leaf in self.observation)
+        self.action_bytes = sum(leaf.num_bytes for leaf in self.action)
+        self._checks = [_value_check(leaf) for leaf in self.observation]
+
+    def pack_rows(self, step: HostStep) -> list[Any]:
+        """Rows [n] as the parts of a payload."""
+        arrays = [step.scalars, *([step.metrics] if self.spec.metrics else [])]
+        arrays += _flat(step.observation)
+        return [_bytes(x) for x in arrays]
+
+    def unpack_rows(self, payload: memoryview, num_lanes: int) -> HostStep:
+        """Rows [n] whose arrays are the payload's bytes.
+
+        Raises:
+          ProtocolError: for a payload of another length.
+        """
+        self._require(len(payload), num_lanes * self.row_bytes, "rows", num_lanes)
+        at = 0
+
+        def take(dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+            nonlocal at
+            count = math.prod(shape)
+            array = np.frombuffer(payload, dtype, count, at).reshape(shape)
+            at += array.nbytes
+            return array
+
+        scalars = take("<f4", (self.scalar_rows, num_lanes))
+        metrics = take("<f4", (len(self.spec.metrics), num_lanes)) if self.spec.metrics else ()
+        arrays = iter([take(leaf.dtype, (num_lanes, *leaf.space.shape)) for leaf in self.observation])
+        return HostStep(_nested(self.spec.observation_space, arrays), scalars, metrics)
+
+    def pack_actions(self, actions: Any) -> list[Any]:
+        """Actions [n] as the parts of a payload."""
+        return [_bytes(np.asarray(x, leaf.dtype)) for x, leaf in zip(_flat(actions), self.action)]
+
+    def unpack_actions(self, payload: memoryview, num_lanes: int) -> Any:
+        """Actions [n].
+
+        Raises:
+          ProtocolError: for a payload of another length.
+        """
+        self._require(len(payload), num_lanes * self.action_bytes, "actions", num_lanes)
+        (leaf,) = self.action
+        return np.frombuffer(payload, leaf.dtype).reshape(num_lanes, *leaf.space.shape)
+
+    @staticmethod
+    def _require(got: int, expected: int, what: str, num_lanes: int) -> None:
+        if got != expected:
+            raise ProtocolError(f"{what} of {num_lanes} lanes have {got} bytes, not {expected}.")
+
+    def check_rows(self, step: HostStep, opens: np.ndarray) -> None:
+        """Checks that rows keep the contract of `podracer.types`.
+
+        Args:
+          step: rows [n].
+          opens: bool [n]; whether these are the first rows, or the ones before were `last`.
+
+        Raises:
+          ProtocolError: naming lane, leaf and value.
+        """
+        scalars = step.scalars
+        reward, first, last = scalars[0], scalars[2], scalars[3]
+        flags = scalars[1:4]
+        # Sums are not finite where a number is not, and cheaper than asking each.
+        sound = (
+            np.array_equal(first, opens)
+            and not (flags * (flags - 1.0)).any()
+            and not (first * (np.abs(reward) + last)).any()
+            and math.isfinite(float(scalars.sum()))
+            and (not self.spec.metrics or np.isfinite(step.metrics).all())
+        )
+        if not sound:
+            self._explain(step, opens)
+        for check, x in zip(self._checks, _flat(step.observation)):
+            if check:
+                check(x)
+
+    def _explain(self, step: HostStep, opens: np.ndarray) -> None:
+        reward, discount, first, last = step.scalars[:4]
+        names = ("reward", "discount", "first", "last", "score", "over")
+        binary = {"discount": discount, "first": first, "last": last}
+        wrong: list[tuple[str, np.ndarray, np.ndarray]] = [
+            (name, x, ~np.isfinite(x)) for name, x in zip(names, step.scalars)
+        ]
+        wrong += [(name, x, (x != 0) & (x != 1)) for name, x in binary.items()]
+        wrong += [
+            ("first", first, first != opens),
+            ("last", last, (first == 1) & (last == 1)),
+            ("reward of a first row", reward, (first == 1) & (reward != 0)),
+        ]
+        if self.spec.metrics:
+            wrong += [(f"metric {n}", x, ~np.isfinite(x)) for n, x in zip(self.spec.metrics, step.metrics)]
+        for name, x, bad in wrong:
+            if bad.any():
+                lane = int(np.argmax(bad))
+                raise ProtocolError(f"lane {lane}: {name} is {x[lane]:g}, which it cannot be there.")
+
+
+def _value_check(leaf: Leaf) -> Callable[[np.ndarray], None] | None:
+    """What values of a leaf must be: finite, or one of so many. Bounds are not checked: local pools exceed them too."""
+
+    def complain(x: np.ndarray, bad: np.ndarray) -> None:
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ProtocolError(f"lane {at[0]}: {leaf.name}{list(at[1:]) or ''} is {x[at]}, which it cannot be.")
+
+    if leaf.dtype.kind == "f":
+
+        def finite(x: np.ndarray) -> None:
+            if not math.isfinite(float(x.sum(dtype=np.float64))) and not (ok := np.isfinite(x)).all():
+                complain(x, ~ok)
+
+        return finite
+    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
+        limit = np.asarray(leaf.space.num_values)
+
+        def known(x: np.ndarray) -> None:
+            if ((x < 0) | (x >= limit)).any():
+                complain(x, (x < 0) | (x >= limit))
+
+        return known
+    return None
+
+
+def _flat(tree: Any) -> list[np.ndarray]:
+    if isinstance(tree, dict):
+        return [x for key in sorted(tree) for x in _flat(tree[key])]
+    return [tree]
+
+
+def _nested(space: spaces.Space, arrays: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _nested(item, arrays) for name, item in space.items}
+    return next(arrays)
+
+
+def _bytes(x: np.ndarray) -> memoryview:
+    x = np.ascontiguousarray(x, x.dtype.newbyteorder("<"))
+    return memoryview(x.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+# Specs
+
+
+def spec_to_proto(spec: EnvSpec) -> Any:
+    """A spec as a message.
+
+    Raises:
+      ValueError: where it cannot be one.
+    """
+    if spec.num_players != 1:
+        raise ValueError(f"{spec.name} is a game for two, whose rows do not cross the wire.")
+    return pb.Spec(
+        name=spec.name,
+        observation=_space_to_proto(spec.observation_space),
+        action=_space_to_proto(spec.action_space),
+        max_episode_steps=spec.max_episode_steps or 0,
+        scalar_rows=6 if spec.raw_scores else 4,
+        metrics=spec.metrics,
+    )
+
+
+def _space_to_proto(space: spaces.Space) -> Any:
+    if isinstance(space, spaces.Dict):
+        items = space.items
+        return pb.Space(dict=pb.Named(name=[n for n, _ in items], space=[_space_to_proto(s) for _, s in items]))
+    if isinstance(space, spaces.Discrete):
+        return pb.Space(discrete=space.num_values)
+    if isinstance(space, spaces.MultiDiscrete):
+        return pb.Space(multi=pb.Heads(n=space.num_values))
+    if space.dtype not in _DTYPES:
+        raise ValueError(f"{space.dtype} does not cross the wire; {', '.join(map(str, _DTYPES))} do.")
+    bounds = {n: np.ravel(np.asarray(x, np.float64)) for n, x in (("low", space.low), ("high", space.high))}
+    return pb.Space(box=pb.Box(**bounds, shape=space.shape, dtype=_DTYPES[space.dtype]))
+
+
+def spec_from_proto(message: Any) -> EnvSpec:
+    """The spec that a peer sent.
+
+    Raises:
+      ProtocolError: where it makes no sense, or is too large.
+    """
+    try:
+        if message.scalar_rows not in (4, 6):
+            raise ProtocolError(f"a spec has {message.scalar_rows} scalars a row; there are 4 or 6.")
+        spec = EnvSpec(
+            name=printable(message.name),
+            observation_space=_space_from_proto(message.observation),
+            action_space=_space_from_proto(message.action),
+            max_episode_steps=message.max_episode_steps or None,
+            metrics=tuple(map(printable, message.metrics)),
+            raw_scores=message.scalar_rows == 6,
+        )
+        layout = Layout(spec)
+    except ProtocolError:
+        raise
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise ProtocolError(f"a spec makes no sense ({printable(str(error))}).") from None
+    if isinstance(spec.action_space, spaces.Dict):
+        raise ProtocolError("a spec has named actions, which there are not.")
+    if len(layout.observation) > MAX_LEAVES or len(spec.metrics) > MAX_LEAVES or layout.row_bytes > MAX_ROW_BYTES:
+        raise ProtocolError(
+            f"a spec has {len(layout.observation)} leaves and {layout.row_bytes} bytes a row: too large."
+        )
+    return spec
+
+
+def _space_from_proto(message: Any, depth: int = 0) -> Any:
+    kind = message.WhichOneof("kind")
+    if kind == "discrete":
+        return spaces.Discrete(message.discrete)
+    if kind == "multi":
+        if len(message.multi.n) > MAX_LEAVES:
+            raise ProtocolError("a spec has too many heads.")
+        return spaces.MultiDiscrete(tuple(message.multi.n))
+    if kind == "box":
+        box, shape = message.box, tuple(message.box.shape)
+        size = math.prod(shape)
+        if len(shape) > MAX_DIMS or size > MAX_ROW_BYTES:
+            raise ProtocolError(f"a spec has a Box of shape {shape[:MAX_DIMS]}: too large.")
+        codes = {code: dtype for dtype, code in _DTYPES.items()}
+        if box.dtype not in codes:
+            raise ProtocolError(f"a spec has a Box of {printable(box.dtype)!r}; there are {', '.join(codes)}.")
+        bounds = []
+        for values in (box.low, box.high):
+            if len(values) not in (1, size):
+                raise ProtocolError(f"a spec has {len(values)} bounds for {size} elements.")
+            bounds.append(values[0] if len(values) == 1 else np.reshape(values, shape))
+        low, high = bounds
+        return spaces.Box(low, high, shape, codes[box.dtype])
+    if kind == "dict":
+        names = list(message.dict.name)
+        if depth >= MAX_DIMS or len(names) > MAX_LEAVES:
+            raise ProtocolError("a spec has too many named spaces.")
+        if not names or len(set(names)) < len(names) or len(names) != len(message.dict.space):
+            raise ProtocolError("a spec has named spaces without names of their own.")
+        return spaces.Dict({n: _space_from_proto(s, depth + 1) for n, s in zip(names, message.dict.space)})
+    raise ProtocolError("a spec has a space of no kind.")
+
+
+def spec_difference(mine: EnvSpec, theirs: EnvSpec) -> str:
+    """The first thing in which two specs differ, with both values, or ""; names are not compared."""
+    for field in ("raw_scores", "metrics", "max_episode_steps"):
+        if getattr(mine, field) != getattr(theirs, field):
+            return f"{field} is {getattr(theirs, field)!r} there and {getattr(mine, field)!r} here"
+    for name in ("observation", "action"):
+        here, there = (leaves(getattr(spec, f"{name}_space"), name) for spec in (mine, theirs))
+        if [leaf.name for leaf in here] != [leaf.name for leaf in there]:
+            return f"{name}s are {[leaf.name for leaf in there]} there and {[leaf.name for leaf in here]} here"
+        for one, other in zip(here, there):
+            if _space_to_proto(one.space) != _space_to_proto(other.space):
+                return f"{one.name} is {other.space} there and {one.space} here"
+    return ""

@@ -1,0 +1,408 @@
+"""A worker's end of a session: environments, one thread per block of lanes, and one stream of gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import random
+import secrets
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+
+from podracer import config as configs
+from podracer import environments as registry
+from podracer.remote import session_pb2 as pb
+from podracer.remote import wire
+from podracer.remote.settings import address, is_private, read, read_token
+from podracer.types import HostEnvironments
+from podracer.version import __version__
+
+METHOD = "/podracer.env.v1.Environments/Session"
+FAILED, HUNG = 3, 75
+"""Exit codes: the learner failed, or cannot be reached; environments hang, and a new process may not."""
+
+HANG_SECONDS = 5.0
+"""How long environments may take to end their step when nobody waits for it any more."""
+
+RETRIES = 3
+"""How often a worker comes back that broke the protocol."""
+
+REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """How a worker reaches its learner.
+
+    Attributes:
+      connect: HOST:PORT, unix:PATH, several with commas of which a worker takes one by its name, or file:PATH of what a
+        learner announces.
+      tls_ca: file of the authority that signed the learner's certificate.
+      tls_cert: file of the worker's own certificate, where the learner wants one.
+      tls_key: file of its key.
+      tls_name: what the learner's certificate is for, where that is not its address.
+      token_file: file of the token that the learner has too.
+      insecure: talks without encryption to another machine.
+      give_up_after: seconds without a learner after which a worker ends; 0 never does.
+    """
+
+    connect: str
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_name: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    give_up_after: float = configs.field(600.0, low=0.0)
+
+    def __post_init__(self):
+        configs.check(self)
+        if not self.connect.startswith("file:"):
+            for each in self.connect.split(","):
+                target = each.removeprefix("dns:///")
+                address(target)
+                if not (self.tls_ca or self.insecure or is_private(target)):
+                    raise ValueError(
+                        f"connect: {target} is on another machine, so tls_ca must say whose certificate it has; "
+                        "insecure=True talks to it in the clear, in a network that you trust."
+                    )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("connect: a certificate needs its key: give both tls_cert and tls_key.")
+
+    def target(self, worker: str) -> str:
+        """The address of the learner, or "" where that is not known yet."""
+        text = self.connect
+        if text.startswith("file:"):
+            with contextlib.suppress(OSError), open(text.removeprefix("file:")) as file:
+                return file.read().strip()
+            return ""
+        choices = text.split(",")
+        return choices[zlib.crc32(worker.encode()) % len(choices)]
+
+
+class RefusedError(ValueError):
+    """The learner does not want this worker; the message says why."""
+
+
+class LearnerError(RuntimeError):
+    """The learner failed, or cannot be reached any more."""
+
+
+class HungError(RuntimeError):
+    """Environments do not come back from a step."""
+
+
+def serve_envs(
+    environments: str | HostEnvironments | Any,
+    connect: str,
+    *,
+    lanes: int = 64,
+    name: str | None = None,
+    env_options: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    **connection: Any,
+) -> None:
+    """Steps environments for a learner that runs elsewhere, until it is finished.
+
+    Args:
+      environments: a name, or what else `podracer.environments.adopt` takes; nothing of it need be known there.
+      connect: the learner's address (see `Connection`).
+      lanes: how many to step at once.
+      name: of the worker, for messages; that of the machine and process if None.
+      env_options: options of environments given by name; numbers, truth values and choices that are not given are the
+        learner's.
+      quiet: says nothing but errors.
+      **connection: fields of `Connection`.
+
+    Raises:
+      ValueError: for what makes no sense, or environments that are not the learner's.
+      LearnerError: where the learner failed, or was not there for `give_up_after` seconds.
+      HungError: where environments hang.
+    """
+    settings = configs.from_json(Connection, {"connect": connect, **connection})
+    worker = name or f"{socket.gethostname()}-{os.getpid()}"
+    say = (lambda line: None) if quiet else lambda line: print(f"{worker}: {line}", file=sys.stderr, flush=True)
+    if not 1 <= lanes <= wire.MAX_LANES:
+        raise ValueError(f"lanes={lanes}: must be 1 to {wire.MAX_LANES}.")
+    token = read_token(settings.token_file)
+    run, heard, tries, delay = secrets.randbits(63), time.monotonic(), 0, 0.5
+    made = _Made(environments, env_options)
+    while True:
+        session = None
+        target = settings.target(worker)
+        if target:
+            session = _Session(settings, target, token, worker, lanes, made, say)
+            try:
+                why = session.talk(run)
+                if why == pb.Goodbye.FINISHED:
+                    say("the learner is finished.")
+                    return
+                if why == pb.Goodbye.FAILED:
+                    raise LearnerError(f"the learner failed: {session.text}")
+                say("the learner stops for now; waiting for it.")
+            except grpc.RpcError as error:
+                tries = _judge(error, tries, target)
+                say(f"{_status(error)}; trying again.")
+            if session.welcomed:
+                heard, delay = time.monotonic(), 0.5
+        if settings.give_up_after and time.monotonic() - heard > settings.give_up_after:
+            raise LearnerError(f"no learner at {target or connect} for {settings.give_up_after:.0f} s.")
+        time.sleep(delay * random.uniform(0.75, 1.25))
+        delay = min(2 * delay, 10.0)
+
+
+def _judge(error: Any, tries: int, target: str) -> int:
+    """How often it has been tried.
+
+    Raises:
+      RefusedError: where trying again is no use.
+      LearnerError: where it was tried often enough.
+    """
+    if error.code() in REFUSED:
+        raise RefusedError(f"{target} refuses this worker: {error.details()}")
+    if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+        if tries + 1 >= RETRIES:
+            raise LearnerError(f"{target} does not understand this worker: {error.details()}")
+        return tries + 1
+    return tries
+
+
+def _status(error: Any) -> str:
+    return f"{error.code().name.lower()}: {wire.printable(error.details() or '')}"
+
+
+class _Made:
+    """Environments, made once they are needed, with the options that the learner has and nobody gave here."""
+
+    def __init__(self, source: Any, options: Mapping[str, Any] | None):
+        self._source, self._given = source, dict(options or {})
+        self.environments: Any = None
+        self.options = ""
+        if not isinstance(source, str):
+            self.environments = registry.adopt(source, options)
+        else:
+            registry.options(source)(**self._given)  # what is wrong is said before anybody is called
+
+    def __call__(self, theirs: str) -> HostEnvironments:
+        if isinstance(self._source, str):
+            cls = registry.options(self._source)
+            taken: dict[str, Any] = {}
+            if theirs:
+                known = {field.name for field in dataclasses.fields(cls)}
+                with contextlib.suppress(ValueError):
+                    said = json.loads(theirs)
+                    taken = {k: v for k, v in said.items() if k in known and isinstance(v, str | int | float | None)}
+            options = {**taken, **self._given}
+            described = canonical(cls(**options))
+            if self.environments is None or described != self.options:
+                self.environments, self.options = registry.make(self._source, **options), described
+        return self.environments
+
+
+def canonical(options: Any) -> str:
+    """Options as JSON that is equal where they are."""
+    return json.dumps(configs.to_json(options), sort_keys=True)
+
+
+class _Session:
+    """One stream, from Hello to its end."""
+
+    def __init__(
+        self,
+        settings: Connection,
+        target: str,
+        token: bytes | None,
+        worker: str,
+        lanes: int,
+        made: _Made,
+        say: Callable[[str], None],
+    ):
+        self._settings, self._target, self._token = settings, target, token
+        self._worker, self._lanes, self._made, self._say = worker, lanes, made, say
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._blocks: dict[int, _Block] = {}
+        self._leaving: list[_Block] = []
+        self._over = threading.Event()
+        self.welcomed, self.text, self._hung = False, "", False
+
+    def talk(self, run: int) -> int:
+        """Does what the learner says; returns why it said goodbye.
+
+        Raises:
+          grpc.RpcError: where the stream ends otherwise.
+          HungError: where environments do not end.
+        """
+        metadata = [("authorization", f"Bearer {self._token.decode()}")] if self._token else []
+        hello = pb.Hello(protocol=wire.PROTOCOL, run=run, worker=self._worker, lanes=self._lanes, version=__version__)
+        self._outgoing.put(wire.pack(pb.FromWorker(hello=hello)))
+        with self._channel() as channel:
+            call = channel.stream_stream(METHOD)(iter(self._outgoing.get, None), metadata=metadata)
+            try:
+                return self._listen(call)
+            except grpc.RpcError:
+                if self._hung:
+                    raise HungError("environments hang.") from None
+                raise
+            finally:
+                self._over.set()
+                self._outgoing.put(None)
+                self._close_all()
+                call.cancel()
+
+    def _channel(self) -> Any:
+        settings = self._settings
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 500),
+            ("grpc.max_reconnect_backoff_ms", 10_000),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if settings.tls_name:
+            options.append(("grpc.ssl_target_name_override", settings.tls_name))
+        if settings.tls_ca:
+            own = [
+                read(p, n) if p else None for p, n in ((settings.tls_key, "tls_key"), (settings.tls_cert, "tls_cert"))
+            ]
+            return grpc.secure_channel(
+                self._target, grpc.ssl_channel_credentials(read(settings.tls_ca, "tls_ca"), *own), options
+            )
+        return grpc.insecure_channel(self._target, options)
+
+    def _listen(self, call: Any) -> int:
+        environments: Any = None
+        layout: Any = None
+        for data in call:
+            message, payload = wire.unpack(pb.ToWorker, data)
+            kind = message.WhichOneof("kind")
+            if kind == "act":
+                if block := self._blocks.get(message.act.block):
+                    block.act(message.act.step, payload)
+            elif kind == "welcome":
+                environments = self._made(message.welcome.options)
+                layout = wire.Layout(environments.spec)
+                ready = pb.Ready(spec=wire.spec_to_proto(environments.spec), options=self._made.options)
+                self._outgoing.put(wire.pack(pb.FromWorker(ready=ready)))
+                self.welcomed = True
+                self._say(f"connected to {self._target}.")
+                seconds = max(message.welcome.alive_ms, 100) / 1000
+                threading.Thread(target=self._watch, args=(call, seconds), daemon=True).start()
+            elif kind == "open" and environments is not None:
+                block = _Block(message.open, environments, layout, self._outgoing.put)
+                self._blocks[message.open.block] = block
+                block.start()
+            elif kind == "close":
+                if block := self._blocks.pop(message.close.block, None):
+                    block.close()
+                    self._leaving.append(block)
+            elif kind == "goodbye":
+                self.text = wire.printable(message.goodbye.text)
+                return message.goodbye.why
+        return pb.Goodbye.RESTARTING
+
+    def _watch(self, call: Any, seconds: float) -> None:
+        """Says what blocks are at, and ends the session where one does not come back that nobody waits for."""
+        while not self._over.wait(min(seconds, 0.5)):
+            now = time.monotonic()
+            self._leaving = [block for block in self._leaving if block.is_alive()]
+            if any(now - block.closed_at > HANG_SECONDS for block in self._leaving):
+                self._hung = True
+                call.cancel()
+                return
+            if int(now / seconds) != int((now - min(seconds, 0.5)) / seconds):
+                busy = {n: b.busy for n, b in list(self._blocks.items()) if b.busy > seconds}
+                alive = pb.Alive(block=list(busy), busy_ms=[int(1000 * s) for s in busy.values()])
+                self._outgoing.put(wire.pack(pb.FromWorker(alive=alive)))
+
+    def _close_all(self) -> None:
+        """Ends all blocks.
+
+        Raises:
+          HungError: where one does not end.
+        """
+        blocks = [*self._blocks.values(), *self._leaving]
+        for block in blocks:
+            block.close()
+        until = time.monotonic() + HANG_SECONDS
+        for block in blocks:
+            block.join(max(0.0, until - time.monotonic()))
+        if any(block.is_alive() for block in blocks):
+            raise HungError("environments hang.")
+
+
+class _Block(threading.Thread):
+    """Environments of one block, stepped in a thread."""
+
+    def __init__(self, asked: Any, environments: HostEnvironments, layout: wire.Layout, put: Callable[[bytes], None]):
+        super().__init__(name=f"block {asked.block}", daemon=True)
+        self._asked, self._environments, self._layout, self._put = asked, environments, layout, put
+        self._actions: queue.SimpleQueue[tuple[int, memoryview] | None] = queue.SimpleQueue()
+        self._since = time.monotonic()
+        self.closed_at = float("inf")
+
+    @property
+    def busy(self) -> float:
+        """Seconds that its environments have been at work."""
+        return time.monotonic() - self._since if self._since else 0.0
+
+    def act(self, step: int, payload: memoryview) -> None:
+        self._actions.put((step, payload))
+
+    def close(self) -> None:
+        """Asks it to end after its step."""
+        if self.closed_at == float("inf"):
+            self.closed_at = time.monotonic()
+            self._actions.put(None)
+
+    def run(self) -> None:
+        environment: Any = None
+        try:
+            asked = self._asked
+            environment = self._environments.make(asked.lanes, asked.seed, evaluation=asked.evaluation)
+            for message in self._steps(environment):
+                self._put(message)
+        except Exception as error:
+            text = wire.printable(f"{type(error).__name__}: {error}")
+            self._put(wire.pack(pb.FromWorker(failed=pb.Failed(block=self._asked.block, error=text))))
+        finally:
+            if environment is not None:
+                with contextlib.suppress(Exception):
+                    environment.close()
+
+    def _steps(self, environment: Any) -> Iterator[bytes]:
+        layout, n, number, step = self._layout, self._asked.lanes, self._asked.block, 0
+        clock, begin = time.perf_counter, time.perf_counter()
+        while True:
+            lanes, rows = environment.recv()
+            spent = int(1e6 * (clock() - begin))
+            self._since = 0.0
+            if len(lanes) != n or rows.scalars.shape != (layout.scalar_rows, n):
+                raise ValueError(f"the environment returned lanes {lanes} of {n}, which must come together.")
+            yield wire.pack(
+                pb.FromWorker(rows=pb.Rows(block=number, step=step, env_us=min(spent, 2**32 - 1))),
+                layout.pack_rows(rows),
+            )
+            if (answer := self._actions.get()) is None:
+                return
+            at, payload = answer
+            if at != step:
+                raise wire.ProtocolError(f"actions of step {at} came in step {step}.")
+            actions = layout.unpack_actions(payload, n)
+            begin, self._since = clock(), time.monotonic()
+            environment.send(lanes, actions)
+            step += 1

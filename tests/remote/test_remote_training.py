@@ -1,0 +1,216 @@
+"""Training on environments that workers step: equal to local ones in lockstep, and what becomes of a run without them."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import workers
+
+import envs_jax
+import podracer
+from podracer.environments.stepped import SteppedEnvironments
+from podracer.remote import environments as remote_environments
+from podracer.remote.settings import Remote
+
+pytest.importorskip("grpc")
+
+SETTINGS = {"num_envs": 8, "eval_episodes": 2, "progress": False}
+CONFIGS = {
+    "vtrace": {"rollout_length": 5, "hidden_sizes": (8,)},
+    "ppo": {"rollout_length": 5, "hidden_sizes": (8,), "num_minibatches": 2, "normalize_observations": True},
+    "r2d2": {
+        **{"rollout_length": 5, "hidden_sizes": (8,), "burn_in": 1, "trace_length": 4, "batch_size": 4},
+        **{"replay_min_size": 4, "replay_ratio": 1.0},
+    },
+}
+
+
+@pytest.fixture
+def listening(monkeypatch):
+    """An event that is set, with the address as its `where`, when a learner listens."""
+    event = threading.Event()
+    there = remote_environments.RemoteEnvironments.__init__
+
+    def announced(self, *args, **kwargs):
+        there(self, *args, **kwargs)
+        event.where = self.where
+        event.set()
+
+    monkeypatch.setattr(remote_environments.RemoteEnvironments, "__init__", announced)
+    return event
+
+
+def train(agent, environments, event, made, total_steps=400, settings=None, **run):
+    """Trains, with a worker for each of `made` once the learner listens; returns the result and the workers."""
+    threads = []
+
+    def begin():
+        assert event.wait(60.0)
+        for each, more in made:
+            threads.append(workers.Thread(each, event.where, **more))
+
+    starter = threading.Thread(target=begin, daemon=True)
+    starter.start()
+    remote = {"listen": "127.0.0.1:0", "block": 2, "join_timeout": 30.0} | (settings or {})
+    result = podracer.train(
+        agent, environments, config=CONFIGS[agent], remote=remote, total_steps=total_steps, **(SETTINGS | run)
+    )
+    starter.join()
+    return result, threads
+
+
+def catch():
+    return SteppedEnvironments(envs_jax.make("catch"))
+
+
+@pytest.mark.parametrize(
+    "agent", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("r2d2", marks=pytest.mark.slow)]
+)
+def test_lockstep_is_as_local_for_any_number_of_workers(agent, listening):
+    run = {"mode": "lockstep", "actor_threads": 2, "seed": 3}
+    local = podracer.train(agent, catch(), config=CONFIGS[agent], total_steps=400, **(SETTINGS | run))
+    for number in (1, 2, 4) if agent == "vtrace" else (1, 4):
+        listening.clear()
+        made = [(catch(), {"lanes": 8 // number, "name": f"w{i}"}) for i in range(number)]
+        remote, threads = train(agent, catch(), listening, made, **run)
+        jax.tree.map(np.testing.assert_array_equal, remote.learner.params, local.learner.params)
+        for thread in threads:
+            thread.join(10.0)
+            assert thread.error is None
+            assert not thread.is_alive()
+
+
+def test_rows_and_actions_belong_together(listening, monkeypatch):
+    """Workers die at random; on unmasked transitions the step advances by 1, and the action is the one shown next."""
+    from podracer.sebulba import learning
+
+    seen = []
+    add = learning.make
+
+    def made(*args, **kwargs):
+        found = add(*args, **kwargs)
+
+        def spread(trajectory, replica):
+            seen.append(jax.device_get((trajectory.timesteps, trajectory.actions)))
+            return found.spread(trajectory, replica)
+
+        return found._replace(spread=spread)
+
+    monkeypatch.setattr("podracer.sebulba.driver.learning.make", made)
+    chance = np.random.default_rng(0)
+
+    def misbehave(running):
+        if running.number > 3 and chance.random() < 0.01:
+            raise RuntimeError("the plug was pulled")
+
+    # It is sent away after five failures in a minute, and comes back.
+    made_here = [(workers.Counting(misbehave=misbehave), {"lanes": 4, "name": f"w{i}"}) for i in range(2)]
+    result, _ = train("vtrace", workers.Counting(), listening, made_here, total_steps=6000, actor_threads=2)
+    assert result.summary["complete"]
+    rows = [row for row in result.history if "remote/breaks" in row][-1]
+    assert rows["remote/breaks"] > 3
+    played = 0
+    for steps, actions in seen:
+        mask = ~steps.first[1:]
+        number, shown = steps.observation[..., 1], steps.observation[..., 2]
+        np.testing.assert_array_equal((number[1:] - number[:-1])[mask], 1)
+        np.testing.assert_array_equal(shown[1:][mask], actions[mask])
+        np.testing.assert_array_equal(steps.reward[1:][mask], actions[mask])
+        np.testing.assert_array_equal(steps.reward[steps.first], 0)
+        played += int(mask.sum())
+    assert result.summary["env_steps"] <= played
+    lengths = {row["episode/length"] for row in result.history if np.isfinite(row.get("episode/length", np.nan))}
+    assert lengths == {5.0}, "no broken episode is counted"
+
+
+def test_a_lost_worker_ends_a_run_in_lockstep(listening):
+    def misbehave(running):
+        if running.number == 30:
+            raise RuntimeError("the plug was pulled")
+
+    made = [(workers.Counting(misbehave=misbehave), {})]
+    with pytest.raises(podracer.ActorError, match=r"lanes 0 to 1: its environments failed: RuntimeError: the plug"):
+        train("vtrace", workers.Counting(), listening, made, mode="lockstep", total_steps=10**5)
+    assert listening.is_set()
+
+
+def test_a_learner_that_fails_says_so(listening):
+    def misbehave(running):
+        if running.number == 30:
+            raise RuntimeError("the plug was pulled")
+
+    threads = []
+    made = [(workers.Counting(misbehave=misbehave), {})]
+    begin = workers.Thread.__init__
+
+    def keep(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        threads.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers.Thread, "__init__", keep)
+        with pytest.raises(podracer.ActorError):
+            train("vtrace", workers.Counting(), listening, made, mode="lockstep", total_steps=10**5)
+    (thread,) = threads
+    thread.join(5.0)
+    assert "the learner failed: ActorError" in str(thread.error)
+
+
+def test_without_workers_a_run_says_what_is_missing(capfd, monkeypatch):
+    monkeypatch.setattr("podracer.remote.hub.SAY_SECONDS", 0.2)
+    begin = time.monotonic()
+    with pytest.raises(
+        podracer.ActorError, match=r"8 of 8 lanes have no worker yet; .*127.0.0.1:\d+; none came for 1 s"
+    ):
+        podracer.train(
+            "vtrace",
+            workers.Counting(),
+            config=CONFIGS["vtrace"],
+            remote=Remote(listen="127.0.0.1:0", join_timeout=1.0),
+            **SETTINGS,
+        )
+    assert time.monotonic() - begin < 20
+    assert "remote: 8 of 8 lanes have no worker yet" in capfd.readouterr().err
+
+
+def test_what_only_workers_know(listening, tmp_path):
+    """The spec comes from the first worker, and evaluations are played there too; a resumed run listens where it did."""
+    where = f"unix:{tmp_path}/socket"
+    thread = workers.Thread(workers.Counting(), where)
+    settings = SETTINGS | {"config": CONFIGS["vtrace"], "run_dir": tmp_path / "run"}
+    result = podracer.train("vtrace", "remote:mine", total_steps=400, remote={"listen": where}, **settings)
+    assert result.summary["complete"]
+    assert result.summary["env"] == "remote:mine"
+    thread.join(10.0)
+    assert thread.error is None
+    thread = workers.Thread(workers.Counting(), where)
+    again = podracer.resume(tmp_path / "run", total_steps=800, progress=False)
+    assert again.summary["complete"]
+    assert again.summary["env_steps"] >= 800
+    with pytest.raises(ValueError, match="stepped by workers alone"):
+        podracer.load(tmp_path / "run")
+    with pytest.raises(podracer.RemoteError, match="sent home"):
+        again.evaluate(episodes=2)
+
+
+def test_what_makes_no_sense():
+    settings = SETTINGS | {"config": CONFIGS["vtrace"]}
+    with pytest.raises(ValueError, match="catch is pure JAX"):
+        podracer.train("vtrace", "catch", remote={"listen": "127.0.0.1:0"}, arch="sebulba", **settings)
+    with pytest.raises(ValueError, match="need remote.listen"):
+        podracer.train("vtrace", "remote:mine", **settings)
+    with pytest.raises(ValueError, match="did you mean"):
+        podracer.train("vtrace", workers.Counting(), remote={"listn": "127.0.0.1:0"}, **settings)
+    for settings, what in (
+        ({"listen": "0.0.0.0:1"}, "needs tls_cert and tls_key"),
+        ({"listen": "10.0.0.5:1", "tls_cert": "a", "tls_key": "b"}, "must show who they are"),
+        ({"listen": "nowhere"}, "use HOST:PORT"),
+        ({"listen": "127.0.0.1:1", "tls_cert": "a"}, "needs its key"),
+        ({"listen": "127.0.0.1:1", "client_ca": "a"}, "client_ca needs tls_cert"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            Remote(**settings)
+    Remote(listen="0.0.0.0:1", insecure=True)
+    Remote(listen="localhost:1")
