@@ -19,7 +19,7 @@ class RemoteEnvironments:
 
     Args:
       name: of the environment.
-      local: the environment as this process can make it, or None where it cannot: then the first worker says what it is.
+      local: the environment as this process makes it, or None where it cannot: the first worker says what it is.
       options: of the environment as canonical JSON, which workers must have; None compares nothing.
       settings: where to listen.
       answer_timeout: seconds that a worker may take for a step.

@@ -1,0 +1,260 @@
+"""The hub alone, on a clock of the test's: against a plain model in random schedules, and case by case."""
+
+import collections
+import time
+
+import numpy as np
+import pytest
+
+from podracer import spaces
+from podracer.types import EnvSpec, HostStep
+
+pytest.importorskip("grpc")
+
+from podracer.remote import session_pb2 as pb
+from podracer.remote import wire
+from podracer.remote.hub import Hub, Patience, RemoteError, Session, Woken
+from podracer.remote.pool import RemoteEnvironment
+from podracer.sebulba.channels import Closed
+
+SPEC = EnvSpec("mine", spaces.Box(0.0, 1e9, (1,)), spaces.Discrete(9))
+LAYOUT = wire.Layout(SPEC)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        self.now += 1e-4
+        return self.now
+
+
+class Peer:
+    """A worker that answers when it is told to."""
+
+    def __init__(self, hub, lanes, name="w"):
+        self.hub, self.open, self.owed, self.ended = hub, {}, {}, None
+        self.session = Session(name, lanes, self.take, self.end)
+        self.gone = False
+        hub.join(self.session)
+
+    def end(self, why):
+        self.ended = why
+
+    def take(self, data):
+        message, payload = wire.unpack(pb.ToWorker, data)
+        kind = message.WhichOneof("kind")
+        if kind == "open":
+            self.open[message.open.block] = message.open
+            self.owed[message.open.block] = (0, None)
+        elif kind == "act":
+            n = self.open[message.act.block].lanes
+            self.owed[message.act.block] = (message.act.step + 1, LAYOUT.unpack_actions(payload, n))
+        elif kind == "close":
+            self.open.pop(message.close.block)
+            self.owed.pop(message.close.block, None)
+
+    def answer(self, number, value=None, last=False):
+        """Rows that show seed, step and action as one number."""
+        step, actions = self.owed.pop(number)
+        n = self.open[number].lanes
+        first = np.full(n, step == 0)
+        shown = np.full((n, 1), value if value is not None else step, np.float32)
+        lasts = np.full(n, last)
+        rows = HostStep.of(shown, np.where(first, 0.0, 1.0), ~(lasts | True), first, lasts)
+        self.send(number, step, rows)
+        return actions
+
+    def send(self, number, step, rows):
+        payload = memoryview(b"".join(LAYOUT.pack_rows(rows)))
+        self.hub.rows(self.session, pb.Rows(block=number, step=step), payload)
+
+    def leave(self):
+        self.gone = True
+        self.hub.leave(self.session, "gone")
+
+
+def made(**patience):
+    clock, said = Clock(), []
+    hub = Hub(LAYOUT, Patience(**patience), "here:1", clock, said.append)
+    return hub, clock, said
+
+
+def shown(environment):
+    lanes, rows = environment.recv()
+    np.testing.assert_array_equal(lanes, np.arange(len(lanes)))
+    return rows
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_random_schedules(chunk):
+    """The row contract in every lane, one action per row, and no lane in two places."""
+    for seed in range(100 * chunk, 100 * chunk + 100):
+        rng = np.random.default_rng(seed)
+        lanes, block = int(rng.choice([2, 4, 6])), 2
+        hub, _, _ = made(min_live=0.01, answer=1000.0)
+        pool = hub.open_pool(lanes, block, 7)
+        environment = RemoteEnvironment(hub, pool, SPEC)
+        peers = [Peer(hub, lanes, f"w{i}") for i in range(2)]
+        for peer in peers:
+            for number in list(peer.owed):
+                peer.answer(number)
+        stale: list = []
+        steps = np.full(lanes, -1)  # of the model: rows that a lane has shown since it broke
+        for _ in range(30):
+            if pool.live == 0 or any(b.state == "STEPPING" for b in pool.blocks):
+                working = [p for p in peers if p.owed and not p.gone]
+                for peer in working:
+                    for number in list(peer.owed):
+                        peer.answer(number)
+                if not working or pool.live == 0:
+                    peers.append(Peer(hub, lanes, "new"))
+                    continue
+            rows = shown(environment)
+            first = rows.scalars[2] > 0
+            placed = collections.Counter(
+                lane for p in peers for b in p.session.blocks.values() for lane in range(b.start, b.start + b.lanes)
+            )
+            assert max(placed.values(), default=1) == 1
+            for lane in range(lanes):
+                there = any(b.state == "READY" and b.start <= lane < b.start + b.lanes for b, _ in pool.taken)
+                if not there:  # a filler
+                    assert first[lane]
+                    assert rows.scalars[0, lane] == 0
+                    steps[lane] = -1
+                elif first[lane]:
+                    assert rows.observation[lane, 0] == 0
+                    steps[lane] = 0
+                else:
+                    steps[lane] += 1
+                    assert rows.observation[lane, 0] == steps[lane]
+            environment.send(np.arange(lanes), np.full(lanes, steps.max() % 9))
+            for peer in peers:
+                for number in list(peer.owed):
+                    luck = rng.random()
+                    if peer.gone or luck < 0.05:
+                        stale.append((peer, number, peer.owed.pop(number)[0]))
+                        peer.leave()
+                        break
+                    if luck < 0.08:
+                        peer.owed.pop(number)
+                        hub.failed(peer.session, number, "boom")
+                    elif luck < 0.9:
+                        peer.answer(number)
+            for peer, number, step in stale:  # what comes late is dropped
+                if number not in peer.session.blocks:
+                    with np.errstate(all="ignore"):
+                        peer.send(number, step, HostStep.zeros(SPEC, block))
+            stale.clear()
+            if rng.random() < 0.3:
+                peers.append(Peer(hub, lanes, "late"))
+
+
+def test_one_answer_per_row_and_what_is_late_is_dropped():
+    hub, _, _ = made()
+    pool = hub.open_pool(2, 2, 5)
+    peer = Peer(hub, 2)
+    peer.answer(0)
+    with pytest.raises(wire.ProtocolError, match="rows of step 1 came in step 0, READY"):
+        peer.send(0, 1, HostStep.zeros(SPEC, 2))
+    with pytest.raises(wire.ProtocolError, match="never opened"):
+        peer.send(99, 0, HostStep.zeros(SPEC, 2))
+    hub.take(pool)
+    hub.act(pool, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    hub.act(pool, lambda start, end: pytest.fail("answered twice"))
+    other = Peer(hub, 2)
+    with pytest.raises(wire.ProtocolError, match="step 5"):
+        peer.send(0, 5, HostStep.zeros(SPEC, 2))
+    other.send(0, 1, HostStep.zeros(SPEC, 2))  # of a block that is another's
+    assert hub.counts["stale"] == 1
+    hub.close_pool(pool)
+    peer.send(0, 1, HostStep.zeros(SPEC, 2))
+    assert hub.counts["stale"] == 2
+
+
+def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
+    def seeds(order):
+        hub, _, _ = made()
+        hub.open_pool(4, 2, 5)
+        peers = [Peer(hub, 2) for _ in range(2)]
+        found = [sorted((m.seed, m.lanes) for p in peers for m in p.open.values())]
+        for i in order:
+            peers[i].leave()
+        peers = [Peer(hub, 4)]
+        return [*found, sorted((m.seed, m.lanes) for p in peers for m in p.open.values())]
+
+    assert seeds([0, 1]) == seeds([1, 0])
+    first, second = seeds([0, 1])
+    assert first == [(5, 2), (7, 2)]
+    assert not {seed for seed, _ in first} & {seed for seed, _ in second}
+
+
+def test_a_worker_serves_several_actors():
+    hub, _, _ = made()
+    pools = [hub.open_pool(4, 2, 5), hub.open_pool(4, 2, 9)]
+    Peer(hub, 4)
+    assert [sum(b.state != "EMPTY" for b in pool.blocks) for pool in pools] == [1, 1]
+    Peer(hub, 100)
+    assert all(b.state == "OPENING" for pool in pools for b in pool.blocks)
+
+
+def test_late_is_lost():
+    hub, clock, said = made(answer=5.0)
+    pool = hub.open_pool(2, 2, 5)
+    peer = Peer(hub, 2, "slow")
+    peer.answer(0)
+    hub.take(pool)
+    hub.act(pool, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    clock.now += 4.9
+    hub.tick()
+    assert not said
+    clock.now += 0.2
+    hub.alive(peer.session, pb.Alive(block=[0], busy_ms=[5100]))
+    hub.tick()
+    assert "slow has not answered for 5 s (block 0 has been at it for 5 s); lanes 0 to 1 break" in said[0]
+    assert set(peer.open) == {1}, "the same worker is asked for new ones"
+
+
+def test_a_worker_whose_environments_fail_is_sent_away():
+    hub, clock, _ = made()
+    hub.open_pool(2, 2, 5)
+    peer = Peer(hub, 2, "bad")
+    for _ in range(5):
+        assert peer.ended is None
+        (number,) = peer.session.blocks
+        hub.failed(peer.session, number, "boom")
+    assert "failed 5 times in a minute, the last time with: boom" in peer.ended
+    assert not peer.session.blocks
+    other = Peer(hub, 2, "patient")
+    for _ in range(20):
+        clock.now += 20.0
+        (number,) = other.session.blocks
+        hub.failed(other.session, number, "boom")
+    assert other.ended is None
+
+
+def test_waiting_ends():
+    hub, _, _ = made(join=0.3)
+    hub._clock = time.monotonic
+    pool = hub.open_pool(2, 2, 5)
+    with pytest.raises(RemoteError, match=r"2 of 2 lanes have no worker yet; workers connect to here:1; none came"):
+        hub.take(pool)
+    environment = RemoteEnvironment(hub, pool, SPEC)
+    environment.wake()
+    with pytest.raises(Woken):
+        hub.take(pool)
+    with pytest.raises(Closed):
+        environment.recv()
+
+
+def test_lockstep_takes_no_loss():
+    hub, _, _ = made(strict=True)
+    pool = hub.open_pool(2, 1, 5)
+    peer = Peer(hub, 2)
+    for number in list(peer.owed):
+        peer.answer(number)
+    hub.take(pool)
+    peer.leave()
+    Peer(hub, 2)
+    with pytest.raises(RemoteError, match=r"lanes 0 to 0: gone; in lockstep that ends the run"):
+        hub.take(pool)
