@@ -1,0 +1,195 @@
+"""Workers and learners as processes: killed, frozen, hanging, and coming back."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import hosts
+import numpy as np
+import pytest
+import workers
+
+import podracer
+
+pytest.importorskip("grpc")
+pytestmark = pytest.mark.slow
+
+REMOTE = ["--remote.block", "4", "--remote.join-timeout", "60"]
+TRAIN = ["vtrace", "gymnasium:CartPole-v1", "--num-envs", "8", "--eval-episodes", "2", "--agent.hidden-sizes", "8"]
+
+
+def podracer_process(*arguments, **kwargs):
+    here = str(pathlib.Path(__file__).parent)
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "podracer", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, **kwargs
+    )
+
+
+def steps(run_dir):
+    """How far a run is."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line)["env_steps"] for line in lines if line.endswith("}")), default=0)
+
+
+def rows(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def announced(tmp_path):
+    return ["--remote.listen", "127.0.0.1:0", "--remote.announce", tmp_path / "where"]
+
+
+def children(process):
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def is_worker(pid):
+    command = pathlib.Path(f"/proc/{pid}/cmdline")
+    return command.exists() and b"spawn_main" in command.read_bytes()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_the_run_goes_on(tmp_path, announced):
+    """The lanes of the other one go on, and the steps that are counted are those that were played."""
+    where = f"file:{tmp_path}/where"
+    learner = podracer_process(
+        "train", *TRAIN, *announced, *REMOTE, "--total-steps", 60_000, "--run-dir", tmp_path / "run"
+    )
+    with workers.process("gymnasium:CartPole-v1", where, "--processes", "2", "--lanes", "4") as worker:
+        for number in range(2):
+            assert hosts.within(90.0, lambda number=number: steps(tmp_path / "run") > 4000 * (number + 1))
+            victims = [pid for pid in children(worker) if is_worker(pid)]
+            assert len(victims) == 2
+            os.kill(victims[0], signal.SIGKILL)
+            assert hosts.within(
+                20.0, lambda gone=victims[0]: len([p for p in children(worker) if is_worker(p) and p != gone]) == 2
+            )
+        assert learner.wait(120) == 0, learner.stderr.read()
+        assert worker.wait(10) == 0
+        said = worker.stderr.read()
+    assert said.count("ended (exit code -9); a new one in") == 2
+    assert said.count("the learner is finished") == 2
+    assert "jax" not in said.lower()
+    last = [row for row in rows(tmp_path / "run") if "remote/breaks" in row][-1]
+    assert last["remote/breaks"] == 2
+    assert last["remote/filler_rows"] > 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 60_000
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["remote"]["block"] == 4
+
+
+def test_a_learner_that_is_killed_and_resumed_finds_its_workers(tmp_path, announced):
+    where = f"file:{tmp_path}/where"
+    run = [
+        *TRAIN,
+        *announced,
+        *REMOTE,
+        "--total-steps",
+        40_000,
+        "--checkpoint-every",
+        4000,
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    with workers.process("gymnasium:CartPole-v1", where, "--lanes", "8") as worker:
+        learner = podracer_process("train", *run)
+        assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 9000)
+        learner.kill()
+        learner.wait()
+        learner = podracer_process("resume", tmp_path / "run")
+        assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 18_000)
+        learner.send_signal(signal.SIGTERM)
+        assert learner.wait(30) == 143
+        assert worker.poll() is None, "it waits for the learner"
+        learner = podracer_process("resume", tmp_path / "run")
+        assert learner.wait(120) == 0, learner.stderr.read()
+        assert worker.wait(15) == 0
+        said = worker.stderr.read()
+    assert "the learner stops for now" in said
+    assert "the learner is finished" in said
+
+
+def test_environments_that_hang_are_replaced(tmp_path):
+    """The worker's process too, for a thread cannot be ended."""
+    (tmp_path / "hanging.py").write_text(
+        "import os, pathlib, time\n"
+        "import gymnasium\n"
+        "import gymnasium.envs.classic_control as classic\n"
+        "class Hanging(classic.CartPoleEnv):\n"
+        "    number = 0\n"
+        "    def step(self, action):\n"
+        "        Hanging.number += 1\n"
+        "        if Hanging.number == 400 and not pathlib.Path('hung').exists():\n"
+        "            pathlib.Path('hung').touch()\n"
+        "            time.sleep(1000)\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Hanging-v0', entry_point=Hanging, max_episode_steps=100)\n"
+    )
+    name = "gymnasium:hanging:Hanging-v0"
+    listen = ["--remote.listen", "127.0.0.1:0", "--remote.announce", "where", "--env-timeout", "2"]
+    learner = podracer_process(
+        "train", "vtrace", name, *TRAIN[2:], *listen, *REMOTE, "--total-steps", 12_000, "--run-dir", "run", cwd=tmp_path
+    )
+    with workers.process(name, "file:where", "--lanes", "4", "--processes", "2", cwd=tmp_path) as worker:
+        assert learner.wait(120) == 0, learner.stderr.read()
+        assert worker.wait(15) == 0
+        said = worker.stderr.read()
+    assert (tmp_path / "hung").exists()
+    assert "ended (its environments hang); a new one in" in said
+    assert re.search(r"has not answered for \d s.*; lanes \d to \d break", learner.stderr.read())
+
+
+def test_a_frozen_worker_is_given_up_and_comes_back(tmp_path):
+    """What it sends after it was given up is not taken."""
+    made = []
+    remote = {"listen": f"unix:{tmp_path}/socket", "block": 4}
+    with workers.process("gymnasium:CartPole-v1", remote["listen"], "--lanes", "4", "--processes", "2") as worker:
+
+        def freeze():
+            assert hosts.within(60.0, lambda: len(made) > 5)
+            victim = next(pid for pid in children(worker) if is_worker(pid))
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(5.0)
+            os.kill(victim, signal.SIGCONT)
+
+        freezer = threading.Thread(target=freeze, daemon=True)
+        freezer.start()
+        result = podracer.train(
+            "vtrace", "gymnasium:CartPole-v1", num_envs=8, total_steps=120_000, env_timeout=2.0, eval_episodes=2,
+            config={"hidden_sizes": (8,)}, remote=remote, progress=False,
+            log=lambda steps, row: made.append(steps) and None,
+        )  # fmt: skip
+        freezer.join(30.0)
+        assert worker.wait(20) == 0
+    assert result.summary["complete"]
+    last = [row for row in result.history if "remote/breaks" in row][-1]
+    assert last["remote/breaks"] >= 1
+    assert all(np.isfinite(value) for row in result.history for name, value in row.items() if name.startswith("loss"))
+
+
+def test_what_is_wrong_is_said_in_one_line(tmp_path):
+    def said(*arguments, code):
+        with podracer_process(*arguments) as process:
+            assert process.wait(60) == code, process.stderr.read()
+            lines = process.stderr.read().strip().splitlines()
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    assert "needs the learner's address" in said("serve-envs", "gymnasium:CartPole-v1", code=2)
+    assert "did you mean" in said("serve-envs", "gymnasium:CartPole-v1", "--connct", "x:1", code=2)
+    assert "tls_ca must say" in said("serve-envs", "gymnasium:CartPole-v1", "--connect", "10.0.0.1:1", code=2)
+    assert "unknown environment" in said("serve-envs", "cartpol", "--connect", "127.0.0.1:1", code=2)
+    assert "needs tls_cert" in said("train", *TRAIN, "--remote.listen", "0.0.0.0:7777", code=2)
+    assert "cannot be read" in said(
+        "serve-envs", "gymnasium:CartPole-v1", "--connect", "127.0.0.1:1", "--token-file", tmp_path / "none", code=2
+    )
