@@ -45,8 +45,8 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
     again: dict[int, float] = {}
     failures = dict.fromkeys(children, 0)
     started = dict.fromkeys(children, time.monotonic())
-    code = 0
-    while (children or again) and not stopped:
+    code, until = 0, float("inf")
+    while (children or again) and not stopped and time.monotonic() < until:
         time.sleep(0.1)
         now = time.monotonic()
         for place, child in list(children.items()):
@@ -54,7 +54,10 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
                 continue
             del children[place]
             if child.exitcode in FINAL:
-                code = max(code, child.exitcode)
+                # What the learner said to one it says to all, but to those it does not reach any more.
+                code, until, again = max(code, child.exitcode), min(until, now + GRACE_SECONDS), {}
+                continue
+            if until < float("inf"):
                 continue
             failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
             delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)

@@ -35,7 +35,7 @@ from podracer.run.experiment import Experiment
 from podracer.run.processes import ALONE, PeerError, Processes
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
-from podracer.types import ActorParams, HostEnvironments
+from podracer.types import ActorParams
 from podracer.version import __version__
 
 
@@ -216,9 +216,10 @@ class Session:
             timing["time/steps_per_second"] = self._rate
         # Next to the seconds they tell a slow machine from a slow program (docs/adr/0012-spread.md).
         timing["time/cpu_seconds"] = self._cpu_seconds
-        environment: Any = self._experiment.environment
-        if isinstance(environment, HostEnvironments) and hasattr(environment, "metrics"):
-            timing |= environment.metrics()
+        # Only an environment of a host may have them (docs/adr/0025-remote.md).
+        measured = getattr(self._experiment.environment, "metrics", None)
+        if measured is not None:
+            timing |= measured()
         for member, steps in enumerate(now.member_steps):
             row: metrics.Row = {"env_steps": int(steps), "updates": now.updates}
             if self._experiment.run.population > 1:

@@ -33,6 +33,16 @@ def podracer_process(*arguments, **kwargs):
     )
 
 
+def ended(process, seconds):
+    """The exit code and the words of a process that is to end in time."""
+    try:
+        said = process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"still there after {seconds} s; it said: {process.communicate()[1]}")
+    return process.returncode, said
+
+
 def steps(run_dir):
     """How far a run is."""
     path = run_dir / "metrics.jsonl"
@@ -61,60 +71,48 @@ def is_worker(pid):
 
 def test_a_worker_that_is_killed_is_replaced_and_the_run_goes_on(tmp_path, announced):
     """The lanes of the other one go on, and the steps that are counted are those that were played."""
-    where = f"file:{tmp_path}/where"
-    learner = podracer_process(
-        "train", *TRAIN, *announced, *REMOTE, "--total-steps", 60_000, "--run-dir", tmp_path / "run"
-    )
-    with workers.process("gymnasium:CartPole-v1", where, "--processes", "2", "--lanes", "4") as worker:
+    where, run = f"file:{tmp_path}/where", ["--total-steps", 40_000, "--run-dir", tmp_path / "run"]
+    two = ("--processes", "2", "--lanes", "4")
+    with (
+        podracer_process("train", *TRAIN, *announced, *REMOTE, *run) as learner,
+        workers.process("gymnasium:CartPole-v1", where, *two) as worker,
+    ):
         for number in range(2):
             assert hosts.within(90.0, lambda number=number: steps(tmp_path / "run") > 4000 * (number + 1))
-            victims = [pid for pid in children(worker) if is_worker(pid)]
-            assert len(victims) == 2
-            os.kill(victims[0], signal.SIGKILL)
-            assert hosts.within(
-                20.0, lambda gone=victims[0]: len([p for p in children(worker) if is_worker(p) and p != gone]) == 2
-            )
-        assert learner.wait(120) == 0, learner.stderr.read()
-        assert worker.wait(10) == 0
-        said = worker.stderr.read()
+            victim = next(pid for pid in children(worker) if is_worker(pid))
+            os.kill(victim, signal.SIGKILL)
+            others = lambda victim=victim: [p for p in children(worker) if is_worker(p) and p != victim]  # noqa: E731
+            assert hosts.within(20.0, lambda others=others: len(others()) == 2)
+        code, said = ended(learner, 120)
+        assert code == 0, said
+        code, said = ended(worker, 15)
+        assert code == 0, said
     assert said.count("ended (exit code -9); a new one in") == 2
     assert said.count("the learner is finished") == 2
-    assert "jax" not in said.lower()
     last = [row for row in rows(tmp_path / "run") if "remote/breaks" in row][-1]
     assert last["remote/breaks"] == 2
     assert last["remote/filler_rows"] > 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] >= 60_000
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["remote"]["block"] == 4
 
 
 def test_a_learner_that_is_killed_and_resumed_finds_its_workers(tmp_path, announced):
     where = f"file:{tmp_path}/where"
-    run = [
-        *TRAIN,
-        *announced,
-        *REMOTE,
-        "--total-steps",
-        40_000,
-        "--checkpoint-every",
-        4000,
-        "--run-dir",
-        tmp_path / "run",
-    ]
+    run = ["--total-steps", 30_000, "--checkpoint-every", 3000, "--run-dir", tmp_path / "run"]
     with workers.process("gymnasium:CartPole-v1", where, "--lanes", "8") as worker:
-        learner = podracer_process("train", *run)
-        assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 9000)
-        learner.kill()
-        learner.wait()
-        learner = podracer_process("resume", tmp_path / "run")
-        assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 18_000)
-        learner.send_signal(signal.SIGTERM)
-        assert learner.wait(30) == 143
+        with podracer_process("train", *TRAIN, *announced, *REMOTE, *run) as learner:
+            assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 7000)
+            learner.kill()
+        with podracer_process("resume", tmp_path / "run") as learner:
+            assert hosts.within(90.0, lambda: steps(tmp_path / "run") > 14_000)
+            learner.send_signal(signal.SIGTERM)
+            assert ended(learner, 30)[0] == 143
         assert worker.poll() is None, "it waits for the learner"
-        learner = podracer_process("resume", tmp_path / "run")
-        assert learner.wait(120) == 0, learner.stderr.read()
-        assert worker.wait(15) == 0
-        said = worker.stderr.read()
+        with podracer_process("resume", tmp_path / "run") as learner:
+            code, said = ended(learner, 120)
+            assert code == 0, said
+        code, said = ended(worker, 15)
+        assert code == 0, said
     assert "the learner stops for now" in said
     assert "the learner is finished" in said
 
@@ -122,7 +120,7 @@ def test_a_learner_that_is_killed_and_resumed_finds_its_workers(tmp_path, announ
 def test_environments_that_hang_are_replaced(tmp_path):
     """The worker's process too, for a thread cannot be ended."""
     (tmp_path / "hanging.py").write_text(
-        "import os, pathlib, time\n"
+        "import pathlib, time\n"
         "import gymnasium\n"
         "import gymnasium.envs.classic_control as classic\n"
         "class Hanging(classic.CartPoleEnv):\n"
@@ -137,16 +135,18 @@ def test_environments_that_hang_are_replaced(tmp_path):
     )
     name = "gymnasium:hanging:Hanging-v0"
     listen = ["--remote.listen", "127.0.0.1:0", "--remote.announce", "where", "--env-timeout", "2"]
-    learner = podracer_process(
-        "train", "vtrace", name, *TRAIN[2:], *listen, *REMOTE, "--total-steps", 12_000, "--run-dir", "run", cwd=tmp_path
-    )
-    with workers.process(name, "file:where", "--lanes", "4", "--processes", "2", cwd=tmp_path) as worker:
-        assert learner.wait(120) == 0, learner.stderr.read()
-        assert worker.wait(15) == 0
-        said = worker.stderr.read()
+    run = ["--total-steps", 25_000, "--run-dir", "run"]
+    with (
+        podracer_process("train", "vtrace", name, *TRAIN[2:], *listen, *REMOTE, *run, cwd=tmp_path) as learner,
+        workers.process(name, "file:where", "--lanes", "4", "--processes", "2", cwd=tmp_path) as worker,
+    ):
+        code, said = ended(learner, 120)
+        assert code == 0, said
+        assert re.search(r"has not answered for \d s.*; lanes \d to \d break", said)
+        code, said = ended(worker, 20)
+        assert code == 0, said
     assert (tmp_path / "hung").exists()
     assert "ended (its environments hang); a new one in" in said
-    assert re.search(r"has not answered for \d s.*; lanes \d to \d break", learner.stderr.read())
 
 
 def test_a_frozen_worker_is_given_up_and_comes_back(tmp_path):
@@ -159,18 +159,26 @@ def test_a_frozen_worker_is_given_up_and_comes_back(tmp_path):
             assert hosts.within(60.0, lambda: len(made) > 5)
             victim = next(pid for pid in children(worker) if is_worker(pid))
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(5.0)
+            time.sleep(3.0)
             os.kill(victim, signal.SIGCONT)
 
         freezer = threading.Thread(target=freeze, daemon=True)
         freezer.start()
         result = podracer.train(
-            "vtrace", "gymnasium:CartPole-v1", num_envs=8, total_steps=120_000, env_timeout=2.0, eval_episodes=2,
-            config={"hidden_sizes": (8,)}, remote=remote, progress=False,
-            log=lambda steps, row: made.append(steps) and None,
-        )  # fmt: skip
+            "vtrace",
+            "gymnasium:CartPole-v1",
+            num_envs=8,
+            total_steps=40_000,
+            env_timeout=1.0,
+            eval_episodes=2,
+            config={"hidden_sizes": (8,)},
+            remote=remote,
+            progress=False,
+            log=lambda steps, row: made.append(steps),
+        )
         freezer.join(30.0)
-        assert worker.wait(20) == 0
+        code, said = ended(worker, 20)
+        assert code == 0, said
     assert result.summary["complete"]
     last = [row for row in result.history if "remote/breaks" in row][-1]
     assert last["remote/breaks"] >= 1
