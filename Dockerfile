@@ -7,8 +7,8 @@ ARG ACCELERATOR=cpu
 RUN useradd --create-home podracer
 COPY . /source
 RUN case "$ACCELERATOR" in \
-      cpu) extras=sebulba,gym,games ;; \
-      cuda12 | cuda13 | tpu) extras="sebulba,gym,games,$ACCELERATOR" ;; \
+      cpu) extras=sebulba,gym,games,remote ;; \
+      cuda12 | cuda13 | tpu) extras="sebulba,gym,games,remote,$ACCELERATOR" ;; \
       *) echo "ACCELERATOR=$ACCELERATOR: use cpu, cuda12, cuda13 or tpu" >&2; exit 2 ;; \
     esac \
     && pip install --no-cache-dir "/source[$extras]" \

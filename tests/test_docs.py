@@ -11,6 +11,7 @@ import podracer
 import podracer.cli.bench
 import podracer.cli.games
 import podracer.cli.results
+import podracer.cli.serve
 import podracer.cli.suite
 import podracer.cli.train
 
@@ -51,6 +52,7 @@ def test_there_are_guides():
         "deployment",
         "atari",
         "search",
+        "remote",
     }
     assert {name_of(page) for page in GUIDES} >= {"index", *runnable}
 
@@ -94,7 +96,13 @@ def test_a_command_in_a_guide_can_be_typed(typed, monkeypatch, capsys):
 
         return and_stop
 
-    for module in (podracer.cli.bench, podracer.cli.games, podracer.cli.results, podracer.cli.suite):
+    for module in (
+        podracer.cli.bench,
+        podracer.cli.games,
+        podracer.cli.results,
+        podracer.cli.serve,
+        podracer.cli.suite,
+    ):
         monkeypatch.setattr(module, "parse", parse(module.parse))
     command, *rest = typed.split()
     if command == "train":
