@@ -166,6 +166,11 @@ class _Workers:
         from podracer.remote.environments import RemoteEnvironments
 
         ordered = run.mode != "async"
+        if ordered and self._settings.mode == "ready":
+            raise ValueError(
+                f"remote: mode='ready' takes rows as they come, and mode={run.mode!r} of the run in a fixed order; use "
+                "mode='all' there, or mode='async' here."
+            )
         self._environments = RemoteEnvironments(
             name,
             local,

@@ -276,10 +276,11 @@ class HostEnvironment(Protocol):
 class HostEnvironments(Protocol):
     """Where host environments come from: every actor thread and every evaluation makes its own.
 
-    Three things are optional:
+    Four things are optional:
 
     *   `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time: environments with threads of
         their own can share the cores.
+    *   `lanes_at_once(num_lanes) -> int | None`: of how many lanes a `recv` may return rows, if not always of all.
     *   `saved`, True where the environments that it makes have `save` and `load`.
     *   `metrics() -> dict[str, float]`, numbers that are logged with those of training.
     """

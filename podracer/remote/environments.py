@@ -6,7 +6,7 @@ from typing import Any
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import Hub, Patience, RemoteError
+from podracer.remote.hub import Batching, Hub, Patience, RemoteError
 from podracer.remote.pool import RemoteEnvironment
 from podracer.remote.settings import Remote
 from podracer.types import EnvSpec, HostEnvironments
@@ -79,9 +79,34 @@ class RemoteEnvironments:
             return self._local.make(num_lanes, seed, evaluation=True)
         if self._closed:
             raise RemoteError(f"the workers of {self.spec.name} have been sent home.")
-        block = self._settings.block or max(n for n in range(1, DEFAULT_BLOCK + 1) if num_lanes % n == 0)
-        pool = self._hub.open_pool(num_lanes, block, seed, evaluation)
+        batching = None if evaluation else self._batching(num_lanes)
+        pool = self._hub.open_pool(num_lanes, self._block(num_lanes), seed, evaluation, batching)
         return RemoteEnvironment(self._hub, pool, self.spec)
+
+    def lanes_at_once(self, num_lanes: int) -> int | None:
+        """The most of so many lanes whose rows an actor gets at once; None where it gets those of all."""
+        batching = self._batching(num_lanes)
+        return batching and batching.most
+
+    def _block(self, num_lanes: int) -> int:
+        if self._settings.block:
+            return min(self._settings.block, num_lanes)
+        # Of one block alone, none could be ready before the others.
+        most = DEFAULT_BLOCK if self._settings.mode == "all" else min(DEFAULT_BLOCK, max(1, num_lanes // 4))
+        return max(n for n in range(1, most + 1) if num_lanes % n == 0)
+
+    def _batching(self, num_lanes: int) -> Batching | None:
+        settings, block = self._settings, self._block(num_lanes)
+        if settings.mode == "all":
+            return None
+        most = settings.max_lanes or max(num_lanes // 2, block)
+        least = settings.min_lanes or block
+        if not block <= most or least > most:
+            raise ValueError(
+                f"remote: min_lanes={least} and max_lanes={most} do not go with blocks of {block} lanes: use "
+                "min_lanes <= max_lanes, and block <= max_lanes."
+            )
+        return Batching(least, min(most, num_lanes), settings.deadline_ms / 1000)
 
     def render(self, seed: int) -> Any:
         """One lane that can be drawn, here; None where that cannot be."""

@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,9 @@ OPENING_SECONDS = 300.0
 
 FAILURES, FAILURES_SECONDS = 5, 60.0
 """So many failures of a worker's environments in so many seconds send it away."""
+
+FILLER = -1
+"""In place of the number of an opening: rows that stand for those of a lost worker."""
 
 SAY_SECONDS = 10.0
 """How often those who wait for workers say so."""
@@ -82,6 +85,10 @@ class Block:
       since: when it began to wait for its worker.
       last: bool [n]; of the newest rows.
       rows: the newest, while READY.
+      arrived: when they came.
+      shown: number of the opening whose rows its actor has and has not answered; FILLER for rows that stood for them,
+        and None if it has none.
+      count: rows that its lanes have shown.
     """
 
     pool: Pool
@@ -95,6 +102,24 @@ class Block:
     since: float = 0.0
     last: Any = None
     rows: HostStep | None = None
+    arrived: float = 0.0
+    shown: int | None = None
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """When rows of some lanes are enough.
+
+    Attributes:
+      least: lanes that are waited for, for `deadline` at most.
+      most: lanes that are taken at once; at least those of a block.
+      deadline: seconds that the oldest rows wait for others.
+    """
+
+    least: int
+    most: int
+    deadline: float
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,26 +130,31 @@ class Pool:
       lanes: B.
       seed: of lane 0.
       evaluation: what they are for.
+      batching: when some of them are enough; None waits for all that are at work.
       blocks: its lanes, in order.
       begun: whether all lanes have been there at once.
       broken: why a block was lost since, or "".
       woken: whether who waits for its rows is to wait no longer.
-      taken: numbers of the blocks whose rows were shown last.
     """
 
     lanes: int
     seed: int
     evaluation: bool
+    batching: Batching | None = None
     blocks: list[Block] = dataclasses.field(default_factory=list)
     begun: bool = False
     broken: str = ""
     woken: bool = False
-    taken: list[tuple[Block, int]] = dataclasses.field(default_factory=list)
 
     @property
     def live(self) -> int:
-        """Lanes whose rows are there."""
-        return sum(block.lanes for block in self.blocks if block.state == "READY")
+        """Lanes that a worker steps."""
+        return sum(block.lanes for block in self.blocks if block.state in ("READY", "STEPPING"))
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a worker owes rows."""
+        return any(block.state == "STEPPING" for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +241,7 @@ class Hub:
             if session.blocks.get(message.block) is not block:
                 return
             block.state, block.step, block.rows, block.last = "READY", message.step, step, step.scalars[3] > 0
+            block.arrived = self._clock()
             self.counts["rows"] += block.lanes
             self.counts["bytes_up"] += len(payload)
             self.counts["messages"] += 1
@@ -302,10 +333,12 @@ class Hub:
 
     # Actors
 
-    def open_pool(self, lanes: int, block: int, seed: int, evaluation: bool = False) -> Pool:
+    def open_pool(
+        self, lanes: int, block: int, seed: int, evaluation: bool = False, batching: Batching | None = None
+    ) -> Pool:
         """Asks for environments, in blocks of so many lanes."""
         with self._condition:
-            pool = Pool(lanes, seed, evaluation)
+            pool = Pool(lanes, seed, evaluation, batching)
             pool.blocks = [Block(pool, start, min(block, lanes - start)) for start in range(0, lanes, block)]
             self._pools.append(pool)
             self._assign()
@@ -330,8 +363,10 @@ class Hub:
             pool.woken = True
             self._condition.notify_all()
 
-    def take(self, pool: Pool) -> list[tuple[Block, HostStep]]:
-        """Waits for the rows of all blocks that are at work; those without a worker are not waited for later on.
+    def take(self, pool: Pool) -> list[tuple[Block, HostStep | None]]:
+        """Waits for rows; those of lanes without a worker, which are not waited for later on, are None.
+
+        They are of all blocks, in order, or of those that `pool.batching` finds enough.
 
         Raises:
           Woken: if woken.
@@ -347,58 +382,89 @@ class Hub:
                         f"{pool.broken}; in lockstep that ends the run, for other rows would come: continue from the "
                         "newest checkpoint, or use on_loss='break'."
                     )
-                needed = pool.lanes if not pool.begun else math.ceil(self.patience.min_live * pool.lanes)
-                stepping = any(block.state == "STEPPING" for block in pool.blocks)
-                if not stepping and pool.live >= max(needed, 1):
-                    pool.begun = True
-                    ready = [block for block in pool.blocks if block.state == "READY"]
-                    pool.taken = [(block, block.number) for block in ready]
-                    self.counts["filler_rows"] += pool.lanes - pool.live
-                    return [(block, block.rows) for block in ready]  # type: ignore[misc]
                 now = self._clock()
+                needed = pool.lanes if not pool.begun else math.ceil(self.patience.min_live * pool.lanes)
+                enough, stepping, wait = pool.live >= max(needed, 1), pool.stepping, 0.2
+                if enough and (pool.begun or not stepping):
+                    pool.begun = True
+                    chosen, wait = self._chosen(pool, now)
+                    if chosen:
+                        return [self._show(block) for block in chosen]
                 missing = f"{needed - pool.live} of {needed} lanes have no worker yet; workers connect to {self.where}"
-                if not stepping and now - begin > self.patience.join:
+                if not enough and not stepping and now - begin > self.patience.join:
                     raise RemoteError(
                         f"{missing}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
                         f"join_timeout={self.patience.join:g}."
                     )
-                if not stepping and now - said > SAY_SECONDS:
+                if not enough and not stepping and now - said > SAY_SECONDS:
                     said = now
                     self._say(f"remote: {missing}.")
                 if stepping:
                     begin = said = now
-                self._condition.wait(0.2)
+                self._condition.wait(wait)
 
-    def act(self, pool: Pool, actions: Callable[[int, int], list[Any]]) -> None:
-        """Sends actions for the rows that were taken.
+    def _chosen(self, pool: Pool, now: float) -> tuple[list[Block], float]:
+        """The blocks whose rows are shown now, and, if there are none, how long to wait for more at most."""
+        if pool.batching is None:
+            return ([] if pool.stepping else pool.blocks), 0.2
+        least, most, deadline = dataclasses.astuple(pool.batching)
+        free = [block for block in pool.blocks if block.shown is None]
+        # What is lost follows the slowest that is at work, or nobody could go on.
+        slowest = min(block.count for block in pool.blocks if block.state in ("READY", "STEPPING"))
+        lost = [block for block in free if block.state in ("EMPTY", "OPENING") and block.count < slowest]
+        ready = sorted((block for block in free if block.state == "READY"), key=lambda block: block.arrived)
+        chosen, lanes = [], 0
+        for block in (*lost, *ready):
+            if lanes + block.lanes > most:
+                return chosen, 0.0
+            chosen.append(block)
+            lanes += block.lanes
+        waits = deadline - (now - ready[0].arrived) if lanes >= least and ready else math.inf
+        if lost or not pool.stepping or waits <= 0.0:
+            return chosen, 0.2
+        return [], min(waits, 0.2)
+
+    def _show(self, block: Block) -> tuple[Block, HostStep | None]:
+        there = block.state == "READY"
+        block.shown = block.number if there else FILLER
+        block.count += 1
+        if not there:
+            self.counts["filler_rows"] += block.lanes
+        return block, block.rows if there else None
+
+    def act(self, pool: Pool, first: Collection[int], actions: Callable[[int, int], list[Any]]) -> None:
+        """Sends actions for rows that were taken.
 
         Args:
           pool: whose.
+          first: lanes with which the blocks begin that are answered.
           actions: `(start, end) -> parts of the payload` of these lanes.
         """
         with self._condition:
             now = self._clock()
-            for block, number in pool.taken:
+            for block in pool.blocks:
+                if block.start not in first or block.shown is None:
+                    continue
+                number, block.shown = block.shown, None
                 if block.number != number or block.state != "READY" or block.session is None:
-                    continue  # lost meanwhile
+                    continue  # lost meanwhile, or nobody's
                 parts = actions(block.start, block.start + block.lanes)
                 block.state, block.rows, block.since = "STEPPING", None, now
                 data = wire.pack(pb.ToWorker(act=pb.Act(block=number, step=block.step)), parts)
                 self.counts["bytes_down"] += len(data)
                 block.session.send(data)
-            pool.taken = []
 
     def metrics(self) -> dict[str, float]:
         """Numbers of what happened so far."""
         with self._condition:
-            live = sum(pool.live for pool in self._pools)
+            ready = sum(b.lanes for p in self._pools for b in p.blocks if b.state == "READY")
             lanes = sum(pool.lanes for pool in self._pools)
-            working = sum(b.lanes for p in self._pools for b in p.blocks if b.state in ("READY", "STEPPING"))
+            working = sum(pool.live for pool in self._pools)
             counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
             return {
                 "remote/sessions": float(len(self._sessions)),
                 "remote/lanes": float(lanes),
                 "remote/lanes_working": float(working),
-                "remote/lanes_ready": float(live),
+                "remote/lanes_ready": float(ready),
                 "remote/env_seconds": self._env_seconds,
             } | {f"remote/{name}": float(self.counts[name]) for name in counts}

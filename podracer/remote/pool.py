@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.remote.hub import Hub, Pool, Woken
+from podracer.remote.hub import Block, Hub, Pool, Woken
 from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
 
@@ -23,41 +23,41 @@ class RemoteEnvironment:
     def __init__(self, hub: Hub, pool: Pool, spec: EnvSpec):
         self.spec = spec
         self._hub, self._pool = hub, pool
-        self._lanes = np.arange(pool.lanes, dtype=np.int32)
-        self._shown = HostStep.zeros(spec, pool.lanes)
+        self._all = np.arange(pool.lanes, dtype=np.int32)
+        self._last = {block.start: HostStep.zeros(spec, block.lanes).observation for block in pool.blocks}
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         try:
             parts = self._hub.take(self._pool)
         except Woken:
             raise Closed from None
-        (block, rows), *more = parts
-        if block.lanes < self._pool.lanes or more:
-            rows = self._assembled(parts)
-        self._shown = rows
-        return self._lanes, rows
+        rows = [self._filler(block) if rows is None else rows for block, rows in parts]
+        self._last |= {block.start: each.observation for (block, _), each in zip(parts, rows)}
+        lanes = self._all
+        if self._pool.batching:
+            lanes = np.concatenate([lanes[block.start : block.start + block.lanes] for block, _ in parts])
+        return lanes, rows[0] if len(rows) == 1 else self._together(rows)
 
-    def _assembled(self, parts: list[tuple[Any, HostStep]]) -> HostStep:
-        whole = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shown)
-        waiting = np.ones(self._pool.lanes, bool)
-        for block, rows in parts:
-            lanes = slice(block.start, block.start + block.lanes)
-            waiting[lanes] = False
-            whole.scalars[:, lanes] = rows.scalars
-            if self.spec.metrics:
-                whole.metrics[:, lanes] = rows.metrics
-            jax.tree.map(lambda to, x, lanes=lanes: to.__setitem__(lanes, x), whole.observation, rows.observation)
-        if waiting.any():
-            whole.scalars[:, waiting] = 0.0
-            whole.scalars[1:3, waiting] = 1.0
-            if self.spec.metrics:
-                whole.metrics[:, waiting] = 0.0
-            jax.tree.map(lambda to, x: to.__setitem__(waiting, x[waiting]), whole.observation, self._shown.observation)
-        return whole
+    def _filler(self, block: Block) -> HostStep:
+        rows = HostStep.zeros(self.spec, block.lanes)._replace(observation=self._last[block.start])
+        rows.scalars[1:3] = 1.0
+        return rows
+
+    def _together(self, rows: list[HostStep]) -> HostStep:
+        scalars = np.concatenate([each.scalars for each in rows], axis=1)
+        metrics = np.concatenate([each.metrics for each in rows], axis=1) if self.spec.metrics else ()
+        observation = jax.tree.map(lambda *x: np.concatenate(x), *[each.observation for each in rows])
+        return HostStep(observation, scalars, metrics)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         actions = np.asarray(actions)
-        self._hub.act(self._pool, lambda start, end: self._hub.layout.pack_actions(actions[start:end]))
+        if not self._pool.batching:
+            pack = lambda start, end: self._hub.layout.pack_actions(actions[start:end])  # noqa: E731
+            self._hub.act(self._pool, self._last, pack)
+            return
+        place = {lane: i for i, lane in enumerate(lanes.tolist())}
+        pack = lambda start, end: self._hub.layout.pack_actions(actions[place[start] : place[start] + end - start])  # noqa: E731
+        self._hub.act(self._pool, place, pack)
 
     def wake(self) -> None:
         """Ends a `recv` that waits."""

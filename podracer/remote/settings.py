@@ -21,11 +21,17 @@ class Remote:
       token_file: file of at least 16 bytes that workers must have too.
       insecure: listens without encryption or without knowing who comes, where others than this machine can reach it.
       announce: file that says where workers find the learner, once it listens.
-      block: lanes that a worker steps together; the largest divisor of an actor's lanes up to 64 if None.
+      block: lanes that a worker steps together; the largest divisor of an actor's lanes up to 64 if None, in mode
+        "ready" up to a quarter of them.
+      mode: what actors wait for: rows of "all" lanes that are at work, or of those that are "ready" (SEED RL's way),
+        which is for environments whose steps take unequal times.
+      min_lanes: in mode "ready", lanes that are waited for, for `deadline_ms` at most; those of a block if None.
+      max_lanes: in mode "ready", lanes that are acted for at once; half of an actor's if None.
+      deadline_ms: in mode "ready", milliseconds that rows wait for those of other lanes.
       join_timeout: seconds to wait for workers before the run ends with an error.
       min_live: share of an actor's lanes that must have a worker, or it waits.
       on_loss: what a lost worker is in lockstep: the "error" that ends the run, or a "break" in its lanes' streams, as
-        it always is in mode "async".
+        it always is in runs of mode "async".
       evaluation: whether evaluations play here, "local", or on workers, "remote"; here, if the learner can make the
         environment, with "auto".
     """
@@ -38,6 +44,10 @@ class Remote:
     insecure: bool = False
     announce: str | None = None
     block: int | None = configs.field(None, low=1)
+    mode: Literal["all", "ready"] = "all"
+    min_lanes: int | None = configs.field(None, low=1)
+    max_lanes: int | None = configs.field(None, low=1)
+    deadline_ms: float = configs.field(5.0, low=0.0)
     join_timeout: float = configs.field(600.0, low=0.1)
     min_live: float = configs.field(0.5, low=0.0, high=1.0)
     on_loss: Literal["error", "break"] = "error"

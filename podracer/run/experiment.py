@@ -196,10 +196,9 @@ def resolve(
     own += ["network"] if network is not None else []
     env_name, options = "", {}
     if isinstance(environment, str):
-        chosen = environments.options(environment)(**(env_options or {}))
-        env_name, options = environment, configs.to_json(chosen)
-        unknown_here = remote and environment.startswith(environments.REMOTE)
+        env_name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
         environment = None if unknown_here else environments.make(environment, **(env_options or {}))
+        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))

@@ -97,20 +97,19 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Ac
       num_lanes: over all actor threads.
     """
     T = rollout_length
-    metrics, num_players = spec.metrics, spec.num_players
 
     def start(lanes: jax.Array, key: jax.Array) -> Carry:
         zeros = jnp.zeros(lanes.shape)
         return Carry(
             agent.start(lanes, num_lanes),
             jax.random.split(key, T + 1),
-            Games(zeros, zeros, zeros > 0, zeros > 0, zeros + 1.0 if num_players == 2 else ()),
+            Games(zeros, zeros, zeros > 0, zeros > 0, zeros + 1.0 if spec.num_players == 2 else ()),
         )
 
     def begin(carry: Carry) -> Buffer:
         (B,) = carry.games.over.shape
         row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
-        action, extras = jax.eval_shape(lambda carry: _act_once(agent, row.timestep, carry), carry)
+        action, extras = act_once(agent, row.timestep, carry)
         many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((n, *x.shape), x.dtype), tree)  # noqa: E731
         memory = jax.tree.map(jnp.copy, carry.memory)
         return Buffer(jnp.int32(0), many(T + 1, row), many(T, action), many(T, extras), memory)
@@ -128,32 +127,47 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Ac
         buffer: Buffer, carry: Carry, lanes: jax.Array, versions: jax.Array, row: HostStep
     ) -> tuple[Trajectory, EpisodeStats, Buffer, Carry]:
         rows = jax.tree.map(lambda x, y: x.at[T].set(y), buffer.rows, row)
-        reward, discount, first, last, *raw = jnp.moveaxis(rows.scalars, 1, 0)
         trajectory = Trajectory(
-            timesteps=TimeStep(rows.observation, reward, discount, first > 0, last > 0),
+            timesteps=timesteps(rows),
             actions=buffer.actions,
             extras=buffer.extras,
             actor_state=carry.memory,
             policy_version=jnp.broadcast_to(versions[:, None], (T, *lanes.shape)),
             lane=lanes,
         )
-        score, over = raw or (reward, last)
-        played = (score[1:], over[1:] > 0, first[1:] > 0, last[1:] > 0, discount[1:] if num_players == 2 else ())
-        games, episodes = _count(carry.games, *played)
-        # They are sums already: an episode's are those of the row that ends it.
-        ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(metrics)}
-        episodes = episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
+        games, episodes = count(spec, carry.games, rows)
         carry = Carry(buffer.memory, jax.random.split(carry.keys[T], T + 1), games)
         return trajectory, episodes, begin(carry), carry
 
     return Acting(start, begin, act, finish)
 
 
-def _act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree, ArrayTree]:
-    """Acting with parameters that were never trained: for the shapes."""
-    hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
-    params = agent.actor_params(agent.init(carry.keys[0], hyper), jnp.float32(0))
-    return agent.act(params, carry.memory, timestep, carry.keys[0], False)[:2]
+def timesteps(rows: HostStep) -> TimeStep:
+    """Rows [T+1, B] as the agent sees them."""
+    reward, discount, first, last, *_ = jnp.moveaxis(rows.scalars, 1, 0)
+    return TimeStep(rows.observation, reward, discount, first > 0, last > 0)
+
+
+def count(spec: EnvSpec, games: Games, rows: HostStep) -> tuple[Games, EpisodeStats]:
+    """The games after rows [T+1, B], of which the first was counted before, and the sums over those that ended."""
+    reward, discount, first, last, *raw = jnp.moveaxis(rows.scalars, 1, 0)
+    score, over = raw or (reward, last)
+    played = (score[1:], over[1:] > 0, first[1:] > 0, last[1:] > 0, discount[1:] if spec.num_players == 2 else ())
+    games, episodes = _count(games, *played)
+    # They are sums already: an episode's are those of the row that ends it.
+    ended = {name: jnp.where(over[1:] > 0, rows.metrics[1:, i], 0.0) for i, name in enumerate(spec.metrics)}
+    return games, episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
+
+
+def act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree, ArrayTree]:
+    """Shapes of actions and extras."""
+
+    def act(carry: Carry) -> tuple[ArrayTree, ArrayTree]:
+        hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
+        params = agent.actor_params(agent.init(carry.keys[0], hyper), jnp.float32(0))
+        return agent.act(params, carry.memory, timestep, carry.keys[0], False)[:2]
+
+    return jax.eval_shape(act, carry)
 
 
 def _count(

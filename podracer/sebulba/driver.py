@@ -20,7 +20,7 @@ from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, require_room
 from podracer.pod.settings import processes_of_host
-from podracer.sebulba import acting, learning, runner
+from podracer.sebulba import acting, learning, partial, runner
 from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
 from podracer.sebulba.ballots import Ballots
 from podracer.sebulba.channels import Channel, ParamsStore
@@ -102,6 +102,8 @@ class Sebulba:
         processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
         self._by_process = NamedSharding(processes, PartitionSpec("process"))
         self.acting = acting.make(agent, environments.spec, self.rollout_length, layout.num_envs)
+        at_once = getattr(environments, "lanes_at_once", None)
+        self._at_once: int | None = at_once and at_once(layout.envs_per_actor)
         rollout = self._shapes(layout.actors[0]).rollout
         self.learning = learning.make(agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call)
         self._ballots = Ballots(layout.mesh)
@@ -226,8 +228,11 @@ class Sebulba:
             carry = saved[place].carry if saved else self._carry(index, device, begun)
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
             number = begun + (index - begun) % wiring.num_actors
-            actors.append(Actor(index, place, device, make, lanes, carry, number, wiring))
+            actors.append(self._actor(index, place, device, make, lanes, carry, number, wiring))
         return actors
+
+    def _actor(self, *args: Any) -> Actor:
+        return partial.PartialActor(*args, at_once=self._at_once) if self._at_once else Actor(*args)
 
     # Compilation
 
@@ -259,11 +264,16 @@ class Sebulba:
         here = compiling_for(self._layout.platform)
         on_cpu = self._layout.platform == "cpu"
         in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if on_cpu else {}
-        act = jax.jit(here(self.acting.act), donate_argnums=0, compiler_options=in_order)
-        finish = jax.jit(here(self.acting.finish), donate_argnums=(0, 1))
+        some = partial.make(self._agent, self._environments.spec, self.rollout_length) if self._at_once else None
+        programs = some or self.acting
+        act = jax.jit(here(programs.act), donate_argnums=0, compiler_options=in_order)
+        finish = jax.jit(here(programs.finish), donate_argnums=() if some else (0, 1))
         for device in dict.fromkeys(self._layout.actors):
             x = self._shapes(device)
-            self._begin[device] = jax.jit(self.acting.begin).lower(x.carry).compile()
+            self._begin[device] = jax.jit(programs.begin).lower(x.carry).compile()
+            if some:
+                self._act[device], self._finish[device] = self._compile_partial(x, some, act, finish)
+                continue
             self._act[device] = act.lower(x.buffer, x.params, x.carry.keys, x.row).compile()
             self._finish[device] = finish.lower(x.buffer, x.carry, x.lanes, x.versions, x.row).compile()
         trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
@@ -272,6 +282,21 @@ class Sebulba:
         learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
         self._programs = self.learning.compile(learner, self.like().experience, trajectory)
         return time.perf_counter() - start
+
+    def _compile_partial(self, x: _Shapes, some: partial.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:
+        """For an actor whose environments return rows of some lanes at a time."""
+        assert self._at_once
+        halves = jax.eval_shape(some.begin, x.carry)
+        halves = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype, sharding=x.lanes.sharding), halves)
+        row = jax.eval_shape(lambda: HostStep.zeros(self._environments.spec, self._at_once))  # type: ignore[arg-type]
+        number = jax.ShapeDtypeStruct((), np.int32)
+        where = partial.Where(*(jax.ShapeDtypeStruct((self._at_once,), np.int32),) * 4)
+        key = jax.eval_shape(lambda carry: carry.keys[0], x.carry)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=x.lanes.sharding)
+        return (
+            act.lower(halves, x.params, key, number, where, row).compile(),
+            finish.lower(halves, x.carry.games, x.lanes, number).compile(),
+        )
 
     # Running
 
@@ -368,7 +393,7 @@ class Sebulba:
             lanes, carry = jax.device_put(
                 (self._lanes(actor.index), self._carry(actor.index, actor.device, stream)), actor.device
             )
-            return Actor(actor.index, actor.place, actor.device, make, lanes, carry, actor.number, wiring)
+            return self._actor(actor.index, actor.place, actor.device, make, lanes, carry, actor.number, wiring)
 
         actors = self._actors(list(resumes), begun, wiring)
         return Crew(actors, wiring, self._environments.spec.name, self._timeout, self._restarts, replace)

@@ -13,7 +13,7 @@ pytest.importorskip("grpc")
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import Hub, Patience, RemoteError, Session, Woken
+from podracer.remote.hub import FILLER, Hub, Patience, RemoteError, Session, Woken
 from podracer.remote.pool import RemoteEnvironment
 from podracer.sebulba.channels import Closed
 
@@ -117,7 +117,7 @@ def test_random_schedules(chunk):
             )
             assert max(placed.values(), default=1) == 1
             for lane in range(lanes):
-                there = any(b.state == "READY" and b.start <= lane < b.start + b.lanes for b, _ in pool.taken)
+                there = any(b.shown != FILLER and b.start <= lane < b.start + b.lanes for b in pool.blocks)
                 if not there:  # a filler
                     assert first[lane]
                     assert rows.scalars[0, lane] == 0
@@ -160,8 +160,8 @@ def test_one_answer_per_row_and_what_is_late_is_dropped():
     with pytest.raises(wire.ProtocolError, match="never opened"):
         peer.send(99, 0, HostStep.zeros(SPEC, 2))
     hub.take(pool)
-    hub.act(pool, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
-    hub.act(pool, lambda start, end: pytest.fail("answered twice"))
+    hub.act(pool, {0}, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    hub.act(pool, {0}, lambda start, end: pytest.fail("answered twice"))
     other = Peer(hub, 2)
     with pytest.raises(wire.ProtocolError, match="step 5"):
         peer.send(0, 5, HostStep.zeros(SPEC, 2))
@@ -204,7 +204,7 @@ def test_late_is_lost():
     peer = Peer(hub, 2, "slow")
     peer.answer(0)
     hub.take(pool)
-    hub.act(pool, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    hub.act(pool, {0}, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
     clock.now += 4.9
     hub.tick()
     assert not said
