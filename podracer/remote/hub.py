@@ -420,7 +420,7 @@ class Hub:
             chosen.append(block)
             lanes += block.lanes
         waits = deadline - (now - ready[0].arrived) if lanes >= least and ready else math.inf
-        if lost or not pool.stepping or waits <= 0.0:
+        if lost or lanes == most or not pool.stepping or waits <= 0.0:
             return chosen, 0.2
         return [], min(waits, 0.2)
 

@@ -13,7 +13,7 @@ pytest.importorskip("grpc")
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import FILLER, Hub, Patience, RemoteError, Session, Woken
+from podracer.remote.hub import FILLER, Batching, Hub, Patience, RemoteError, Session, Woken
 from podracer.remote.pool import RemoteEnvironment
 from podracer.sebulba.channels import Closed
 
@@ -258,3 +258,115 @@ def test_lockstep_takes_no_loss():
     Peer(hub, 2)
     with pytest.raises(RemoteError, match=r"lanes 0 to 0: gone; in lockstep that ends the run"):
         hub.take(pool)
+
+
+def ready_pool(least=1, most=2, deadline=1.0, lanes=4, **patience):
+    hub, clock, _ = made(**patience)
+    pool = hub.open_pool(lanes, 1, 5, batching=Batching(least, most, deadline))
+    peers = [Peer(hub, 1, f"w{i}") for i in range(lanes)]
+    for peer in peers:
+        peer.answer(*peer.owed)
+    return hub, clock, pool, peers, RemoteEnvironment(hub, pool, SPEC)
+
+
+def received(environment):
+    lanes, _ = environment.recv()
+    environment.send(lanes, np.zeros(len(lanes), np.int32))
+    return lanes.tolist()
+
+
+def test_what_is_ready_leaves_oldest_first_and_at_most_so_much_at_once():
+    _, _, _, peers, environment = ready_pool()
+    assert received(environment) == [0, 1], "without a wait, for the third would be too much"
+    assert received(environment) == [2, 3]
+    for i in (3, 1, 0):
+        peers[i].answer(*peers[i].owed)
+    assert received(environment) == [3, 1]
+
+
+def test_a_part_leaves_at_its_deadline():
+    hub, clock, pool, peers, environment = ready_pool(most=3, lanes=3)
+    assert received(environment) == [0, 1, 2], "nobody is waited for where nobody owes anything"
+    peers[2].answer(*peers[2].owed)
+    asked = clock.now
+    assert hub._chosen(pool, clock.now)[0] == []
+    assert hub._chosen(pool, clock.now)[1] == pytest.approx(0.2)
+    assert hub._chosen(pool, clock.now + 0.9)[1] == pytest.approx(0.1, abs=0.01)
+    clock.now = asked + 1.0
+    assert received(environment) == [2]
+    peers[1].answer(*peers[1].owed)
+    peers[0].answer(*peers[0].owed)
+    assert hub._chosen(pool, clock.now)[0] == [], "of three lanes, the third owes rows"
+    peers[2].answer(*peers[2].owed)
+    assert received(environment) == [1, 0, 2]
+
+
+def test_what_is_lost_follows_the_slowest_that_is_at_work():
+    hub, clock, _, peers, environment = ready_pool(most=3, lanes=3, min_live=0.3)
+    assert received(environment) == [0, 1, 2]
+    peers[0].leave()
+    peers[1].answer(*peers[1].owed)
+    clock.now += 2.0
+    assert received(environment) == [1], "lane 2 has not shown its second row, so lane 0 need not either"
+    peers[2].answer(*peers[2].owed)
+    peers[1].answer(*peers[1].owed)
+    lanes, rows = environment.recv()
+    assert lanes.tolist() == [2, 1]
+    lanes, rows = environment.recv()
+    assert (lanes.tolist(), rows.scalars[:, 0].tolist()) == ([0], [0.0, 1.0, 1.0, 0.0])
+    environment.send(np.arange(1, 3), np.zeros(2, np.int32))
+    Peer(hub, 1, "new").answer(3)
+    for peer in peers[1:]:
+        peer.answer(*peer.owed)
+    assert sorted(received(environment)) == [1, 2], "lane 0 waits until its filler is answered"
+    environment.send(np.arange(1), np.zeros(1, np.int32))
+    clock.now += 2.0
+    lanes, rows = environment.recv()
+    assert (lanes.tolist(), rows.scalars[2].tolist()) == ([0], [1.0])
+    assert hub.counts["filler_rows"] == 1
+
+
+@pytest.mark.parametrize("chunk", range(2))
+def test_random_schedules_of_whatever_is_ready(chunk):
+    """Each lane's own rows in order, one action for each, fillers between streams; and nobody waits for the lost."""
+    for seed in range(100 * chunk, 100 * chunk + 100):
+        rng = np.random.default_rng(seed)
+        hub, clock, pool, peers, environment = ready_pool(most=int(rng.integers(1, 5)), min_live=0.01)
+        steps, counts = np.full(4, -1), np.zeros(4, int)
+        held: list = []
+        for _ in range(60):
+            for peer in peers:
+                for number in list(peer.owed):
+                    luck = rng.random()
+                    if luck < 0.05 and len(peers) > 1:
+                        peer.leave()
+                        break
+                    if luck < 0.6:
+                        peer.answer(number)
+            peers = [peer for peer in peers if not peer.gone]
+            if rng.random() < 0.2:
+                peers.append(Peer(hub, int(rng.integers(1, 3)), "new"))
+            clock.now += rng.exponential(0.5)
+            with hub._condition:
+                there = pool.live and hub._chosen(pool, clock.now)[0]
+            if there:
+                lanes, rows = environment.recv()
+                assert len(lanes) <= pool.batching.most
+                assert len(set(lanes.tolist())) == len(lanes)
+                held.append((lanes, rows))
+                for i, lane in enumerate(lanes):
+                    counts[lane] += 1
+                    filler = pool.blocks[lane].shown == FILLER
+                    if filler or rows.scalars[2, i]:
+                        assert rows.scalars[2, i] == 1
+                        assert rows.scalars[0, i] == 0
+                        steps[lane] = -1 if filler else 0
+                    else:
+                        steps[lane] += 1
+                        assert rows.observation[i, 0] == steps[lane], "rows are lost, or come before their answer"
+                    others = [b.count for b in pool.blocks if b.state in ("READY", "STEPPING")]
+                    assert not filler or counts[lane] <= min(others)
+            if held and (rng.random() < 0.7 or not there):
+                lanes, _ = held.pop(int(rng.integers(len(held))))
+                environment.send(lanes, np.zeros(len(lanes), np.int32))
+        assert counts.sum() > 20

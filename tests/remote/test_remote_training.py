@@ -82,7 +82,8 @@ def test_lockstep_is_as_local_for_any_number_of_workers(agent, listening):
             assert not thread.is_alive()
 
 
-def test_rows_and_actions_belong_together(listening, monkeypatch):
+@pytest.mark.parametrize("mode", ["all", pytest.param("ready", marks=pytest.mark.slow)])
+def test_rows_and_actions_belong_together(mode, listening, monkeypatch):
     """Workers die at random; on unmasked transitions the step advances by 1, and the action is the one shown next."""
     from podracer.sebulba import learning
 
@@ -107,7 +108,9 @@ def test_rows_and_actions_belong_together(listening, monkeypatch):
 
     # It is sent away after five failures in a minute, and comes back.
     made_here = [(workers.Counting(misbehave=misbehave), {"lanes": 4, "name": f"w{i}"}) for i in range(2)]
-    result, _ = train("vtrace", workers.Counting(), listening, made_here, total_steps=6000, actor_threads=2)
+    settings = {"mode": mode, "block": 2 if mode == "all" else 1}
+    run = {"total_steps": 6000, "actor_threads": 2}
+    result, _ = train("vtrace", workers.Counting(), listening, made_here, settings=settings, **run)
     assert result.summary["complete"]
     rows = [row for row in result.history if "remote/breaks" in row][-1]
     assert rows["remote/breaks"] > 3
@@ -123,6 +126,52 @@ def test_rows_and_actions_belong_together(listening, monkeypatch):
     assert result.summary["env_steps"] <= played
     lengths = {row["episode/length"] for row in result.history if np.isfinite(row.get("episode/length", np.nan))}
     assert lengths == {5.0}, "no broken episode is counted"
+
+
+def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):
+    """Where lanes are acted for as they come, the others are as fast as without it until they are a rollout ahead."""
+    from podracer.sebulba.actor import Actor
+
+    def slow(running):
+        if running.number > 2:  # of its second rollout
+            time.sleep(0.5)
+
+    taken, started = [], Actor.start
+
+    def start(actor):
+        make = actor._make_environment
+
+        def watched():
+            environment = make()
+            recv = environment.recv
+
+            def timed():
+                lanes, rows = recv()
+                taken.append((time.monotonic(), lanes.tolist()))
+                return lanes, rows
+
+            environment.recv = timed
+            return environment
+
+        actor._make_environment = watched
+        started(actor)
+
+    made = [
+        (workers.Counting(misbehave=f), {"lanes": 4, "name": n}) for f, n in ((slow, "slow"), (lambda r: None, "fast"))
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Actor, "start", start)
+        settings = {"mode": "ready", "block": 4, "max_lanes": 4, "deadline_ms": 1.0}
+        train("vtrace", workers.Counting(), listening, made, total_steps=100, settings=settings)
+    blocks = [0 if lanes[0] == 0 else 1 for _, lanes in taken]
+    of_slow = next(
+        block for block in (0, 1) if max(np.diff([t for (t, _), b in zip(taken, blocks) if b == block])) > 0.45
+    )
+    times = [t for (t, _), block in zip(taken, blocks) if block != of_slow]
+    ahead = [blocks[: i + 1].count(1 - of_slow) - blocks[: i + 1].count(of_slow) for i in range(len(blocks))]
+    assert 4 <= max(ahead) <= 2 * CONFIGS["vtrace"]["rollout_length"]
+    waits = np.diff(times)
+    assert np.median(waits) < 0.25, "it waits for the slow one at every step"
 
 
 def test_a_lost_worker_ends_a_run_in_lockstep(listening):
@@ -199,6 +248,18 @@ def test_what_makes_no_sense():
     settings = SETTINGS | {"config": CONFIGS["vtrace"]}
     with pytest.raises(ValueError, match="catch is pure JAX"):
         podracer.train("vtrace", "catch", remote={"listen": "127.0.0.1:0"}, arch="sebulba", **settings)
+    with pytest.raises(ValueError, match="takes rows as they come, and mode='lockstep'"):
+        podracer.train(
+            "vtrace", workers.Counting(), remote={"listen": "127.0.0.1:0", "mode": "ready"}, mode="lockstep", **settings
+        )
+    for wrong in ({"block": 4, "max_lanes": 2}, {"min_lanes": 5, "max_lanes": 4}):
+        with pytest.raises(ValueError, match="do not go with blocks of"):
+            podracer.train(
+                "vtrace",
+                workers.Counting(),
+                remote={"listen": "127.0.0.1:0", "mode": "ready", **wrong},
+                **settings,
+            )
     with pytest.raises(ValueError, match="need remote.listen"):
         podracer.train("vtrace", "remote:mine", **settings)
     with pytest.raises(ValueError, match="did you mean"):
