@@ -100,6 +100,8 @@ def serve(argv: list[str]) -> int:
 def check(settings: dict[str, Any]) -> None:
     """Says what is wrong before any process is started."""
     from podracer.remote import settings as remote
+
+    remote.require_grpc()
     from podracer.remote.worker import Connection  # gRPC, which this process starts nothing of
 
     Connection(**{field.name: settings[field.name] for field in dataclasses.fields(Connection)})

@@ -8,7 +8,7 @@ from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.hub import Batching, Hub, Patience, RemoteError
 from podracer.remote.pool import RemoteEnvironment
-from podracer.remote.settings import Remote
+from podracer.remote.settings import Remote, require_grpc
 from podracer.types import EnvSpec, HostEnvironments
 
 DEFAULT_BLOCK = 64
@@ -41,7 +41,8 @@ class RemoteEnvironments:
         answer_timeout: float,
         strict: bool,
     ):
-        from podracer.remote import server  # gRPC, which is optional
+        require_grpc()
+        from podracer.remote import server
 
         if settings.evaluation == "local" and local is None:
             raise ValueError(f"remote: evaluation='local' needs an environment that can be made here, not {name!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import ipaddress
 from typing import Literal
 
@@ -72,6 +73,12 @@ class Remote:
                     f"remote: {self.listen} can be reached from elsewhere, so workers must show who they are: give "
                     "token_file or client_ca; insecure=True does without, in a network that you trust."
                 )
+
+
+def require_grpc() -> None:
+    """Raises ValueError where it is not installed."""
+    if importlib.util.find_spec("grpc") is None:
+        raise ValueError("remote environments need grpcio, not installed here: pip install 'podracer-rl[remote]'.")
 
 
 def address(text: str) -> tuple[str, int]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracer.bench import dqn, measure, replay, search, sebulba
+from podracer.bench import dqn, measure, remote, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 
@@ -53,6 +53,19 @@ def test_replay_is_measured(tmp_path):
     (result,) = json.loads((tmp_path / "replay.json").read_text())["results"]
     assert result["sequences"] == 64
     assert min(result[name] for name in ("add_ms", "sample_ms", "gather_ms", "update_ms")) > 0
+
+
+@pytest.mark.slow
+def test_remote_environments_are_measured(tmp_path):
+    pytest.importorskip("grpc")
+    arguments = remote.RemoteArguments(("alone",), repeats=1, seconds=0.05, json=tmp_path / "remote.json")
+    assert remote.main(arguments) == 0
+    results = json.loads((tmp_path / "remote.json").read_text())["results"]
+    pong = results["pong, alone"]
+    assert 84 * 84 <= pong["bytes_up"] <= 1.02 * 84 * 84
+    assert pong["ratio"] > 0
+    assert len(results["arithmetic"]) == len(remote.DEMANDS)
+    assert 0 < remote.latency(arguments)["p50"] < 1000
 
 
 @pytest.mark.slow

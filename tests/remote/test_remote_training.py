@@ -1,5 +1,6 @@
 """Training on environments that workers step: equal to local ones in lockstep, and what becomes of a run without them."""
 
+import importlib.util
 import threading
 import time
 
@@ -10,6 +11,7 @@ import workers
 
 import envs_jax
 import podracer
+from podracer import cli
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
@@ -242,6 +244,15 @@ def test_what_only_workers_know(listening, tmp_path):
         podracer.load(tmp_path / "run")
     with pytest.raises(podracer.RemoteError, match="sent home"):
         again.evaluate(episodes=2)
+
+
+def test_without_grpc_it_says_what_to_install(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "grpc" else find(name, *args))
+    with pytest.raises(ValueError, match=r"need grpcio, not installed here: pip install 'podracer-rl\[remote\]'"):
+        podracer.train("vtrace", workers.Counting(), remote={"listen": "127.0.0.1:0"}, **SETTINGS)
+    assert cli.run(["serve-envs", "gymnasium:CartPole-v1", "--connect", "127.0.0.1:1"]) == 2
+    assert "pip install 'podracer-rl[remote]'" in capsys.readouterr().err
 
 
 def test_what_makes_no_sense():
