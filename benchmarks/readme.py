@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from typing import Any
 
 import interconnects
 import learn
 
 ROOT = pathlib.Path(__file__).parent.parent
-README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
+README, SCALE, REMOTE = ROOT / "README.md", ROOT / "docs" / "scale.md", ROOT / "docs" / "remote.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 NETWORKS = {"cartpole": "CartPole, 64-64 MLP", "pong": "Pong, shallow network", "pong-resnet": "Pong, deep ResNet"}
@@ -77,6 +78,56 @@ SCALED = {"vtrace": "V-trace on catch", "ppo": "PPO on cartpole", "sebulba": "V-
 """What `podracer bench scaling` measures, by preset."""
 
 
+def remote() -> list[str]:
+    """The same environments here and at a worker on the same machine."""
+    lines = ["| rows/s | here | at a worker | ratio | bytes a row, up and down |", "|---|---|---|---|---|"]
+    for name, row in _remote().items():
+        if "ratio" in row:
+            low, high = row["ratio_range"]
+            ratio = f"**{row['ratio']:.2f}** ({low:.2f} to {high:.2f})"
+            cells = [name, *(f"{row[key]:,.0f}" for key in ("local", "remote")), ratio]
+            lines.append(f"| {' | '.join(cells)} | {row['bytes_up']:,.1f}, {row['bytes_down']:,.1f} |")
+    return lines
+
+
+def remote_wire() -> list[str]:
+    """What the wire itself does."""
+    lines = ["| | |", "|---|---|"]
+    for name, words in WIRE.items():
+        values = _remote().get(name, {})
+        if values:
+            figures = ", ".join(f"{key}: {_figure(value)}" for key, value in values.items())
+            lines.append(f"| {words} | {figures} |")
+    return lines
+
+
+def remote_arithmetic() -> list[str]:
+    """What so many rows of Pong a second need."""
+    lines = [
+        "| Pong rows/s | Gbit/s | Ethernet | cores of the learner | cores of workers |",
+        "|---|---|---|---|---|",
+    ]
+    return lines + ["| " + " | ".join(row) + " |" for row in _remote().get("arithmetic", [])]
+
+
+def _remote() -> dict[str, Any]:
+    path = RESULTS / "remote.json"
+    return json.loads(path.read_text())["results"] if path.exists() else {}
+
+
+WIRE = {
+    "latency": "ms from actions to rows, 64 lanes",
+    "messages": "messages/s there and back, of one lane",
+    "blocks": "rows/s of one stream, by lanes of a message",
+    "ways": "rows/s, 64 lanes a message",
+}
+"""What `podracer bench remote` measures of the wire, with an environment that does nothing."""
+
+
+def _figure(number: float) -> str:
+    return f"{number:.2f}" if number < 100 else f"{number:,.0f}"
+
+
 def _short(number: float) -> str:
     return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
 
@@ -88,6 +139,7 @@ TABLES = {
         "all-reduces": interconnects.all_reduce_table,
         "efficiency": interconnects.efficiency_table,
     },
+    REMOTE: {"remote": remote, "remote-wire": remote_wire, "remote-arithmetic": remote_arithmetic},
 }
 """What fills the markers of each page."""
 

@@ -8,6 +8,7 @@ from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.hub import Batching, Hub, Patience, RemoteError
 from podracer.remote.pool import RemoteEnvironment
+from podracer.remote.prometheus import Exporter
 from podracer.remote.settings import Remote, require_grpc
 from podracer.types import EnvSpec, HostEnvironments
 
@@ -49,6 +50,7 @@ class RemoteEnvironments:
         if local is not None:
             wire.spec_to_proto(local.spec)  # what cannot cross the wire is said before anybody listens
         self._local, self._settings, self._closed = local, settings, False
+        self._exporter: Exporter | None = None
         self._server = server.Server(settings, options, local.spec if local else None)
         try:
             spec = self._server.wait_for_spec(settings.join_timeout)
@@ -60,6 +62,7 @@ class RemoteEnvironments:
             self.spec: EnvSpec = spec._replace(name=name)
             patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
             self._hub = Hub(wire.Layout(self.spec), patience)
+            self._exporter = Exporter(settings.metrics, self.metrics) if settings.metrics else None
             self._server.serve(self._hub)
         except BaseException:
             self.close(pb.Goodbye.FAILED)
@@ -122,4 +125,6 @@ class RemoteEnvironments:
         """Sends the workers home, or tells them to wait."""
         if not self._closed:
             self._closed = True
+            if self._exporter:
+                self._exporter.close()
             self._server.close(why, text)

@@ -106,6 +106,7 @@ class Server:
         self._logins: dict[str, collections.deque[float]] = {}
         self._unlogged: dict[str, float] = {}
         self._loop = _shared_loop()
+        self._outbox = _Outbox(self._loop.loop)
         try:
             self.where = self._loop.run(self._start())
         except RuntimeError as error:  # of gRPC, which says no more than that it cannot
@@ -192,7 +193,7 @@ class Server:
 
     async def _session(self, _: Any, context: Any) -> None:
         peer = context.peer()
-        stream = _Stream(context, asyncio.get_running_loop())
+        stream = _Stream(context, self._outbox)
         try:
             await self._talk(stream, peer)
         except Refused as refused:
@@ -329,23 +330,44 @@ class Server:
             writer.cancel()
 
 
+class _Outbox:
+    """Hands messages of other threads to the loop, and wakes it once for all that come together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._items: collections.deque[tuple[asyncio.Queue[bytes | None], bytes | None]] = collections.deque()
+        self._waking = False
+
+    def put(self, queue: asyncio.Queue[bytes | None], data: bytes | None) -> None:
+        self._items.append((queue, data))
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._waking = False  # first: what is put from now on wakes again
+        while self._items:
+            queue, data = self._items.popleft()
+            queue.put_nowait(data)
+
+
 class _Stream:
     """A worker's stream: what is read, and a queue of what is to be written."""
 
-    def __init__(self, context: Any, loop: asyncio.AbstractEventLoop):
+    def __init__(self, context: Any, outbox: _Outbox):
         self.context, self.name = context, ""
-        self._loop = loop
+        self._outbox = outbox
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._end = ""
 
     def post(self, data: bytes) -> None:
         """Queues a message, from any thread."""
-        self._loop.call_soon_threadsafe(self.queue.put_nowait, data)
+        self._outbox.put(self.queue, data)
 
     def end(self, why: str) -> None:
         """Ends the stream, from any thread."""
         self._end = self._end or why
-        self._loop.call_soon_threadsafe(self.queue.put_nowait, None)
+        self._outbox.put(self.queue, None)
 
     async def send(self, message: Any) -> None:
         await self.context.write(wire.pack(message))

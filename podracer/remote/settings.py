@@ -21,6 +21,7 @@ class Remote:
       client_ca: file of the authority whose certificates workers must have.
       token_file: file of at least 16 bytes that workers must have too.
       insecure: listens without encryption or without knowing who comes, where others than this machine can reach it.
+      metrics: HOST:PORT at which Prometheus reads numbers of the workers, as http://HOST:PORT/metrics.
       announce: file that says where workers find the learner, once it listens.
       block: lanes that a worker steps together; the largest divisor of an actor's lanes up to 64 if None, in mode
         "ready" up to a quarter of them.
@@ -43,6 +44,7 @@ class Remote:
     client_ca: str | None = None
     token_file: str | None = None
     insecure: bool = False
+    metrics: str | None = None
     announce: str | None = None
     block: int | None = configs.field(None, low=1)
     mode: Literal["all", "ready"] = "all"
@@ -58,6 +60,8 @@ class Remote:
         configs.check(self)
         if self.listen is not None:
             address(self.listen)
+        if self.metrics is not None and not address(self.metrics)[0]:
+            raise ValueError(f"remote: metrics={self.metrics!r}: use HOST:PORT, such as 127.0.0.1:9777.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("remote: a certificate needs its key: give both tls_cert and tls_key.")
         if self.client_ca and not self.tls_cert:

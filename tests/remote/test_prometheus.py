@@ -1,0 +1,48 @@
+"""What Prometheus is told."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+import workers
+
+from podracer.remote.prometheus import Exporter, text
+
+
+def test_gauges_and_counters():
+    lines = text({"remote/sessions": 2.0, "remote/rows": 1e7 + 1}).splitlines()
+    assert lines == [
+        "# TYPE podracer_remote_sessions gauge",
+        "podracer_remote_sessions 2",
+        "# TYPE podracer_remote_rows_total counter",
+        "podracer_remote_rows_total 10000001",
+    ]
+
+
+def test_it_is_asked_anew_at_every_request_and_an_address_is_used_once():
+    counts = iter(range(3))
+    exporter = Exporter("127.0.0.1:0", lambda: {"remote/rows": float(next(counts))})
+    for number in range(2):
+        with urllib.request.urlopen(f"http://{exporter.where}/metrics") as answer:
+            assert answer.read().decode().endswith(f"_total {number}\n")
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(f"http://{exporter.where}/")
+    error.value.close()
+    with pytest.raises(OSError, match="cannot listen at metrics=.*in use"):
+        Exporter(exporter.where, dict)
+    exporter.close()
+
+
+def test_a_learner_answers():
+    pytest.importorskip("grpc")
+    from podracer.remote.environments import RemoteEnvironments
+    from podracer.remote.session_pb2 import Goodbye
+    from podracer.remote.settings import Remote
+
+    settings = Remote(listen="127.0.0.1:0", metrics="127.0.0.1:0")
+    made = RemoteEnvironments("counting", workers.Counting(), None, settings, answer_timeout=9.0, strict=False)
+    with urllib.request.urlopen(f"http://{made._exporter.where}/metrics") as answer:
+        assert "podracer_remote_lanes 0" in answer.read().decode()
+    made.close(Goodbye.FINISHED)
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://{made._exporter.where}/metrics")
