@@ -49,6 +49,10 @@ class Refused(Exception):  # noqa: N818 - how a session ends, not an error of ou
         self.code = code
 
 
+class Gone(Exception):  # noqa: N818 - likewise
+    """A worker is not there any more."""
+
+
 class _Loop:
     """The only event loop of this process that touches grpc.aio, whose poller is the process's."""
 
@@ -128,6 +132,7 @@ class Server:
                 ("grpc.max_concurrent_streams", 4),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),  # of other pings, in whose place none of keepalive is sent
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -196,6 +201,8 @@ class Server:
         stream = _Stream(context, self._outbox)
         try:
             await self._talk(stream, peer)
+        except Gone:
+            pass
         except Refused as refused:
             self._log(peer, f"remote: {stream.name or peer} is sent away: {refused}")
             if self.hub:
@@ -383,7 +390,7 @@ class _Stream:
         except TimeoutError:
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"it said nothing for {seconds:.0f} s.") from None
         if data is None:
-            raise Refused(grpc.StatusCode.CANCELLED, "it went away.")
+            raise Gone
         return wire.unpack(pb.FromWorker, data)
 
     async def write(self) -> None:
