@@ -3,10 +3,10 @@
     python benchmarks/remote_churn.py [--minutes 10]
 
 A learner steps 64 lanes of EnvPool's CartPole at three supervisors of two worker processes each. Every four seconds a
-random worker process is killed, and every thirty a supervisor with all its processes, which another one replaces. Resident
-memory, threads and open files of the learner, and of a supervisor that is never killed, are read every five seconds and
-written to `benchmarks/results/remote_churn.json`. The exit code says whether they are flat: in the second half at most a
-twentieth above the first, without the first minute.
+random worker process is killed, and every thirty a supervisor with its processes, which another one replaces. Memory,
+threads and open files of the learner, and of a supervisor that is never killed, are read every five seconds and written
+to `benchmarks/results/remote_churn.json`. The exit code says whether they are flat: in the second half at most 5 %
+above the first, without the first minute.
 """
 
 from __future__ import annotations
