@@ -62,9 +62,15 @@ class Session:
     failures: collections.deque[float] = dataclasses.field(default_factory=collections.deque)
     busy: str = ""
 
-    def free(self, evaluation: bool) -> int:
-        """Lanes that it can take more; those of evaluations come on top."""
-        return self.lanes - sum(b.lanes for b in self.blocks.values() if b.pool.evaluation == evaluation)
+    @property
+    def free(self) -> int:
+        """Lanes that it can take more."""
+        return self.lanes - sum(block.lanes for block in self.blocks.values() if not block.pool.evaluation)
+
+    @property
+    def evaluating(self) -> int:
+        """Lanes of evaluations that it steps."""
+        return sum(block.lanes for block in self.blocks.values() if block.pool.evaluation)
 
 
 @dataclasses.dataclass(eq=False)
@@ -150,6 +156,18 @@ class Pool:
     def live(self) -> int:
         """Lanes that a worker steps."""
         return sum(block.lanes for block in self.blocks if block.state in ("READY", "STEPPING"))
+
+    def fitting(self, lanes: int) -> Block | None:
+        """An empty block of so many lanes at most. One that was never opened is cut to that size."""
+        empty = [block for block in self.blocks if block.state == "EMPTY"]
+        fits = next((block for block in empty if block.lanes <= lanes), None)
+        large = next((block for block in empty if not block.openings), None)
+        if fits or not large:
+            return fits
+        rest = Block(self, large.start + lanes, large.lanes - lanes)
+        large.lanes = lanes
+        self.blocks.insert(self.blocks.index(large) + 1, rest)
+        return large
 
     @property
     def stepping(self) -> bool:
@@ -307,20 +325,24 @@ class Hub:
 
     def _assign(self) -> None:
         """Gives empty blocks to workers that have room: of the pool with most of them first."""
-        for evaluation in (False, True):
-            for session in self._sessions:
-                while True:
-                    free = session.free(evaluation)
-                    choices = [
-                        (sum(b.state == "EMPTY" for b in pool.blocks), -i, pool)
-                        for i, pool in enumerate(self._pools)
-                        if pool.evaluation == evaluation
-                        and any(b.state == "EMPTY" and b.lanes <= free for b in pool.blocks)
-                    ]
-                    if not choices:
-                        break
-                    pool = max(choices, key=lambda choice: choice[:2])[2]
-                    self._open(next(b for b in pool.blocks if b.state == "EMPTY"), session)
+        for session in self._sessions:
+            while (free := session.free) > 0:
+                choices = [
+                    (sum(b.state == "EMPTY" for b in pool.blocks), -i, pool)
+                    for i, pool in enumerate(self._pools)
+                    if not pool.evaluation and pool.fitting(free)
+                ]
+                if not choices:
+                    break
+                pool = max(choices, key=lambda choice: choice[:2])[2]
+                block = pool.fitting(free)
+                assert block
+                self._open(block, session)
+        # Evaluations come on top of what workers have room for: whoever has least of them.
+        for pool in self._pools:
+            for block in pool.blocks if pool.evaluation and self._sessions else ():
+                if block.state == "EMPTY":
+                    self._open(block, min(self._sessions, key=lambda session: session.evaluating))
 
     def _open(self, block: Block, session: Session) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
@@ -390,7 +412,8 @@ class Hub:
                     chosen, wait = self._chosen(pool, now)
                     if chosen:
                         return [self._show(block) for block in chosen]
-                missing = f"{needed - pool.live} of {needed} lanes have no worker yet; workers connect to {self.where}"
+                missing = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
+                missing += f"workers connect to {self.where}"
                 if not enough and not stepping and now - begin > self.patience.join:
                     raise RemoteError(
                         f"{missing}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
@@ -402,6 +425,14 @@ class Hub:
                 if stepping:
                     begin = said = now
                 self._condition.wait(wait)
+
+    def _too_small(self, pool: Pool) -> str:
+        """That workers are there, but none has room for a block that another one had."""
+        lanes = min((block.lanes for block in pool.blocks if block.state == "EMPTY"), default=0)
+        room = max((session.free for session in self._sessions), default=0)
+        if not 0 < room < lanes:
+            return ""
+        return f" (blocks have {lanes} lanes, and no worker that is there has room for more than {room})"
 
     def _chosen(self, pool: Pool, now: float) -> tuple[list[Block], float]:
         """The blocks whose rows are shown now, and, if there are none, how long to wait for more at most."""

@@ -24,7 +24,7 @@ class RemoteEnvironment:
         self.spec = spec
         self._hub, self._pool = hub, pool
         self._all = np.arange(pool.lanes, dtype=np.int32)
-        self._last = {block.start: HostStep.zeros(spec, block.lanes).observation for block in pool.blocks}
+        self._last: dict[int, Any] = {}  # observations, by the first lane of their block
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         try:
@@ -39,9 +39,9 @@ class RemoteEnvironment:
         return lanes, rows[0] if len(rows) == 1 else self._together(rows)
 
     def _filler(self, block: Block) -> HostStep:
-        rows = HostStep.zeros(self.spec, block.lanes)._replace(observation=self._last[block.start])
+        rows = HostStep.zeros(self.spec, block.lanes)
         rows.scalars[1:3] = 1.0
-        return rows
+        return rows._replace(observation=self._last.get(block.start, rows.observation))
 
     def _together(self, rows: list[HostStep]) -> HostStep:
         scalars = np.concatenate([each.scalars for each in rows], axis=1)

@@ -23,8 +23,8 @@ class Remote:
       insecure: listens without encryption or without knowing who comes, where others than this machine can reach it.
       metrics: HOST:PORT at which Prometheus reads numbers of the workers, as http://HOST:PORT/metrics.
       announce: file that says where workers find the learner, once it listens.
-      block: lanes that a worker steps together; the largest divisor of an actor's lanes up to 64 if None, in mode
-        "ready" up to a quarter of them.
+      block: lanes that a worker steps together, fewer where it has less room; the largest divisor of an actor's lanes
+        up to 64 if None, in mode "ready" up to a quarter of them.
       mode: what actors wait for: rows of "all" lanes that are at work, or of those that are "ready" (SEED RL's way),
         which is for environments whose steps take unequal times.
       min_lanes: in mode "ready", lanes that are waited for, for `deadline_ms` at most; those of a block if None.

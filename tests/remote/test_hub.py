@@ -198,6 +198,36 @@ def test_a_worker_serves_several_actors():
     assert all(b.state == "OPENING" for pool in pools for b in pool.blocks)
 
 
+def test_blocks_are_as_small_as_the_workers():
+    hub, _, said = made(min_live=0.1, join=1e9)
+    pool = hub.open_pool(10, 64, 5)
+    for lanes in (4, 3, 20):
+        peer = Peer(hub, lanes, f"w{lanes}")
+        peer.answer(*peer.owed)
+    assert [(block.start, block.lanes) for block in pool.blocks] == [(0, 4), (4, 3), (7, 3)]
+    environment = RemoteEnvironment(hub, pool, SPEC)
+    rows = shown(environment)
+    assert rows.scalars[2].all()
+    environment.send(np.arange(10), np.zeros(10, np.int32))
+    peer.answer(*peer.owed)
+    for session in hub._sessions[:2]:
+        hub.leave(session, "gone")
+    assert [block.lanes for block in pool.blocks] == [4, 3, 3], "w20 has them, whole"
+    peer.leave()
+    Peer(hub, 2, "small")
+    assert all(block.state == "EMPTY" for block in pool.blocks), "what has played is not cut"
+    assert "blocks have 3 lanes, and no worker that is there has room for more than 2" in hub._too_small(pool)
+    assert not said
+
+
+def test_evaluations_come_on_top_of_what_workers_have_room_for():
+    hub, _, _ = made()
+    hub.open_pool(4, 4, 5)
+    peers = [Peer(hub, 4), Peer(hub, 4)]
+    hub.open_pool(9, 3, 7, evaluation=True)
+    assert sorted(peer.session.evaluating for peer in peers) == [3, 6]
+
+
 def test_late_is_lost():
     hub, clock, said = made(answer=5.0)
     pool = hub.open_pool(2, 2, 5)
