@@ -302,39 +302,38 @@ class Server:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
 
     async def _converse(self, stream: _Stream, session: Session) -> None:
-        assert self.hub is not None
-        writer = asyncio.get_running_loop().create_task(stream.write())
-        control, second = 0, time.monotonic()
+        loop = asyncio.get_running_loop()
+        # One task each for as long as the stream lasts: one for every message would cost more than the message.
+        tasks = [loop.create_task(stream.write()), loop.create_task(self._listen(stream, session))]
         try:
-            while True:
-                reading = asyncio.get_running_loop().create_task(stream.read())
-                await asyncio.wait((reading, writer), return_when=asyncio.FIRST_COMPLETED)
-                if writer.done():
-                    reading.cancel()
-                    writer.result()
-                    return
-                data = reading.result()
-                if data is None:
-                    return
-                message, payload = wire.unpack(pb.FromWorker, data)
-                kind = message.WhichOneof("kind")
-                if kind == "rows":
-                    self.hub.rows(session, message.rows, payload)
-                    continue
-                now = time.monotonic()
-                control, second = (control + 1, second) if now - second < 1.0 else (1, now)
-                if control > MAX_CONTROL:
-                    raise wire.ProtocolError("a flood of messages.")
-                if kind == "alive":
-                    self.hub.alive(session, message.alive)
-                elif kind == "failed":
-                    self.hub.failed(session, message.failed.block, wire.printable(message.failed.error))
-                elif kind == "leave":
-                    return
-                else:
-                    raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _listen(self, stream: _Stream, session: Session) -> None:
+        assert self.hub is not None
+        control, second = 0, time.monotonic()
+        while (data := await stream.read()) is not None:
+            message, payload = wire.unpack(pb.FromWorker, data)
+            kind = message.WhichOneof("kind")
+            if kind == "rows":
+                self.hub.rows(session, message.rows, payload)
+                continue
+            now = time.monotonic()
+            control, second = (control + 1, second) if now - second < 1.0 else (1, now)
+            if control > MAX_CONTROL:
+                raise wire.ProtocolError("a flood of messages.")
+            if kind == "alive":
+                self.hub.alive(session, message.alive)
+            elif kind == "failed":
+                self.hub.failed(session, message.failed.block, wire.printable(message.failed.error))
+            elif kind == "leave":
+                return
+            else:
+                raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
 
 
 class _Outbox:
