@@ -46,7 +46,7 @@ def run(seed: int, every: float | None, folder: pathlib.Path) -> dict[str, Any]:
         *TRAIN, "--seed", str(seed), "--run-dir", str(folder / "run"), "--remote.announce", str(folder / "where")
     )
     workers = podracer(
-        "serve-envs", ENV, "--connect", where, "--processes", "2", "--lanes", "32", "--quiet", stderr=subprocess.DEVNULL
+        "serve-envs", ENV, "--connect", where, "--processes", "2", "--lanes", "16", "--quiet", stderr=subprocess.DEVNULL
     )
     try:
         last = None

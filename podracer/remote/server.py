@@ -53,13 +53,24 @@ class Gone(Exception):  # noqa: N818 - likewise
     """A worker is not there any more."""
 
 
+def _lost_peer(error: BaseException | None) -> bool:
+    """Whether an error is gRPC's way to say that nobody is there to read what is sent."""
+    return type(error).__name__ == "ExecuteBatchError"
+
+
 class _Loop:
     """The only event loop of this process that touches grpc.aio, whose poller is the process's."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._said)
         self.thread = threading.Thread(target=self.loop.run_forever, name="remote environments", daemon=True)
         self.thread.start()
+
+    def _said(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # gRPC's own task ends so where a worker dies while it is told its status.
+        if not _lost_peer(context.get("exception")):
+            loop.default_exception_handler(context)
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
@@ -213,6 +224,9 @@ class Server:
             if self.hub:
                 self.hub.counts["rejected"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wire.printable(str(error)))
+        except Exception as error:
+            if not _lost_peer(error):
+                raise
 
     def _log(self, peer: str, line: str) -> None:
         """Says it, once a minute of an address."""

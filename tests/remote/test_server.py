@@ -329,3 +329,17 @@ def test_a_learner_says_where_it_is(tmp_path):
     thread.join(5.0)
     assert thread.error is None
     assert not (tmp_path / "where").exists()
+
+
+def test_a_peer_that_is_gone_is_no_error(caplog):
+    """gRPC raises where it has to tell the status of a stream to nobody."""
+    gone = type("ExecuteBatchError", (Exception,), {})("Failed")
+    with learner() as made:
+        loop = made._server._loop.loop
+        for error in (gone, ValueError("of ours")):
+            loop.call_soon_threadsafe(loop.call_exception_handler, {"message": "an error", "exception": error})
+        until = time.monotonic() + 5.0
+        while "of ours" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+    assert "of ours" in caplog.text
+    assert "Failed" not in caplog.text
