@@ -109,7 +109,7 @@ ROWS = (
     # A state that is made of one observation cannot know the sign: half of the turns are wrong.
     Row("t_maze-muzero", "muzero t_maze --total-steps 50000", 0.1, at_most=True),
     # Sebulba, on environments in C++.
-    Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000 --agent.learning-rate 5e-4", 475),
+    Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000", 475),
     Row(
         "envpool-cartpole-dqn-lockstep",
         "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-period 1000 "

@@ -82,7 +82,7 @@ class Remote:
 def require_grpc() -> None:
     """Raises ValueError where it is not installed."""
     if importlib.util.find_spec("grpc") is None:
-        raise ValueError("remote environments need grpcio, not installed here: pip install 'podracer-rl[remote]'.")
+        raise ValueError("remote environments need grpcio, not installed here: pip install grpcio protobuf.")
 
 
 def address(text: str) -> tuple[str, int]:

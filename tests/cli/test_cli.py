@@ -545,7 +545,7 @@ def test_type_checkers_read_our_types():
     for package in (podracer, envs_jax):
         assert (pathlib.Path(package.__file__).parent / "py.typed").exists()
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["package-data"] == {"*": ["py.typed"]}
+    assert project["tool"]["setuptools"]["package-data"] == {"*": ["py.typed", "*.proto"]}
 
 
 def test_main_exits_with_the_code(monkeypatch):
