@@ -291,6 +291,12 @@ def _invert(masses: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
 
 
+def transitions_since(plan: Layout, at: Sample, num_shards: int) -> jax.Array:
+    """Transitions of all lanes on all shards since row 0 of sampled sequences, int32 [n]."""
+    row = at.index % plan.places * plan.stride % plan.rollout_length
+    return ((at.age + 1) * plan.rollout_length - row) * (plan.groups * plan.lanes * num_shards)
+
+
 def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
     """The sampled sequences as a trajectory [length - 1, n], with the observations of `Replay.observed` rows.
 

@@ -95,7 +95,7 @@ def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=turns)[1]
 
 
-def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:
+def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | None = None) -> jax.Array:
     """Returns of n steps that bootstrap from `values` behind them, [T, B]; on masked transitions the value itself.
 
     The horizon is shorter where the rows end, where an episode was truncated and before a break: the return then
@@ -105,12 +105,28 @@ def n_step(values: jax.Array, step: Transitions, n: int) -> jax.Array:
       values: [T+1, B]; what a return bootstraps from at every row.
       step: rewards, discounts (already times gamma) and masks, [T, B].
       n: how many rewards.
+      horizon: int32 [B]; how many of them in each lane, if not n in all.
     """
     returns = values
-    for _ in range(n):
+    for i in range(n):
         longer = step.reward + step.discount * returns[1:]
-        returns = jnp.concatenate([jnp.where(step.mask > 0, longer, values[:-1]), values[-1:]])
+        longer = jnp.concatenate([jnp.where(step.mask > 0, longer, values[:-1]), values[-1:]])
+        returns = longer if horizon is None else jnp.where(i < horizon, longer, returns)
     return returns[:-1]
+
+
+def reached(mask: jax.Array) -> jax.Array:
+    """1 at rows that real transitions lead to from row 0, else 0: masks [K, B] to [K+1, B]."""
+    return jnp.concatenate([jnp.ones_like(mask[:1]), jnp.cumprod(mask, axis=0)])
+
+
+def prefixes(reward: jax.Array, horizon: int) -> jax.Array:
+    """Sums of rewards since row 0, or since the last multiple of `horizon` (Ye et al. 2021): [K, B] to [K, B].
+
+    The k-th, of k from 1, is r_b + ... + r_k with b = horizon floor((k - 1) / horizon) + 1.
+    """
+    parts = [reward[i : i + horizon] for i in range(0, len(reward), horizon)]
+    return jnp.concatenate([jnp.cumsum(part, axis=0) for part in parts])
 
 
 class NStep(NamedTuple):

@@ -337,10 +337,12 @@ class Batch(NamedTuple):
     Attributes:
       trajectory: sequences [T, B].
       weight: float32 [B]; importance weights.
+      age: int32 [B]; transitions, of all lanes on all devices, since row 0.
     """
 
     trajectory: Trajectory
     weight: jax.Array
+    age: jax.Array
 
 
 class Replay(NamedTuple):

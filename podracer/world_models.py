@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import nets, search, spaces
-from podracer.nets.layers import MLP, Conv, Dense, LayerNorm, standardize
+from podracer.nets.layers import MLP, Dense, LayerNorm, standardize
+from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "convolutions"]
@@ -73,15 +74,11 @@ def make(
     Raises:
       ValueError: for actions that are not discrete, or convolutions on what is no image.
     """
-    space, num_actions = spec.observation_space, nets.num_actions(spec)
-    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-    if torso == "convolutions" and not is_image:
-        raise ValueError(
-            f"torso='convolutions' needs uint8 images [H, W, C], but {spec.name} shows {space}; use 'mlp'."
-        )
-    if torso == "convolutions" or (torso == "auto" and is_image and min(space.shape[:2]) >= 16):  # type: ignore[union-attr]
+    num_actions = nets.num_actions(spec)
+    if takes_convolutions(spec, torso):
         module: Any = _Images(num_actions, num_bins, channels, head_size)
     else:
+        space = spec.observation_space
         module = _Vectors(space, num_actions, num_bins, tuple(hidden_sizes), state_size, head_size)
 
     def init(key: jax.Array) -> ArrayTree:
@@ -92,6 +89,21 @@ def make(
         return lambda params, *arguments: module.apply(params, *arguments, method=name)
 
     return WorldModel(init, method("represent"), method("dynamics"), method("predict"))
+
+
+def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
+    """Whether a torso is one of convolutions for an environment, frames stacked.
+
+    Raises:
+      ValueError: for convolutions on what is no image.
+    """
+    space = spec.observation_space
+    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    if torso == "convolutions" and not is_image:
+        raise ValueError(
+            f"torso='convolutions' needs uint8 images [H, W, C], but {spec.name} shows {space}; use 'mlp'."
+        )
+    return torso == "convolutions" or (torso == "auto" and is_image and min(space.shape[:2]) >= 16)  # type: ignore[union-attr]
 
 
 def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], spec: EnvSpec) -> search.Model:
@@ -158,7 +170,7 @@ class _Vectors(nn.Module):
 
 
 class _Images(nn.Module):
-    """Residual convolutions as EfficientZero's (Ye et al. 2021, appendix A), with a norm over each pixel's channels."""
+    """Residual convolutions, with a norm over each pixel's channels."""
 
     num_actions: int
     num_bins: int
@@ -167,11 +179,12 @@ class _Images(nn.Module):
 
     def setup(self) -> None:
         C = self.channels
-        self.h = _Encoder(C)
-        self.g, self.g_norm, self.g_block = Conv(C, 3, 1, "SAME", "he"), LayerNorm(), _Block(C)
-        self.f = _Block(C)
-        heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
-        self.heads = {name: _Head(size, self.head_size, name=name) for name, size in heads.items()}
+        self.h = Encoder(C, "layer")
+        self.g, self.g_norm, self.g_block = conv3x3(C), LayerNorm(), Block(C, "layer")
+        self.f = Block(C, "layer")
+        sizes = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
+        self.features = {name: Flatten("layer", name=f"{name}_features") for name in sizes}
+        self.heads = {name: Head(size, self.head_size, "layer", name=name) for name, size in sizes.items()}
 
     def __call__(self, observation: jax.Array, action: jax.Array) -> Any:
         state = self.represent(observation)
@@ -184,51 +197,14 @@ class _Images(nn.Module):
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
         seen = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
         state = _between_0_and_1(self.g_block(nn.relu(self.g_norm(self.g(seen)) + state)))
-        return state, self.heads["reward"](state)
+        return state, self._head("reward", state)
 
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = self.f(state)
-        return self.heads["policy"](x), self.heads["value"](x)
+        return self._head("policy", x), self._head("value", x)
 
-
-class _Encoder(nn.Module):
-    """Images [N, H, W, C] to planes [N, h, w, `channels`] of at most 6x6."""
-
-    channels: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(LayerNorm()(Conv(self.channels // 2, 3, 2, "SAME", "he")(x)))
-        x = _Block(self.channels // 2)(x)
-        x = _Block(self.channels, stride=2)(x)
-        while max(x.shape[1:3]) > 6:
-            x = nn.avg_pool(_Block(self.channels)(x), (3, 3), (2, 2), "SAME")
-        return _Block(self.channels)(x)
-
-
-class _Block(nn.Module):
-    """Two convolutions beside a skip connection."""
-
-    channels: int
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        conv = lambda stride: Conv(self.channels, 3, stride, "SAME", "he")  # noqa: E731
-        y = LayerNorm()(conv(1)(nn.relu(LayerNorm()(conv(self.stride)(x)))))
-        return nn.relu(y + (conv(self.stride)(x) if self.stride > 1 else x))
-
-
-class _Head(nn.Module):
-    """One number per output, all 0 at first."""
-
-    size: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(LayerNorm()(Conv(16, 1, 1, scale="he")(x))).reshape(len(x), -1)
-        return Dense(self.size, 0.0)(nn.relu(LayerNorm()(Dense(self.hidden)(x))))
+    def _head(self, name: str, x: jax.Array) -> jax.Array:
+        return self.heads[name](self.features[name](x))
 
 
 def _between_0_and_1(planes: jax.Array) -> jax.Array:

@@ -3,9 +3,10 @@
 agent = podracer.agents.vtrace.make(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
 """
 
-from podracer.agents import alphazero, dqn, muzero, ppo, pqn, r2d2, vtrace
+from podracer.agents import alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, vtrace
 from podracer.agents.alphazero import AlphaZeroConfig
 from podracer.agents.dqn import DQNConfig
+from podracer.agents.efficientzero import EfficientZeroConfig
 from podracer.agents.muzero import MuZeroConfig
 from podracer.agents.ppo import PPOConfig
 from podracer.agents.pqn import PQNConfig
@@ -15,6 +16,7 @@ from podracer.agents.vtrace import VTraceConfig
 __all__ = [
     "AlphaZeroConfig",
     "DQNConfig",
+    "EfficientZeroConfig",
     "MuZeroConfig",
     "PPOConfig",
     "PQNConfig",
@@ -22,6 +24,7 @@ __all__ = [
     "VTraceConfig",
     "alphazero",
     "dqn",
+    "efficientzero",
     "muzero",
     "ppo",
     "pqn",

@@ -21,7 +21,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns, search, spaces, world_models
-from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer.learning import collectives, gradients, optimizer, reanalysis, trajectories
 from podracer.learning.scalars import Bins
 from podracer.types import (
     ActorParams,
@@ -160,7 +160,7 @@ def targets(
     """
     # Nothing comes behind a row where the episode terminated; where it was cut, what the search thought of it.
     z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n)[: K + 1]
-    valid = jnp.concatenate([jnp.ones_like(step.mask[:1]), jnp.cumprod(step.mask[:K], axis=0)])
+    valid = returns.reached(step.mask[:K])
     reward = jnp.concatenate([jnp.zeros_like(step.reward[:1]), step.reward[:K]])
     return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
 
@@ -278,7 +278,7 @@ def make(
             return total, (metrics | {"value/error": jnp.sum(error) / batch_size}, error)
 
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B)
-        split = Batch(trajectories.split_lanes(batch.trajectory, groups), trajectories.split(batch.weight, groups, 0))
+        split = trajectories.split_batch(batch, groups)
         grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
         grads, metrics = collectives.global_sum((grads, metrics))
         params, opt_state, grad_norm = optimizer.step(
@@ -302,27 +302,8 @@ def make(
         return actor_params(learner._replace(params=learner.aux), progress)
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        """Policies of rows 0 to K by a search, values of rows 0 to K + n by the network, of some samples."""
-        n_samples, B = int(config.reanalyse * len(batch.weight)), len(batch.weight)
-        if n_samples == 0:
-            return batch
-        # At an even stride: samples are drawn in the order of the ring.
-        at = jnp.arange(n_samples, dtype=jnp.int32) * B // n_samples
-        some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
-        rows = jax.tree.map(lambda x: x[: K + n + 1], some.timesteps)
-        seen = nets.inputs(observer, some._replace(timesteps=rows)).observation
-        variables = plan.variables(actor)
-        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
-        begin = jax.tree.map(lambda x: x[: (K + 1) * n_samples], root)
-        # With noise, as in acting: without, a policy that is searched again and again settles on one action too soon.
-        found = search.search(plan.model, variables, begin, key, plan.config)
-        policy, value = found.policy.reshape(K + 1, n_samples, -1), root.value.reshape(K + n + 1, n_samples)
-        old = batch.trajectory.extras
-        extras = {
-            "policy": old["policy"].at[: K + 1, at].set(policy),
-            "value": old["value"].at[: K + n + 1, at].set(value),
-        }
-        return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
+        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
+        return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""

@@ -287,7 +287,7 @@ def make(
 
         T = config.burn_in + config.trace_length
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, T, B)
-        split = Batch(trajectories.split_lanes(batch.trajectory, groups), trajectories.split(batch.weight, groups, 0))
+        split = trajectories.split_batch(batch, groups)
         grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
         grads, metrics = collectives.global_sum((grads, metrics))
         params, opt_state, grad_norm = optimizer.step(

@@ -31,6 +31,11 @@ def global_sum(tree: ArrayTree) -> ArrayTree:
     return lax.psum(tree, DATA_AXES)
 
 
+def global_average(tree: ArrayTree) -> ArrayTree:
+    """The mean of every leaf over all shards of all devices."""
+    return lax.pmean(tree, DATA_AXES)
+
+
 def global_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
     """The mean of `x` weighted by `weight` (same shape) over all elements of all shards; 0 where all weights are 0."""
     total, count = global_sum((jnp.sum(x * weight), jnp.sum(weight)))

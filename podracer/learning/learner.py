@@ -320,7 +320,8 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
     def draw(counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
         at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
         metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
-        return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight), metrics
+        age = replay.transitions_since(plan, at, num_shards)
+        return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
 
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
         ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.types import ArrayTree, Trajectory
+from podracer.types import ArrayTree, Batch, Trajectory
 
 
 def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
@@ -27,6 +27,11 @@ def by_lane(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Tr
 def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     """[T, B] -> [groups, T, B / groups]; group g has the g-th block of lanes."""
     return by_lane(lambda axis, x: split(x, groups, axis), trajectory)
+
+
+def split_batch(batch: Batch, groups: int) -> Batch:
+    """[B] -> [groups, B / groups] of all that a batch has."""
+    return Batch(split_lanes(batch.trajectory, groups), split(batch.weight, groups, 0), split(batch.age, groups, 0))
 
 
 def split(x: jax.Array, groups: int, axis: int) -> jax.Array:

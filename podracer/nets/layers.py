@@ -148,6 +148,47 @@ def _standardize_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Arr
 standardize.defvjp(_standardize_forward, _standardize_backward)
 
 
+NormName = Literal["layer", "batch"]
+
+
+def normalization(name: NormName) -> nn.Module:
+    """A layer by its name: `LayerNorm` or `BatchNorm`."""
+    return {"layer": LayerNorm, "batch": BatchNorm}[name]()
+
+
+class BatchNorm(nn.Module):
+    """Features [..., C] with zero mean and unit variance over all else (Ioffe and Szegedy 2015), times a scale, plus a
+    bias.
+
+    Where the collection "statistics" is mutable, mean and variance are the batch's, and the running ones take a tenth
+    of them; elsewhere they are the running ones, and no row depends on another.
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        C = x.shape[-1]
+        scale = self.param("scale", nn.initializers.ones, (C,))
+        bias = self.param("bias", nn.initializers.zeros, (C,))
+        running = [
+            self.variable("statistics", name, lambda value=value: jnp.full(C, value))
+            for name, value in (("mean", 0.0), ("variance", 1.0))
+        ]
+        mean, variance = (x.value for x in running)
+        if self.is_mutable_collection("statistics") and not self.is_initializing():
+            axes = tuple(range(x.ndim - 1))
+            mean = jnp.mean(x, axes)
+            variance = jnp.mean(jnp.square(x - mean.reshape(_last(x))), axes)
+            for kept, seen in zip(running, (mean, variance)):
+                kept.value = 0.9 * kept.value + 0.1 * lax.stop_gradient(seen)
+        rate = scale * lax.rsqrt(variance + 1e-5)
+        return (x - mean.reshape(_last(x))) * rate.reshape(_last(x)) + bias.reshape(_last(x))
+
+
+def _last(x: jax.Array) -> tuple[int, ...]:
+    """The shape of a vector along the last axis of `x`."""
+    return (1,) * (x.ndim - 1) + (-1,)
+
+
 class MLP(nn.Module):
     """Dense layers, each with `LayerNorm` before the activation if `norm`; weights and `dtype` as in `Dense`."""
 
@@ -181,9 +222,7 @@ class LSTM(nn.Module):
         def step(carry: ArrayTree, now: tuple[jax.Array, jax.Array]) -> tuple[ArrayTree, jax.Array]:
             gates, reset = now
             h, c = jax.tree.map(lambda s: jnp.where(reset[:, None], 0.0, s), carry)
-            i, f, g, o = jnp.split(gates + h @ kernel, 4, axis=-1)
-            c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
-            h = nn.sigmoid(o) * jnp.tanh(c)
+            h, c = _after_gates(gates + h @ kernel, c)
             return (h, c), h
 
         if topology.platform() in ("cpu", "tpu"):
@@ -192,6 +231,25 @@ class LSTM(nn.Module):
         # can compute again, and three steps at a time share what they read and write (docs/adr/0011).
         step = jax.checkpoint(step, prevent_cse=False)
         return lax.scan(step, state, (gates_x, first), unroll=3)[::-1]  # type: ignore[return-value]
+
+
+class LSTMCell(nn.Module):
+    """One step of an LSTM, without resets: x [N, F] and its state (h, c), [N, size] each, to the state behind it."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        h, c = state
+        kernel = self.param("recurrent", orthogonal(1.0), (self.size, 4 * self.size))
+        return _after_gates(Dense(4 * self.size, 1.0, name="input")(x) + h @ kernel, c)
+
+
+def _after_gates(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """h and c behind the gates [N, 4 size]; forget gates begin half open."""
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
+    return nn.sigmoid(o) * jnp.tanh(c), c
 
 
 # Convolutions
@@ -258,7 +316,7 @@ class ResNet(nn.Module):
 class Conv(nn.Module):
     """A 2-D convolution of [N, H, W, C]; its gradient is by matrix products on CPU (see `_conv_with_cpu_gradient`).
 
-    Weights and `dtype` as in `Dense`.
+    Weights and `dtype` as in `Dense`; without `bias`, none is added.
     """
 
     features: int
@@ -267,16 +325,20 @@ class Conv(nn.Module):
     padding: str = "VALID"
     scale: Weights = 1.0
     dtype: Any = jnp.float32
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.kernel, self.kernel, x.shape[-1], self.features)
         init = _initializer(self.scale, nn.initializers.lecun_normal())
         weights = self.param("kernel", init, shape)
-        bias = self.param("bias", _bias_initializer(self.scale, math.prod(shape[:3])), (self.features,))
-        x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
+        x, weights = x.astype(self.dtype), weights.astype(self.dtype)
         conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
-        return conv(x, weights, self.stride, self.padding) + bias.reshape(1, 1, 1, -1)  # type: ignore[operator]
+        y = conv(x, weights, self.stride, self.padding)
+        if not self.bias:
+            return y
+        bias = self.param("bias", _bias_initializer(self.scale, math.prod(shape[:3])), (self.features,))
+        return y + bias.astype(self.dtype).reshape(1, 1, 1, -1)
 
 
 def _conv(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:

@@ -25,6 +25,7 @@ from podracer.version import __version__
 AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "alphazero": (agents.AlphaZeroConfig, agents.alphazero.make),
     "dqn": (agents.DQNConfig, agents.dqn.make),
+    "efficientzero": (agents.EfficientZeroConfig, agents.efficientzero.make),
     "muzero": (agents.MuZeroConfig, agents.muzero.make),
     "ppo": (agents.PPOConfig, agents.ppo.make),
     "pqn": (agents.PQNConfig, agents.pqn.make),
@@ -33,7 +34,11 @@ AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
 }
 """Agents that have a name: their config and what makes them."""
 
-PLANNERS: dict[str, Callable[..., Planner]] = {"alphazero": agents.alphazero.planner, "muzero": agents.muzero.planner}
+PLANNERS: dict[str, Callable[..., Planner]] = {
+    "alphazero": agents.alphazero.planner,
+    "efficientzero": agents.efficientzero.planner,
+    "muzero": agents.muzero.planner,
+}
 """How those search that do."""
 
 

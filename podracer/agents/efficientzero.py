@@ -1,0 +1,452 @@
+"""EfficientZero (Ye et al. 2021): MuZero for few environment steps, with either driver.
+
+    act      s_0 = h(o); a search over f and g from s_0 says the policy pi and the value nu
+    learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's prefix, value, policy and forecast are
+             moved to P_k, z_k, pi_k and the projection of h(o_k)
+
+    P_k = r_b + ... + r_k, since step b of the horizon that k is in
+    z_k = r_{k+1} + d r_{k+2} + ... + d^m V(o_{k+m}), of fewer rewards the older they are
+
+Before samples are learnt from, their policies are searched for again and V is the target network's: what once was done
+in them says less and less of what should be.
+
+Where we differ from the authors' code (YeWR/EfficientZero at 468bb03): an episode that was cut bootstraps, and does
+not end in a value of 0; frames are kept as they were; stacks of frames begin with zeros; the target network lags by 0
+to one interval, and not by one to two; the last state is not learnt twice. Its faults are tests of ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import config as configs
+from podracer import nets, prefix_models, returns, search, spaces, world_models
+from podracer.learning import augmentation, collectives, gradients, optimizer, reanalysis, trajectories
+from podracer.learning.scalars import Bins
+from podracer.nets.layers import NormName
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Batch,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Replay,
+    TimeStep,
+    check_one_player,
+)
+
+TEMPERATURES = (1.0, 0.5, 0.25)
+"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientZeroConfig:
+    """The agent's settings. Paper values are those of Ye et al. 2021 for Atari with 100,000 steps.
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
+      rollout_length: T, rows of a lane between one round of updates and the next.
+      search: "puct" (paper), or "gumbel" (Danihelka et al. 2022).
+      simulations: S, states that a search adds to its tree (paper: 50).
+      max_depth: steps that a search looks ahead at most, None for as many as simulations.
+      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
+      dirichlet_alpha: of that noise (paper: 0.3).
+      considered: actions that gumbel tries at the root.
+      value_scale: what completed values count in gumbel's policy.
+      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference (paper: 0.01).
+      unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
+      horizon: H, steps after which a prefix begins anew (paper: 5); 1 says every reward.
+      n_step: n, rewards in a value's target at most (paper: 5).
+      correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
+        (paper: 0.3 of the run's).
+      discount: gamma (paper: 0.997^4).
+      max_value: the largest value or prefix that can be told apart from larger ones.
+      num_bins: of the distributions that prefixes and values are (paper: 601).
+      value_cost: weight of the value's loss (paper: 0.25).
+      consistency_cost: weight of what forecasts lack (paper: 2).
+      augment: whether images are shifted and made brighter or darker before they are learnt from.
+      batch_size: samples per update, over all devices (paper: 256).
+      samples_per_row: how often a row is sampled to begin with, on average (paper: 256).
+      replay_capacity: rows that are kept at least, over all devices (paper: all).
+      replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
+      priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
+      importance_exponent: beta at the beginning; it rises to 1 (paper: 0.4).
+      reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
+        that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
+      target_interval: updates between copies of the parameters for it (paper: 200).
+      optimizer: "adam", or "sgd" with momentum 0.9 (paper).
+      learning_rate: (paper: 0.2).
+      warmup_updates: over which it rises from 0 (paper: 1,000).
+      l2_cost: c of a further loss c |params|^2 (paper: 0.00005).
+      max_grad_norm: clip by global norm, inf for none (paper: 5).
+      clip_rewards: to [-1, 1].
+      frame_stack: how many of the newest observations the model sees (paper: 4).
+      torso: "mlp", or "convolutions" for images; "auto" chooses (see `podracer.prefix_models.make`).
+      norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too.
+      channels: of a model of convolutions (paper: 64).
+      hidden_sizes: of the model's MLPs.
+      state_size: numbers in a state of MLPs.
+      head_size: units of a hidden layer of each head (paper: 32).
+      lstm_size: of the memory of prefixes (paper: 512).
+      projection_size: numbers of a projection (paper: 1,024).
+      forecast_size: units of the hidden layer that forecasts (paper: 512).
+    """
+
+    envs_per_device: int = configs.field(16, low=1)
+    rollout_length: int = configs.field(8, low=1)
+    search: Literal["puct", "gumbel"] = "puct"
+    simulations: int = configs.field(16, low=1)
+    max_depth: int | None = configs.field(None, low=1)
+    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
+    dirichlet_alpha: float = configs.field(0.3, low=1e-3)
+    considered: int = configs.field(16, low=1)
+    value_scale: float = configs.field(0.1, low=0.0)
+    least_range: float = configs.field(0.01, low=1e-8)
+    unroll_length: int = configs.field(5, low=1)
+    horizon: int = configs.field(5, low=1)
+    n_step: int = configs.field(5, low=1)
+    correction_interval: int = configs.field(20_000, low=0)
+    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    max_value: float = configs.field(100.0, low=1e-6)
+    num_bins: int = configs.field(41, low=3)
+    value_cost: float = configs.field(0.25, low=0.0, tunable=True)
+    consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
+    augment: bool = True
+    batch_size: int = configs.field(64, low=1)
+    samples_per_row: float = configs.field(16.0, low=0.0)
+    replay_capacity: int = configs.field(100_000, low=1)
+    replay_min_size: int = configs.field(500, low=1)
+    priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
+    importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
+    reanalyse: float = configs.field(1.0, low=0.0, high=1.0)
+    target_interval: int = configs.field(100, low=1)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    warmup_updates: int = configs.field(0, low=0)
+    l2_cost: float = configs.field(0.0, low=0.0)
+    max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
+    clip_rewards: bool = False
+    frame_stack: int = configs.field(1, low=1)
+    torso: world_models.Torso = "auto"
+    norm: NormName = "layer"
+    channels: int = configs.field(64, low=2)
+    hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
+    state_size: int = configs.field(64, low=1)
+    head_size: int = configs.field(64, low=1)
+    lstm_size: int = configs.field(64, low=1)
+    projection_size: int = configs.field(128, low=1)
+    forecast_size: int = configs.field(64, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.num_bins % 2 == 0:
+            raise ValueError(
+                f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
+            )
+
+
+class Aux(NamedTuple):
+    """What a learner has beside its parameters: statistics of layers that have some, and the parameters and statistics
+    that reanalyse."""
+
+    statistics: ArrayTree
+    target: tuple[ArrayTree, ArrayTree] | tuple[()]
+
+
+class Targets(NamedTuple):
+    """What the model should say at rows 0 to K of each sample, [K+1, B].
+
+    Attributes:
+      prefix: float32; of row 0 none is learnt.
+      value: float32; z.
+      policy: float32 [K+1, B, A]; the search's.
+      valid: float32; 0 behind the end of an episode, where nothing is learnt.
+      acted: float32; 0 also at the last row of an episode, from which nothing was done.
+    """
+
+    prefix: jax.Array
+    value: jax.Array
+    policy: jax.Array
+    valid: jax.Array
+    acted: jax.Array
+
+
+def targets(
+    step: returns.Transitions,
+    row_discount: jax.Array,
+    policy: jax.Array,
+    value: jax.Array,
+    age: jax.Array,
+    config: EfficientZeroConfig,
+) -> Targets:
+    """Targets of windows (Ye et al. 2021, sections 4.2 and 4.3).
+
+    Args:
+      step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
+      row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
+      policy: [K+1, B, A] or longer; pi.
+      value: [K+n+1, B]; V.
+      age: int32 [B]; transitions since row 0.
+      config: the settings.
+    """
+    K, n = config.unroll_length, config.n_step
+    lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
+    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n, jnp.clip(n - lost, 1, n))[: K + 1]
+    sums = returns.prefixes(step.reward[:K], config.horizon)
+    valid = returns.reached(step.mask[:K])
+    prefix = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
+    return Targets(prefix, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
+
+
+def loss(
+    said: list[prefix_models.Said],
+    seen: jax.Array,
+    target: Targets,
+    weight: jax.Array,
+    bins: Bins,
+    hyper: Mapping[str, jax.Array],
+    config: EfficientZeroConfig,
+    batch_size: jax.Array,
+) -> tuple[jax.Array, Metrics]:
+    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+
+    Args:
+      said: of the model's states 0 to K.
+      seen: [K, B, F]; projections of what was seen at rows 1 to K.
+      target: what they should be.
+      weight: float32 [B]; importance weights.
+      bins: what numbers of prefixes and values are.
+      hyper: tunable numbers.
+      config: the static settings.
+      batch_size: samples of all shards.
+    """
+    sums = dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
+    K = len(said) - 1
+    for k, (policy, value, prefix, forecast) in enumerate(said):
+        valid = target.valid[k]
+        if prefix is not None and forecast is not None:
+            sums["prefix"] += valid * bins.cross_entropy(prefix, target.prefix[k])
+            sums["consistency"] += valid * prefix_models.inconsistency(forecast, seen[k - 1])
+        sums["value"] += valid * bins.cross_entropy(value, target.value[k])
+        sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
+    mean = lambda x: jnp.sum(weight * x) / (K * batch_size)  # noqa: E731
+    metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
+    total = metrics["loss/prefix"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
+    total += hyper["consistency_cost"] * metrics["loss/consistency"]
+    metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
+    metrics["value/mean"] = jnp.sum(target.value[0]) / batch_size
+    return total, metrics | {"loss/total": total}
+
+
+def make(
+    spec: EnvSpec,
+    config: EfficientZeroConfig | None = None,
+    network: prefix_models.PrefixModel | None = None,
+    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+) -> Agent:
+    """The EfficientZero agent for an environment with discrete actions.
+
+    Args:
+      spec: the environment's spec.
+      config: settings; defaults if None.
+      network: your own model (see `podracer.prefix_models.PrefixModel`); the config's if None.
+      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+
+    Raises:
+      ValueError: for an action space or a model that does not fit.
+    """
+    config = config or EfficientZeroConfig()
+    check_one_player(spec, "efficientzero")
+    if not isinstance(spec.action_space, spaces.Discrete):
+        raise ValueError(
+            f"{spec.name} takes actions in {spec.action_space}; efficientzero searches among Discrete ones: use ppo or "
+            "vtrace."
+        )
+    K, n = config.unroll_length, config.n_step
+    model, bins = network or _model(spec, config), _bins(config)
+    plan = planner(spec, config, model)
+    stacked = nets.stacked_spec(spec, config.frame_stack)
+    # Stacks frames, and leaves the rest to the search.
+    observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
+    transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
+
+    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
+        params, statistics = model.init(key, example)
+        target = jax.tree.map(jnp.copy, (params, statistics)) if config.reanalyse else ()
+        state = optimizer.init(transformation, params)
+        return LearnerState(params, state, dict(hyper), jnp.int32(0), Aux(statistics, target))
+
+    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
+        aux = {
+            "temperature": jnp.float32(TEMPERATURES)[part],
+            "discount": learner.hyper["discount"],
+            "statistics": learner.aux.statistics,
+        }
+        return ActorParams(learner.params, learner.num_updates, aux)
+
+    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
+        return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
+
+    def act(
+        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        seen, _, memory = nets.step(observer, actor.params, memory, timestep)
+        variables, temperature = plan.variables(actor), 0.0 if evaluation else actor.aux["temperature"]
+        root = plan.model.root(variables, seen)
+        search_key, random_key = jax.random.split(key)
+        found = search.search(
+            plan.model, variables, root, search_key, plan.config, explore=not evaluation, temperature=temperature
+        )
+        action = found.action
+        if not evaluation:  # until something was learnt, a search is no better than this
+            logits = jnp.zeros_like(root.logits) if root.legal is None else jnp.where(root.legal, 0.0, search.LOWEST)
+            any_action = jax.random.categorical(random_key, logits).astype(jnp.int32)
+            action = jnp.where(actor.version == 0, any_action, action)
+        return action, {"policy": found.policy, "value": found.value}, memory
+
+    def learn(
+        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+        keys = jax.random.split(key)
+        # Of what is unrolled from, and of what is compared with it; one for all frames and rows of a sample.
+        changes = [augmentation.draw(k, B) for k in keys]
+        learning_rate = learner.hyper["learning_rate"]
+        if config.warmup_updates:
+            learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1.0) / config.warmup_updates)
+
+        def loss_fn(params: ArrayTree, group: Any) -> tuple[jax.Array, tuple[Metrics, Any]]:
+            batch, changes = group
+            rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
+            observation = nets.inputs(observer, batch.trajectory._replace(timesteps=rows)).observation
+            first, later = (
+                _augmented(
+                    stacked, config, changes[i], jax.tree.map(lambda x, i=i: x[slice(i, None if i else 1)], observation)
+                )
+                for i in range(2)
+            )
+            actions = batch.trajectory.actions[:K]
+            said, seen, statistics = prefix_models.unroll(
+                model, params, learner.aux.statistics, first, later, actions, config.horizon
+            )
+            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch, config))
+            total, metrics = loss(said, seen, target, batch.weight, bins, learner.hyper, config, batch_size)
+            error = jnp.abs(lax.stop_gradient(bins.expectation(said[0].value)) - target.value[0])
+            metrics |= {
+                "value/error": jnp.sum(error) / batch_size,
+                "consistency/std": prefix_models.spread(lax.stop_gradient(seen)) * len(error) / batch_size,
+            }
+            return total, (metrics, (error, statistics))
+
+        batch_norm = bool(jax.tree.leaves(learner.aux.statistics))  # which sees all rows, or would change with groups
+        at_once = B if batch_norm else gradients.at_a_time(batch.trajectory.timesteps.observation, 2 * K + 1, B)
+        groups = B // at_once
+        split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), changes)
+        grads, metrics, (errors, statistics) = gradients.accumulate(
+            loss_fn, learner.params, (trajectories.split_batch(batch, groups), split)
+        )
+        grads, metrics = collectives.global_sum((grads, metrics))
+        statistics = collectives.global_average(jax.tree.map(lambda x: x[0], statistics))
+        params, opt_state, grad_norm = optimizer.step(
+            transformation,
+            grads,
+            learner.opt_state,
+            learner.params,
+            learning_rate=learning_rate,
+            max_grad_norm=learner.hyper["max_grad_norm"],
+            l2_cost=config.l2_cost,
+        )
+        metrics |= {"grad/norm": grad_norm}
+        num_updates = learner.num_updates + 1
+        copy, target = num_updates % config.target_interval == 0, learner.aux.target
+        if target:
+            target = jax.tree.map(lambda old, new: jnp.where(copy, new, old), target, (params, statistics))
+        learner = learner._replace(
+            params=params, opt_state=opt_state, num_updates=num_updates, aux=Aux(statistics, target)
+        )
+        return learner, metrics, errors.reshape(B)
+
+    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        params, statistics = learner.aux.target
+        return actor_params(learner._replace(params=params, aux=learner.aux._replace(statistics=statistics)), progress)
+
+    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
+        return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
+
+    beta = config.importance_exponent
+    replay = Replay(
+        starts="rows",
+        capacity=config.replay_capacity,
+        length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
+        observed=K + n + 1 if config.reanalyse else K + 1,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.samples_per_row,
+        context=config.frame_stack - 1,
+        priority_exponent=config.priority_exponent,
+        importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
+        keep=nets.without_frames,
+        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+    )
+    renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    return Agent(
+        "efficientzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal
+    )
+
+
+def _augmented(
+    stacked: EnvSpec, config: EfficientZeroConfig, changes: augmentation.Changes, observation: ArrayTree
+) -> ArrayTree:
+    """Observations [R, B, ...], changed if they are images for convolutions."""
+    if not config.augment or not world_models.takes_convolutions(stacked, config.torso):
+        return observation
+    return augmentation.apply(changes, observation)
+
+
+def _model(spec: EnvSpec, config: EfficientZeroConfig) -> prefix_models.PrefixModel:
+    """The config's model."""
+    names = ("num_bins", "torso", "norm", "channels", "hidden_sizes", "state_size", "head_size")
+    names += ("lstm_size", "projection_size", "forecast_size")
+    shared: Any = {name: getattr(config, name) for name in names}
+    return prefix_models.make(nets.stacked_spec(spec, config.frame_stack), **shared)
+
+
+def _bins(config: EfficientZeroConfig) -> Bins:
+    """What numbers of prefixes and values are."""
+    return Bins(config.num_bins, config.max_value)
+
+
+def planner(
+    spec: EnvSpec, config: EfficientZeroConfig, network: prefix_models.PrefixModel | None = None
+) -> search.Planner:
+    """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
+    stacked = nets.stacked_spec(spec, config.frame_stack)
+    model = prefix_models.searched(network or _model(spec, config), _bins(config).expectation, stacked, config.horizon)
+    return search.Planner(
+        stacked.observation_space,
+        model,
+        lambda actor: (actor.params, actor.aux["statistics"], actor.aux["discount"]),
+        search.settings(config, epsilon=config.least_range),
+    )
+
+
+def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> Targets:
+    """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
+    trajectory = batch.trajectory
+    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
+    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
+    mask = 1.0 - rows.first[1:].astype(jnp.float32)
+    step = returns.Transitions(reward[1:], discount * rows.discount[1:], mask)
+    return targets(step, rows.discount, trajectory.extras["policy"], trajectory.extras["value"], batch.age, config)

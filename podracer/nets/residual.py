@@ -1,0 +1,65 @@
+"""Residual convolutions of world models (Ye et al. 2021, EfficientZero, appendix A), with either norm."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+
+from podracer.nets.layers import Conv, Dense, NormName, normalization
+
+
+def conv3x3(channels: int, stride: int = 1) -> Conv:
+    """A convolution in front of a norm, which brings a bias of its own."""
+    return Conv(channels, 3, stride, "SAME", "he", bias=False)
+
+
+class Encoder(nn.Module):
+    """Images [N, H, W, C] to planes [N, h, w, `channels`] of at most 6x6."""
+
+    channels: int
+    norm: NormName
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(normalization(self.norm)(conv3x3(self.channels // 2, stride=2)(x)))
+        x = Block(self.channels // 2, self.norm)(x)
+        x = Block(self.channels, self.norm, stride=2)(x)
+        while max(x.shape[1:3]) > 6:
+            x = nn.avg_pool(Block(self.channels, self.norm)(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
+        return Block(self.channels, self.norm)(x)
+
+
+class Block(nn.Module):
+    """Two convolutions beside a skip connection."""
+
+    channels: int
+    norm: NormName
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nn.relu(normalization(self.norm)(conv3x3(self.channels, self.stride)(x)))
+        y = normalization(self.norm)(conv3x3(self.channels)(y))
+        return nn.relu(y + (conv3x3(self.channels, self.stride)(x) if self.stride > 1 else x))
+
+
+class Flatten(nn.Module):
+    """Planes [N, h, w, C] to features [N, 16 h w] of a head."""
+
+    norm: NormName
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.relu(normalization(self.norm)(Conv(16, 1, 1, scale="he")(x))).reshape(len(x), -1)
+
+
+class Head(nn.Module):
+    """Features [N, F] to one number per output, all 0 at first."""
+
+    size: int
+    hidden: int
+    norm: NormName
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return Dense(self.size, 0.0, name="last")(nn.relu(normalization(self.norm)(Dense(self.hidden)(x))))
