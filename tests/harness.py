@@ -15,10 +15,10 @@ import numpy as np
 
 from podracer import topology
 from podracer.anakin import program
-from podracer.learning import collectives
+from podracer.learning import collectives, trajectories
 from podracer.run import experiment
 from podracer.sebulba import acting, learning
-from podracer.types import Agent, Environment, EnvSpec, TimeStep, Trajectory, Transition
+from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 
 
 def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +76,57 @@ def timesteps(seed: int, T: int, B: int, shape: tuple[int, ...] = (3,)) -> TimeS
     observation = rng.normal(size=(T + 1, B, *shape)).astype(np.float32)
     reward = np.where(first, 0.0, rng.normal(size=(T + 1, B))).astype(np.float32)
     return TimeStep(*(jnp.asarray(x) for x in (observation, reward, discount, first, last)))
+
+
+def windows(length: int, num_actions: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows [length, B] of windows whose first transition is real, with terminations, truncations and breaks."""
+    rows = jax.tree.map(np.asarray, timesteps(seed, 60, 8))
+    starts = [(r, i) for i in range(8) for r in range(60 - length) if not rows.first[r + 1, i]]
+    row, lane = (np.array(x) for x in zip(*starts))
+    take = lambda x: x[row[None] + np.arange(length)[:, None], lane[None]]  # noqa: E731
+    rng = np.random.default_rng(seed)
+    shape = (length, len(starts))
+    return {
+        "reward": take(rows.reward),
+        "discount": take(rows.discount),
+        "first": take(rows.first),
+        "policy": rng.dirichlet(np.ones(num_actions), shape).astype(np.float32),
+        "value": rng.normal(size=shape).astype(np.float32),
+    }
+
+
+def batch_of(agent: Agent, num_actions: int, least: int = 0, shape: tuple[int, ...] = (3,), seed: int = 0) -> Batch:
+    """Windows as the replay of an agent that searches gives them, all that reach at least row `least`."""
+    assert agent.replay is not None
+    rng = np.random.default_rng(seed)
+    x = windows(agent.replay.length, num_actions, seed)
+    x = {name: value[:, ~x["first"][1 : least + 1].any(axis=0)] for name, value in x.items()}
+    length, B = x["reward"].shape
+    observation = rng.normal(size=(agent.replay.observed, B, *shape)).astype(np.float32)
+    if len(shape) == 3:
+        observation = rng.integers(0, 256, observation.shape, np.uint8)
+    rows = TimeStep(observation, x["reward"], x["discount"], x["first"], np.zeros((length, B), bool))  # type: ignore[arg-type]
+    extras = {"policy": x["policy"][:-1], "value": x["value"][:-1]}
+    actions = rng.integers(0, num_actions, (length - 1, B), np.int32)
+    state = agent.start(jnp.zeros(B, jnp.int32), B)
+    version: Any = np.zeros((length - 1, B), np.int32)
+    trajectory = Trajectory(rows, actions, extras, state, version, version[0])
+    weight, age = rng.random(B).astype(np.float32), rng.integers(1, 100_000, B, np.int32)
+    return jax.tree.map(jnp.asarray, Batch(trajectory, weight, age))  # type: ignore[arg-type]
+
+
+def taken(batch: Batch, at: np.ndarray) -> Batch:
+    """Some samples."""
+    trajectory = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
+    return Batch(trajectory, batch.weight[at], batch.age[at])
+
+
+def moved(learner: LearnerState, by: float = 0.3) -> LearnerState:
+    """A learner whose parameters are all a little elsewhere: heads that begin at 0 say something."""
+    leaves, structure = jax.tree.flatten(learner.params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    changed = [x + by * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
+    return learner._replace(params=jax.tree.unflatten(structure, changed))
 
 
 def record(agent: Agent, params: Any, state: Any, rows: TimeStep, key: jax.Array) -> tuple[Trajectory, Any]:

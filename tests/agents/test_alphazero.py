@@ -70,7 +70,7 @@ def windows(n: int, seed: int = 0) -> Batch:
     actions = np.zeros((n + 1, B), np.int32)
     lanes: Any = np.zeros(B, np.int32)
     trajectory = Trajectory(TimeStep(observation, *columns), actions, extras, (), actions, lanes)  # type: ignore[arg-type]
-    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))  # type: ignore[arg-type]
+    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32), lanes))  # type: ignore[arg-type]
 
 
 def values_by_loop(batch: Batch, n: int, value_mix: float) -> np.ndarray:

@@ -64,7 +64,7 @@ def batch_of(agent: Agent) -> Batch:
     assert jax.tree.leaves(kept) == []
     weight = np.random.default_rng(1).random(N).astype(np.float32)
     state = jax.jit(spec.restore)(kept, *before)
-    return jax.tree.map(jnp.asarray, Batch(trajectory._replace(actor_state=state), weight))  # type: ignore[arg-type]
+    return jax.tree.map(jnp.asarray, Batch(trajectory._replace(actor_state=state), weight, trajectory.lane))  # type: ignore[arg-type]
 
 
 def learner_of(agent: Agent) -> Any:
@@ -185,13 +185,7 @@ def test_shards_learn_as_one() -> None:
     agent = made(n_step=3, learning_rate=0.1)
     learner, batch = learner_of(agent), batch_of(agent)
     half = batch.weight.shape[0] // 2
-    parts: Any = Batch(Trajectory(1, 1, 1, 0, 1, 0), 0)  # type: ignore[arg-type]
-
-    def part(start: int) -> Batch:
-        cut = lambda axis: lambda x: jax.lax.slice_in_dim(x, start, start + half, axis=axis)  # noqa: E731
-        fields = (jax.tree.map(cut(axis), x) for axis, x in zip(parts.trajectory, batch.trajectory))
-        return Batch(Trajectory(*fields), batch.weight[start : start + half])
-
+    part = lambda start: harness.taken(batch, np.arange(start, start + half))  # noqa: E731
     whole = learn(agent, learner, batch)
     halves = jax.tree.map(lambda *x: jnp.stack(x), part(0), part(half))
     split = harness.over_shards(

@@ -11,37 +11,18 @@ import pytest
 
 from podracer import agents, returns, spaces, world_models
 from podracer.agents import MuZeroConfig, muzero
-from podracer.learning import trajectories
 from podracer.learning.scalars import Bins
-from podracer.types import Agent, Batch, EnvSpec, TimeStep, Trajectory
+from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9
-
-
-def windows(K: int, n: int, seed: int = 0) -> dict[str, Any]:
-    """Rows [K+n+1, B] of windows whose first transition is real, with terminations, truncations and breaks."""
-    rows = jax.tree.map(np.asarray, harness.timesteps(seed, 60, 8))
-    length = K + n + 1
-    starts = [(r, i) for i in range(8) for r in range(60 - length) if not rows.first[r + 1, i]]
-    row, lane = (np.array(x) for x in zip(*starts))
-    take = lambda x: x[row[None] + np.arange(length)[:, None], lane[None]]  # noqa: E731
-    rng = np.random.default_rng(seed)
-    shape = (length, len(starts))
-    return {
-        "reward": take(rows.reward),
-        "discount": take(rows.discount),
-        "first": take(rows.first),
-        "policy": rng.dirichlet(np.ones(A), shape).astype(np.float32),
-        "value": rng.normal(size=shape).astype(np.float32),
-    }
 
 
 @pytest.mark.parametrize(
     ("K", "n"), [(5, 3), pytest.param(2, 10, marks=pytest.mark.slow), pytest.param(1, 1, marks=pytest.mark.slow)]
 )
 def test_targets_are_the_loops(K: int, n: int) -> None:
-    x = windows(K, n)
+    x = harness.windows(K + n + 1, A)
     after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
     arrays: Any = jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"]))
     found = muzero.targets(*arrays, K, n)
@@ -76,36 +57,17 @@ def made(**overrides: Any) -> Agent:
     return agents.muzero.make(SPEC, MuZeroConfig(**(SMALL | overrides)))
 
 
-def batch_of(agent: Agent, seed: int = 0, least: int = 0) -> Batch:
-    """All windows of some rows that reach at least row `least`, as the replay gives them."""
-    K, n = agent.config.unroll_length, agent.config.n_step
-    rng = np.random.default_rng(seed)
-    x = windows(K, n + 1, seed)
-    x = {name: value[:, ~x["first"][1 : least + 1].any(axis=0)] for name, value in x.items()}
-    length, B = x["reward"].shape
-    observed = agent.replay.observed  # type: ignore[union-attr]
-    observation = rng.normal(size=(observed, B, 3)).astype(np.float32)
-    rows = TimeStep(observation, x["reward"], x["discount"], x["first"], np.zeros((length, B), bool))
-    extras = {"policy": x["policy"][:-1], "value": x["value"][:-1]}
-    actions = rng.integers(0, A, (length - 1, B), np.int32)
-    state = agent.start(jnp.zeros(B, jnp.int32), B)
-    version: Any = np.zeros((length - 1, B), np.int32)
-    trajectory = Trajectory(rows, actions, extras, state, version, version[0])
-    return jax.tree.map(jnp.asarray, Batch(trajectory, rng.random(B).astype(np.float32)))  # type: ignore[arg-type]
+def batch_of(agent: Agent, least: int = 0) -> Batch:
+    """All windows of some rows that reach at least row `least`."""
+    return harness.batch_of(agent, A, least)
 
 
-def taken(batch: Batch, at: np.ndarray) -> Batch:
-    """Some samples."""
-    return Batch(trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory), batch.weight[at])
+taken = harness.taken
 
 
 def learner_of(agent: Agent) -> Any:
     """A learner whose heads are not 0."""
-    learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
-    leaves, structure = jax.tree.flatten(learner.params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return learner._replace(params=jax.tree.unflatten(structure, moved))
+    return harness.moved(jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)))
 
 
 def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:

@@ -13,6 +13,7 @@ B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 SMALL = {
     "dqn": {"n_step": 6},
+    "efficientzero": {"unroll_length": 2, "n_step": 3, "simulations": 2},
     "muzero": {"unroll_length": 2, "n_step": 3, "simulations": 2},
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
     "pqn": {"num_epochs": 1, "num_minibatches": 2},
@@ -34,7 +35,7 @@ def traced(name, **own):
         if name == "r2d2":
             batch = batch._replace(actor_state=start.net)
         if agent.replay is not None:
-            batch = Batch(batch, jnp.ones(B))
+            batch = Batch(batch, jnp.ones(B), jnp.ones(B, jnp.int32))
         return agent.learn(learner, batch, jnp.float32(0), jax.random.key(2))[1]
 
     rows = jax.tree.map(lambda x: x[None, None], harness.timesteps(0, 6, B))

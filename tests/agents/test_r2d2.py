@@ -55,7 +55,7 @@ def replayed(agent, seed=0, rollouts=7):
     generation = jax.jit(functools.partial(replay._generation, plan))(index, np.array([rollouts], np.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
     sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at, rows.observation)
-    return learner, ring, at, Batch(sequences, at.weight)
+    return learner, ring, at, Batch(sequences, at.weight, at.age)
 
 
 def learn(agent, learner, batch):
@@ -219,14 +219,8 @@ def test_shards_learn_as_one():
     agent = made(learning_rate=0.1)
     learner, _, _, batch = replayed(agent)
     n = batch.weight.shape[0] // 2 * 2
-    weight = jnp.linspace(0.1, 1.0, n)
-    take = lambda axis, s: lambda x: jax.lax.slice_in_dim(x, s.start, s.stop, axis=axis)  # noqa: E731
-
-    def part(s):
-        fields = {name: take(0 if name in ("actor_state", "lane") else 1, s) for name in Trajectory._fields}
-        cut = {name: jax.tree.map(fields[name], x) for name, x in batch.trajectory._asdict().items()}
-        return Batch(Trajectory(**cut), weight[s])
-
+    batch = batch._replace(weight=jnp.linspace(0.1, 1.0, batch.weight.shape[0]))
+    part = lambda s: harness.taken(batch, np.arange(s.start, s.stop))  # noqa: E731
     whole = learn(agent, learner, part(slice(0, n)))
     halves = jax.tree.map(lambda *x: jnp.stack(x), part(slice(0, n // 2)), part(slice(n // 2, n)))
     split = harness.over_shards(

@@ -1,0 +1,273 @@
+"""EfficientZero: targets by age against a loop, the loss against a loop, and what moves statistics and the target."""
+
+import functools
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import agents, prefix_models, returns, spaces
+from podracer.agents import EfficientZeroConfig, efficientzero
+from podracer.learning.scalars import Bins
+from podracer.types import Agent, Batch, EnvSpec, TimeStep
+
+SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4), None)
+A = 4
+SIZES: dict[str, Any] = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 5}
+SIZES |= {"projection_size": 7, "forecast_size": 6}
+SMALL: dict[str, Any] = SIZES | {"n_step": 3, "correction_interval": 30_000}
+BATCH: dict[str, Any] = {"norm": "batch", "channels": 4}
+
+
+@functools.cache
+def made(spec: EnvSpec = SPEC, **overrides: Any) -> Agent:
+    return agents.efficientzero.make(spec, EfficientZeroConfig(**(SMALL | overrides)))
+
+
+def learner_of(agent: Agent) -> Any:
+    return harness.moved(jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)))
+
+
+def learn(agent: Agent, batch: Batch, learner: Any = None, key: int = 0) -> Any:
+    learner = learner_of(agent) if learner is None else learner
+    return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(key))
+
+
+def targets_of(agent: Agent, batch: Batch) -> efficientzero.Targets:
+    return jax.tree.map(np.asarray, efficientzero._targets(jnp.float32(agent.hyper["discount"]), batch, agent.config))
+
+
+@pytest.mark.parametrize("horizon", [2, 5])
+def test_targets_are_the_loops(horizon: int) -> None:
+    agent = made(horizon=horizon, discount=0.9, unroll_length=5)
+    batch = harness.batch_of(agent, A)
+    K, n = 5, 3
+    found = targets_of(agent, batch)
+    rows, extras = jax.tree.map(np.asarray, (batch.trajectory.timesteps, batch.trajectory.extras))
+    kinds = set()
+    for i in range(len(batch.weight)):
+        going, m = True, min(max(n - int(batch.age[i]) // 30_000, 1), n)
+        for k in range(K + 1):
+            last = bool(rows.first[k + 1, i])
+            assert float(found.valid[k, i]) == going
+            assert float(found.acted[k, i]) == (going and not last)
+            if going:
+                z, scale, row = 0.0, 1.0, k
+                while row < k + m and not rows.first[row + 1, i]:
+                    z += scale * rows.reward[row + 1, i]
+                    scale *= 0.9 * rows.discount[row + 1, i]
+                    row += 1
+                z += scale * extras["value"][row, i] * (row > k or rows.discount[row, i])
+                assert float(found.value[k, i]) == pytest.approx(z, abs=1e-5)
+                if k:
+                    begin = horizon * ((k - 1) // horizon) + 1
+                    assert float(found.prefix[k, i]) == pytest.approx(rows.reward[begin : k + 1, i].sum(), abs=1e-5)
+                kinds.add((last, bool(rows.discount[k, i]), m))
+            going = going and not last
+    assert {(last, going, m) for last in (False, True) for going in (True,) for m in (1, 2, 3)} <= kinds
+    assert (True, False, 3) in kinds
+    np.testing.assert_array_equal(found.policy, extras["policy"][: K + 1])
+
+
+def test_targets_have_fewer_rewards_the_older_they_are() -> None:
+    """Of a row with reward 1 and value 0 everywhere, without discounts, z counts the rewards."""
+    age = np.array([0, 29_999, 30_000, 59_999, 60_000, 89_999, 90_000, 10**9], np.int32)
+    ones = jnp.ones((10, len(age)))
+    config = EfficientZeroConfig(n_step=5, correction_interval=30_000)
+    step = returns.Transitions(ones, ones, ones)
+    rows = jnp.ones((11, len(age)))
+    found = efficientzero.targets(step, rows, jnp.zeros((6, len(age), A)), 0.0 * rows, jnp.asarray(age), config)
+    np.testing.assert_array_equal(found.value[0], [5, 5, 4, 4, 3, 3, 2, 1])
+    never = efficientzero.targets(
+        step,
+        rows,
+        jnp.zeros((6, len(age), A)),
+        0.0 * rows,
+        jnp.asarray(age),
+        EfficientZeroConfig(n_step=5, correction_interval=0),
+    )
+    np.testing.assert_array_equal(never.value[0], 5.0)
+
+
+def test_the_loss_is_the_loops() -> None:
+    """Sample by sample, step by step, with the model called as in acting, one state at a time."""
+    agent = made(unroll_length=3, horizon=2)
+    batch, learner = harness.batch_of(agent, A), learner_of(agent)
+    config = agent.config
+    model = prefix_models.make(SPEC, **SIZES)
+    bins = Bins(11, config.max_value)
+    at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
+    batch = harness.taken(batch, at)
+    target = targets_of(agent, batch)
+    hot = {name: np.asarray(bins.two_hot(jnp.asarray(getattr(target, name)))) for name in ("value", "prefix")}
+    call = jax.jit(lambda name, *arguments: model.call(name, learner.params, {}, *arguments), static_argnums=0)
+    observation, actions = batch.trajectory.timesteps.observation, batch.trajectory.actions
+    total, errors = 0.0, []
+    for i in range(len(at)):
+        state, memory = call("represent", observation[0, i : i + 1]), model.empty(1)
+        each, prefix = 0.0, np.zeros(11)
+        for k in range(4):
+            policy, value = (np.asarray(x[0]) for x in call("predict", state))
+            each += config.value_cost * cross_entropy(hot["value"][k, i], value) * target.valid[k, i]
+            each += cross_entropy(target.policy[k, i], policy) * target.acted[k, i]
+            if k:
+                forecast = np.asarray(call("forecast", call("project", state))[0])
+                seen = np.asarray(call("project", call("represent", observation[k, i : i + 1]))[0])
+                cosine = forecast @ seen / (np.linalg.norm(forecast) * np.linalg.norm(seen))
+                each += target.valid[k, i] * (cross_entropy(hot["prefix"][k, i], prefix) + 2.0 * (1.0 - cosine))
+            else:
+                errors.append(abs(float(bins.expectation(jnp.asarray(value))) - target.value[0, i]))
+            memory = model.empty(1) if k % 2 == 0 else memory
+            state = call("advance", state, actions[k, i : i + 1])
+            said, memory = call("prefix", state, memory)
+            prefix = np.asarray(said[0])
+        total += each * float(batch.weight[i]) / 3
+    _, metrics, priorities = learn(agent, batch, learner)
+    assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
+    np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
+
+
+def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
+    return float(-np.sum(weights * (logits - np.log(np.sum(np.exp(logits))))))
+
+
+def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
+    """What is recorded and seen behind it changes no bit of the update."""
+    agent = made(unroll_length=3)
+    batch = harness.batch_of(agent, A)
+    rows, extras = batch.trajectory.timesteps, batch.trajectory.extras
+    over = np.cumsum(np.asarray(rows.first)[1:], axis=0) > 0  # transitions that are masked or lie behind one
+    assert over.any()
+    assert not over.all(axis=1).any()
+    behind = np.concatenate([np.zeros_like(over[:1]), over[:-1]]) & over
+    row_over = np.concatenate([np.zeros_like(over[:1]), over])
+    noise = jnp.asarray(np.random.default_rng(7).dirichlet(np.ones(A), over.shape), jnp.float32)
+    seen = row_over[: len(rows.observation), :, None]
+    changed = batch.trajectory._replace(
+        extras={
+            "policy": jnp.where(over[..., None], noise, extras["policy"]),
+            "value": jnp.where(behind, 5.0, extras["value"]),
+        },
+        timesteps=rows._replace(
+            reward=jnp.where(row_over, 7.0, rows.reward), observation=jnp.where(seen, -3.0, rows.observation)
+        ),
+        actions=jnp.where(over, 0, batch.trajectory.actions),
+    )
+    expected, found = learn(agent, batch), learn(agent, batch._replace(trajectory=changed))
+    jax.tree.map(np.testing.assert_array_equal, found[0].params, expected[0].params)
+    elsewhere = batch.trajectory._replace(timesteps=rows._replace(observation=rows.observation + 1.0))
+    moved = learn(agent, batch._replace(trajectory=elsewhere))[0].params
+    assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(expected[0].params)))
+
+
+def test_without_a_forecast_nothing_is_consistent() -> None:
+    """Only the weight of consistency moves projections; the branch of what was seen has no gradient."""
+    agent, without = made(unroll_length=2), made(unroll_length=2, consistency_cost=0.0)
+    batch = harness.batch_of(agent, A)
+    for each, still in ((agent, False), (without, True)):
+        learner = learner_of(each)
+        params = learn(each, batch, learner)[0].params["params"]
+        for name in ("p_0", "q"):
+            same = np.array_equal(params[name]["kernel"], learner.params["params"][name]["kernel"])
+            assert same == still
+
+
+def test_statistics_are_state() -> None:
+    """Of batch norm: learning moves them; what is published and copied keeps its own; acting sees one row alone."""
+    agent = made(IMAGES, **BATCH, target_interval=2, unroll_length=2)
+    batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(12))
+    first = learner_of(agent)
+    second = learn(agent, batch, first)[0]
+    third = learn(agent, batch, second, 1)[0]
+    differ = lambda x, y: all(np.any(a != b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y)))  # noqa: E731
+    assert len(jax.tree.leaves(first.aux.statistics)) > 20
+    assert differ(first.aux.statistics, second.aux.statistics)
+    harness.assert_same(second.aux.target, first.aux.target)
+    harness.assert_same(third.aux.target, (third.params, third.aux.statistics))
+    published = agent.actor_params(second, jnp.float32(0))
+    harness.assert_same(published.aux["statistics"], second.aux.statistics)
+    target = agent.target_params(second, jnp.float32(0))  # type: ignore[misc]
+    harness.assert_same((target.params, target.aux["statistics"]), first.aux.target)
+    B = 6
+    images = np.random.default_rng(0).integers(0, 256, (B, 16, 16, 1), np.uint8)
+    rows = TimeStep(images, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))
+    act = jax.jit(agent.act, static_argnums=4)
+    memory = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    together = act(published, memory, rows, jax.random.key(0), True)[1]["value"]
+    other = rows._replace(observation=np.concatenate([images[:1], 255 - images[1:]]))
+    alone = act(published, memory, other, jax.random.key(0), True)[1]["value"]
+    np.testing.assert_allclose(together[0], alone[0], rtol=1e-5)
+    assert not np.allclose(together[1:], alone[1:], rtol=1e-3)
+
+
+def test_statistics_are_those_of_shards() -> None:
+    """Each shard normalises by its own rows; the running ones are their mean, so the state is one."""
+    agent = made(IMAGES, **BATCH, augment=False, unroll_length=2)
+    batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(12))
+    learner = learner_of(agent)
+    halves = [harness.taken(batch, part) for part in (np.arange(6), np.arange(6, 12))]
+    found = harness.over_shards(
+        lambda state, batch: agent.learn(state, batch, jnp.float32(0), jax.random.key(0))[0].aux.statistics,
+        learner,
+        jax.tree.map(lambda *x: jnp.stack(x), *halves),
+    )
+    each = [learn(agent, half, learner)[0].aux.statistics for half in halves]
+    for both, left, right in zip(*map(jax.tree.leaves, (found, *each))):
+        np.testing.assert_allclose(both[0], (left + right) / 2, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(both[0], both[1])
+
+
+def test_reanalysis_is_what_acting_would_find_with_the_target() -> None:
+    agent = made(unroll_length=2, dirichlet_fraction=0.0)
+    K, n = 2, agent.config.n_step
+    batch = harness.taken(harness.batch_of(agent, A), np.arange(5))
+    learner = learner_of(agent)
+    target = jax.tree.map(lambda x: 1.5 * x, learner.params)
+    learner = learner._replace(aux=learner.aux._replace(target=(target, {})))
+    actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
+    extras = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras  # type: ignore[arg-type]
+    observation = batch.trajectory.timesteps.observation[: K + n + 1].reshape(-1, 3)
+    zeros = jnp.zeros(len(observation))
+    row = TimeStep(observation, zeros, zeros + 1.0, zeros == 0, zeros > 0)
+    memory = agent.start(jnp.arange(len(observation), dtype=jnp.int32), len(observation))
+    found = jax.jit(agent.act, static_argnums=4)(actor, memory, row, jax.random.key(1), True)[1]
+    policy = np.asarray(found["policy"]).reshape(K + n + 1, 5, A)
+    np.testing.assert_allclose(extras["policy"][: K + 1], policy[: K + 1], atol=1e-6)
+    np.testing.assert_array_equal(extras["policy"][K + 1 :], batch.trajectory.extras["policy"][K + 1 :])
+    model = prefix_models.make(SPEC, **SIZES)
+    said = jax.jit(lambda p: model.call("predict", p, {}, model.call("represent", p, {}, observation))[1])(target)
+    value = Bins(11, agent.config.max_value).expectation(said)
+    np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
+
+
+def test_actions_are_random_until_something_was_learnt() -> None:
+    agent = made(simulations=4)
+    learner = learner_of(agent)
+    B = 400
+    observation = np.broadcast_to(np.float32([1.0, 2.0, 3.0]), (B, 3))
+    rows = TimeStep(observation, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))
+    act = jax.jit(agent.act, static_argnums=4)
+    memory = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    counts = []
+    for updates, evaluation in ((0, False), (1, False), (0, True)):
+        params = agent.actor_params(learner._replace(num_updates=jnp.int32(updates)), jnp.float32(0))
+        action = act(params, memory, rows, jax.random.key(0), evaluation)[0]
+        counts.append(np.bincount(np.asarray(action), minlength=A))
+    assert counts[0].min() > 70
+    assert counts[1].min() < 50
+    assert counts[2].max() == B
+
+
+def test_bad_settings_are_one_sentence() -> None:
+    wrong: Any = {"num_bins": (40, "must be odd"), "horizon": (0, "at least 1"), "norm": ("group", "norm")}
+    for name, (value, words) in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            EfficientZeroConfig(**{name: value})
+    with pytest.raises(ValueError, match="Discrete ones: use ppo"):
+        agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
+    with pytest.raises(ValueError, match="efficientzero cannot play against itself"):
+        agents.efficientzero.make(SPEC._replace(num_players=2))
