@@ -367,6 +367,7 @@ class Replay(NamedTuple):
       observed: rows of a sequence that come with their observations, the first ones; None for all.
       starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
         Numbers of sequences are numbers of rows then.
+      group: G updates that are drawn for at once, reanalysed together and learnt from in turn, with samples only.
     """
 
     capacity: int
@@ -383,6 +384,7 @@ class Replay(NamedTuple):
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
     observed: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
+    group: int = 1
 
 
 class Agent(NamedTuple):

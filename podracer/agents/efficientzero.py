@@ -18,6 +18,7 @@ to one interval, and not by one to two; the last state is not learnt twice. Its 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, prefix_models, returns, search, spaces, world_models
-from podracer.learning import augmentation, collectives, gradients, optimizer, reanalysis, trajectories
+from podracer.learning import augmentation, collectives, gradients, lars, optimizer, reanalysis, trajectories
 from podracer.learning.scalars import Bins
 from podracer.nets.layers import NormName
 from podracer.types import (
@@ -81,11 +82,15 @@ class EfficientZeroConfig:
       importance_exponent: beta at the beginning; it rises to 1 (paper: 0.4).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
+      reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
+        `target_interval`. What searches cost hardly depends on how many there are.
       target_interval: updates between copies of the parameters for it (paper: 200).
-      optimizer: "adam", or "sgd" with momentum 0.9 (paper).
+      optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
-      l2_cost: c of a further loss c |params|^2 (paper: 0.00005).
+      l2_cost: c of a further loss c |params|^2, with SGD and Adam (paper: 0.00005).
+      lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
+      lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
       max_grad_norm: clip by global norm, inf for none (paper: 5).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 4).
@@ -127,11 +132,14 @@ class EfficientZeroConfig:
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
     reanalyse: float = configs.field(1.0, low=0.0, high=1.0)
+    reanalyse_group: int = configs.field(1, low=1)
     target_interval: int = configs.field(100, low=1)
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "clipped_lars"] = "adam"
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     warmup_updates: int = configs.field(0, low=0)
     l2_cost: float = configs.field(0.0, low=0.0)
+    lars_eta: float = configs.field(0.03, low=0.0)
+    lars_start: int = configs.field(600, low=0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
@@ -150,6 +158,11 @@ class EfficientZeroConfig:
         if self.num_bins % 2 == 0:
             raise ValueError(
                 f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
+            )
+        if self.target_interval % self.reanalyse_group:
+            raise ValueError(
+                f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
+                "the updates of a group have one target."
             )
 
 
@@ -276,14 +289,13 @@ def make(
     stacked = nets.stacked_spec(spec, config.frame_stack)
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
-    transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
+    init_optimizer, step = _optimiser(config)
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
         params, statistics = model.init(key, example)
         target = jax.tree.map(jnp.copy, (params, statistics)) if config.reanalyse else ()
-        state = optimizer.init(transformation, params)
-        return LearnerState(params, state, dict(hyper), jnp.int32(0), Aux(statistics, target))
+        return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target))
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
@@ -358,14 +370,12 @@ def make(
         )
         grads, metrics = collectives.global_sum((grads, metrics))
         statistics = collectives.global_average(jax.tree.map(lambda x: x[0], statistics))
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
+        params, opt_state, grad_norm = step(
             grads,
             learner.opt_state,
             learner.params,
             learning_rate=learning_rate,
             max_grad_norm=learner.hyper["max_grad_norm"],
-            l2_cost=config.l2_cost,
         )
         metrics |= {"grad/norm": grad_norm}
         num_updates = learner.num_updates + 1
@@ -379,7 +389,9 @@ def make(
 
     def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         params, statistics = learner.aux.target
-        return actor_params(learner._replace(params=params, aux=learner.aux._replace(statistics=statistics)), progress)
+        copied = learner.num_updates // config.target_interval * config.target_interval
+        aux = learner.aux._replace(statistics=statistics)
+        return actor_params(learner._replace(params=params, num_updates=copied, aux=aux), progress)
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
@@ -393,6 +405,7 @@ def make(
         observed=K + n + 1 if config.reanalyse else K + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
+        group=config.reanalyse_group,
         ratio=config.samples_per_row,
         context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
@@ -421,6 +434,18 @@ def _model(spec: EnvSpec, config: EfficientZeroConfig) -> prefix_models.PrefixMo
     names += ("lstm_size", "projection_size", "forecast_size")
     shared: Any = {name: getattr(config, name) for name in names}
     return prefix_models.make(nets.stacked_spec(spec, config.frame_stack), **shared)
+
+
+def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Its `init` and its `step`."""
+    if config.optimizer == "clipped_lars":
+        heads = ("policy", "prefix", "value")
+        late = lambda params: [params["params"][head]["last"]["kernel"] for head in heads]  # noqa: E731
+        made = lars.ClippedLARS(late, config.lars_start, config.lars_eta)
+        return made.init, made.step
+    transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
+    step = functools.partial(optimizer.step, transformation, l2_cost=config.l2_cost)
+    return functools.partial(optimizer.init, transformation), step
 
 
 def _bins(config: EfficientZeroConfig) -> Bins:

@@ -299,7 +299,8 @@ def make(
         return learner, metrics, priorities.reshape(B)
 
     def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return actor_params(learner._replace(params=learner.aux), progress)
+        copied = learner.num_updates // config.target_interval * config.target_interval
+        return actor_params(learner._replace(params=learner.aux, num_updates=copied), progress)
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}

@@ -42,9 +42,9 @@ def global_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
     return total / jnp.maximum(count, 1e-8)
 
 
-def global_max(x: jax.Array) -> jax.Array:
-    """The largest element over all shards."""
-    return lax.pmax(jnp.max(x), DATA_AXES)
+def global_max(x: jax.Array, axis: int | None = None) -> jax.Array:
+    """The largest element over all shards, along an axis or of all."""
+    return lax.pmax(jnp.max(x, axis), DATA_AXES)
 
 
 def global_moments(x: jax.Array, weight: jax.Array, axis: Any = None) -> tuple[jax.Array, jax.Array, jax.Array]:

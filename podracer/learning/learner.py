@@ -28,9 +28,9 @@ class Counts(NamedTuple):
     Attributes:
       batches: int32 []; rollouts that were learnt from or added since the run began.
       rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
-      owed: int32 []; the part of an update that is owed, in units of the replay ratio's denominator, or ().
-      pending: int32 []; updates that are due, or () where updates are on the newest rollout.
-      updates: int32 []; updates on samples since the run began, or (); their keys are made from it.
+      owed: int32 []; the part of a group of updates that is owed, in units of the replay ratio's denominator, or ().
+      pending: int32 []; groups of updates (`Replay.group`) that are due, or () where updates are on the newest rollout.
+      updates: int32 []; groups of updates on samples since the run began, or (); their keys are made from it.
     """
 
     batches: jax.Array
@@ -276,17 +276,38 @@ def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
     return beta(progress) if callable(beta) else jnp.float32(beta)
 
 
-def _learning(agent: Agent) -> Callable[..., Any]:
-    """`Agent.learn`, after reanalysis where the agent has one."""
-    if agent.reanalyse is None:
-        return agent.learn
-    reanalyse, target_params = agent.reanalyse, agent.target_params
-    assert target_params is not None
+def _learning(agent: Agent, group: int) -> Callable[..., Any]:
+    """`Agent.learn` from a group of samples in turn, after reanalysis of all where the agent has one.
+
+    Metrics are sums over the updates of the group.
+    """
 
     def learn(state: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array) -> Any:
-        key, reanalyse_key = jax.random.split(key)
-        batch = reanalyse(target_params(state, progress), batch, reanalyse_key)
-        return agent.learn(state, batch, progress, key)
+        more: Metrics = {}
+        if agent.reanalyse is not None:
+            assert agent.target_params is not None
+            key, reanalyse_key = jax.random.split(key)
+            target = agent.target_params(state, progress)
+            batch = agent.reanalyse(target, batch, reanalyse_key)
+            # The updates of a group are learnt one later each.
+            staleness = (state.num_updates - target.version).astype(jnp.float32)
+            more = {"reanalyse/staleness": group * (staleness + (group - 1) / 2)}
+        if group == 1:
+            state, metrics, priorities = agent.learn(state, batch, progress, key)
+            return state, metrics | more, priorities
+
+        def update(carry: Any, of_update: Any) -> Any:
+            state, sums = carry
+            number, batch = of_update
+            state, metrics, priorities = agent.learn(state, batch, progress, jax.random.fold_in(key, number))
+            return (state, jax.tree.map(jnp.add, sums, metrics)), priorities
+
+        numbered = jnp.arange(group, dtype=jnp.int32), trajectories.split_batch(batch, group)
+        first = jax.tree.map(lambda x: x[0], numbered)
+        metrics = jax.eval_shape(lambda: agent.learn(state, first[1], progress, key)[1])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+        (state, metrics), priorities = lax.scan(update, (state, nothing), numbered)
+        return state, metrics | more, priorities.reshape(-1)
 
     return learn
 
@@ -295,12 +316,12 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
     """Updates on samples alone, as often as the replay ratio says."""
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
-    n, lanes = spec.batch_size // num_shards, plan.lanes * num_shards
+    group, n, lanes = spec.group, spec.batch_size // num_shards, plan.lanes * num_shards
     starts = lanes * plan.starts  # sequences that a rollout adds
-    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / spec.batch_size
+    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / (spec.batch_size * group)
     observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
-    mean = lambda x: collectives.global_mean(x, jnp.ones(n))  # noqa: E731
-    learn = _learning(agent)
+    mean = lambda x: collectives.global_mean(x, jnp.ones(group * n))  # noqa: E731
+    learn = _learning(agent, group)
 
     def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
@@ -318,8 +339,13 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
         return counts._replace(owed=owed, pending=counts.pending + due), ring, call
 
     def draw(counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
-        at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
-        metrics = {"replay/age": mean(at.age.astype(jnp.float32)), "replay/weight": mean(at.weight)}
+        at = replay.sample(plan, ring, counts.rollouts, key, group * n, _beta(spec, progress))
+        if group > 1:  # an update has samples from all of the ring, in the order of which they are drawn
+            at = jax.tree.map(lambda x: x.reshape(n, group).T, at)
+            largest = collectives.global_max(at.weight, axis=1)
+            at = at._replace(weight=at.weight / largest[:, None])
+            at = jax.tree.map(lambda x: x.reshape(-1), at)
+        metrics = {"replay/age": group * mean(at.age.astype(jnp.float32)), "replay/weight": group * mean(at.weight)}
         age = replay.transitions_since(plan, at, num_shards)
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
 
@@ -327,12 +353,12 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
         ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
         average = mean(priorities)
         return ring, {
-            "replay/priority": average,
-            "replay/priority_std": jnp.sqrt(mean(jnp.square(priorities - average))),
-            "replay/priority_max": collectives.global_max(priorities),
+            "replay/priority": group * average,
+            "replay/priority_std": group * jnp.sqrt(mean(jnp.square(priorities - average))),
+            "replay/priority_max": group * collectives.global_max(priorities),
             "replay/overwritten": collectives.global_sum(overwritten),
-            "replay/updates": jnp.float32(1),
-            "replay/ratio": jnp.float32(spec.batch_size / starts),
+            "replay/updates": jnp.float32(group),
+            "replay/ratio": jnp.float32(group * spec.batch_size / starts),
         }
 
     def drain(

@@ -1,0 +1,80 @@
+"""Clipped LARS (Mei et al. 2023, SpeedyZero, section 4.3): momentum whose steps are no larger than weights allow.
+
+    lambda = min(eta |w| / (|g| + beta |w|), 1)         of each array w with gradient g, after clipping by global norm
+    m <- mu m + lambda (g + beta w);   w <- w - lr m
+
+You et al. 2017's LARS also lengthens steps where gradients are small, which the clip at 1 keeps from happening. It
+begins late: heads that begin at 0 could never leave it, for no step is larger than a part of their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer.types import ArrayTree
+
+
+class State(NamedTuple):
+    """The optimiser's state: m of every array, whether lambda counts yet (bool []), and steps so far (int32 [])."""
+
+    momentum: ArrayTree
+    active: jax.Array
+    steps: jax.Array
+
+
+class ClippedLARS(NamedTuple):
+    """The optimiser.
+
+    Attributes:
+      late: `(params) -> arrays` that must have grown to a norm of `LARGE` before lambda counts.
+      start: steps before which it does not count either.
+      eta: the largest step of an array by its norm.
+      eta_vectors: of those with one dim: biases, and scales and offsets of norms.
+      momentum: mu.
+      decay: beta.
+    """
+
+    late: Callable[[ArrayTree], Sequence[jax.Array]]
+    start: int
+    eta: float = 0.03
+    eta_vectors: float = 0.05
+    momentum: float = 0.9
+    decay: float = 1e-4
+
+    def init(self, params: ArrayTree) -> State:
+        return State(jax.tree.map(jnp.zeros_like, params), jnp.bool_(False), jnp.int32(0))
+
+    def step(
+        self,
+        grads: ArrayTree,
+        state: State,
+        params: ArrayTree,
+        *,
+        learning_rate: jax.Array,
+        max_grad_norm: jax.Array,
+    ) -> tuple[ArrayTree, State, jax.Array]:
+        """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
+        clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+        grown = jnp.all(jnp.stack([jnp.linalg.norm(w) >= LARGE for w in self.late(params)]))
+        active = state.active | ((state.steps >= self.start) & grown)
+
+        def new_momentum(m: jax.Array, g: jax.Array, w: jax.Array) -> jax.Array:
+            g = clip * g
+            eta, size = self.eta_vectors if w.ndim <= 1 else self.eta, jnp.sqrt(jnp.sum(jnp.square(w)))
+            whole = jnp.sqrt(jnp.sum(jnp.square(g))) + self.decay * size
+            ratio = jnp.minimum(eta * size / jnp.where(whole > 0, whole, 1.0), 1.0)
+            ratio = jnp.where(active & (size > 0) & (whole > 0), ratio, 1.0)
+            return self.momentum * m + ratio * (g + self.decay * w)
+
+        momentum = jax.tree.map(new_momentum, state.momentum, grads, params)
+        params = jax.tree.map(lambda w, m: w - learning_rate * m, params, momentum)
+        return params, State(momentum, active, state.steps + 1), norm
+
+
+LARGE = 0.1
+"""The norm at which an array that began at 0 counts as grown."""
