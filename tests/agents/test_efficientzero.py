@@ -271,3 +271,50 @@ def test_bad_settings_are_one_sentence() -> None:
         agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     with pytest.raises(ValueError, match="efficientzero cannot play against itself"):
         agents.efficientzero.make(SPEC._replace(num_players=2))
+
+
+def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
+    """Of the network for Atari: biases, scales and offsets are vectors, and nothing else is; heads begin at 0."""
+    spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6), None)
+    agent = agents.efficientzero.make(spec, EfficientZeroConfig(norm="batch", optimizer="clipped_lars"))
+    learner = jax.eval_shape(agent.init, jax.random.key(0), harness.hyper(agent))
+    for path, x in jax.tree_util.tree_leaves_with_path(learner.params):
+        name = jax.tree_util.keystr(path)
+        assert (x.ndim == 1) == name.endswith(("['bias']", "['scale']")), name
+    small = made(optimizer="clipped_lars", lars_start=0)
+    batch = harness.taken(harness.batch_of(small, A), np.arange(8))
+    begin = jax.jit(small.init)(jax.random.key(0), harness.hyper(small))
+    assert not bool(learn(small, batch, begin)[0].opt_state.active)
+    assert bool(learn(small, batch, learner_of(small))[0].opt_state.active)
+
+
+@pytest.mark.parametrize("reanalyse", [0.0, 1.0])
+def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
+    """Eight samples that are reanalysed together and learnt from in four updates."""
+    from podracer.learning import learner as learning
+
+    agent = made(unroll_length=2, reanalyse=reanalyse, dirichlet_fraction=0.0, target_interval=4, reanalyse_group=4)
+    batch = harness.taken(harness.batch_of(agent, A), np.arange(8))
+    begin = learner_of(agent)
+    key = jax.random.key(5)
+    run = harness.alone(learning._learning(agent, 4))
+    together, sums, priorities = run(begin, batch, jnp.float32(0), key)
+    state, each, errors = begin, [], []
+    learn_key, reanalyse_key = jax.random.split(key) if reanalyse else (key, key)
+    for i in range(4):
+        part = harness.taken(batch, np.arange(2 * i, 2 * i + 2))
+        if reanalyse:
+            target = agent.target_params(state, jnp.float32(0))  # type: ignore[misc]
+            assert int(target.version) == 0
+            part = jax.jit(agent.reanalyse)(target, part, reanalyse_key)  # type: ignore[arg-type]
+        state, metrics, error = harness.alone(agent.learn)(
+            state, part, jnp.float32(0), jax.random.fold_in(learn_key, i)
+        )
+        each.append(metrics)
+        errors.append(error)
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(state)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(priorities, np.concatenate(errors), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sums["loss/total"], sum(m["loss/total"] for m in each), rtol=1e-4)
+    if reanalyse:
+        assert float(sums["reanalyse/staleness"]) == 0 + 1 + 2 + 3
