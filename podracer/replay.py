@@ -17,6 +17,7 @@ same everywhere (`Counts`), so that branches around collectives may read it. Lan
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +50,7 @@ class Ring(NamedTuple):
       priority: float32 [L P]; of the P places of a lane where sequences may begin, to the power of the exponent; 0
         where none begins that is all there.
       largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
+      fresh: float32 [L P]; priorities to be, of those that this sweep has come by (see `refresh`), else 0; () without.
 
     An empty ring is all zeros.
     """
@@ -61,6 +63,7 @@ class Ring(NamedTuple):
     lane: jax.Array
     priority: jax.Array
     largest: jax.Array
+    fresh: Any = ()
 
 
 class Sample(NamedTuple):
@@ -172,6 +175,7 @@ def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
         lane=jnp.zeros(L, jnp.int32),
         priority=jnp.zeros(L * plan.places),
         largest=jnp.float32(0),
+        fresh=jnp.zeros(L * plan.places) if replay.refresh_interval else (),
     )
 
 
@@ -220,7 +224,9 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
         seen = jax.tree.map(take(rows), ring.rows._replace(observation=()))
         mass = _mass(replay, replay.priority(seen, jax.tree.map(take(rows), ring.extras)))
     priority = ring.priority.at[at(lost)].set(0.0)
-    return ring._replace(priority=priority.at[at(new)].set(jnp.where(there, mass, 0.0)))
+    # What is new keeps its first priority until it is swept by.
+    fresh = ring.fresh.at[at(lost)].set(0.0) if replay.refresh_interval else ()
+    return ring._replace(priority=priority.at[at(new)].set(jnp.where(there, mass, 0.0)), fresh=fresh)
 
 
 def _write(where: jax.Array, what: jax.Array, start: tuple[Any, ...]) -> jax.Array:
@@ -308,16 +314,29 @@ def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: A
       observations: tree of [any, any, ...]; what observations look like (shapes will do), for the ring has them flat.
     """
     lane, place = at.index // plan.places, at.index % plan.places
-    start = place * plan.stride
+    return _cut(plan, replay, ring, lane, place * plan.stride, plan.length, observations, replay.observed)
+
+
+def _cut(
+    plan: Layout,
+    replay: Replay,
+    ring: Ring,
+    lane: jax.Array,
+    start: jax.Array,
+    length: int,
+    observations: ArrayTree,
+    observed: int | None = None,
+) -> Trajectory:
+    """Rows of lanes [n] from rows [n] on, as a trajectory [length - 1, n]."""
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
     before = _rows(plan, start, range(-plan.context, 0))
-    rows = _rows(plan, start, range(plan.length))
-    kept = jax.tree.map(lambda x: x[lane, place // plan.starts], ring.actor_state)
+    rows = _rows(plan, start, range(length))
+    kept = jax.tree.map(lambda x: x[lane, start // plan.rollout_length], ring.actor_state)
     seen = lambda where: shaped(jax.tree.map(take(where), ring.rows.observation), 2, observations)  # noqa: E731
     context = (seen(before), take(before)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=timesteps._replace(observation=seen(rows[: replay.observed])),
+        timesteps=timesteps._replace(observation=seen(rows[:observed])),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
         actor_state=replay.restore(kept, *context),
@@ -347,6 +366,65 @@ def update(
     if replay.priority is None:
         ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
     return ring, jnp.sum((~there).astype(jnp.float32))
+
+
+SEGMENT = 64
+"""Rows of every lane whose priorities are renewed together."""
+
+
+def refresh(
+    plan: Layout,
+    replay: Replay,
+    ring: Ring,
+    counts: jax.Array,
+    renew: Callable[[Trajectory, jax.Array], jax.Array],
+    part: tuple[jax.Array, int],
+    observations: ArrayTree,
+    num_shards: int,
+) -> Ring:
+    """A part of a sweep over all rows, which gives each a new priority from one set of parameters; its end swaps them
+    in (Mei et al. 2023, SpeedyZero, section 4.2).
+
+    What was added since the sweep began keeps its first priority.
+
+    Args:
+      plan: the numbers.
+      replay: the agent's, with `starts="rows"`.
+      ring: what is there.
+      counts: int32 [groups]; rollouts of each group so far.
+      renew: `(Trajectory [m + reach - 1, L], age int32 [m, L]) -> priorities [m, L]`; `Agent.refresh`.
+      part: int32 [] p, of the I parts of a sweep (`refresh_interval` / `group`), from 0, and I.
+      observations: as in `gather`.
+      num_shards: S.
+    """
+    number, of = part
+    rows = plan.slots * plan.rollout_length
+    segments = -(-rows // SEGMENT)
+    filled = -(-jnp.minimum(jnp.max(counts), plan.slots) * plan.rollout_length // SEGMENT)
+    lane = jnp.arange(plan.groups * plan.lanes, dtype=jnp.int32)
+
+    def segment(i: jax.Array, fresh: jax.Array) -> jax.Array:
+        # The last one ends with the ring, and so may go over rows that the one before went over.
+        start = jnp.minimum(i * SEGMENT, max(rows - SEGMENT, 0))
+        at = start + jnp.arange(min(SEGMENT, rows), dtype=jnp.int32)
+        index = lane[None] * plan.places + at[:, None]
+        starts = jnp.broadcast_to(start, lane.shape)
+        trajectory = _cut(plan, replay, ring, lane, starts, at.size + replay.reach, observations)
+        generation, newest = _generation(plan, index, counts)
+        here = Sample(index, generation, jnp.ones(()), newest - generation)
+        mass = _mass(replay, renew(trajectory, transitions_since(plan, here, num_shards)))
+        old = ring.priority[index]
+        return fresh.at[index].set(jnp.where(old > 0, mass, 0.0))
+
+    begin, end = (jnp.minimum(segments * p // of, filled) for p in (number, number + 1))
+    ring = ring._replace(fresh=lax.fori_loop(begin, end, segment, ring.fresh))
+    over = number + 1 == of
+    swapped = jnp.where((ring.fresh > 0) & (ring.priority > 0), ring.fresh, ring.priority)
+    return ring._replace(
+        priority=jnp.where(over, swapped, ring.priority),
+        largest=jnp.where(over & jnp.any(ring.fresh > 0), jnp.max(ring.fresh), ring.largest),
+        fresh=jnp.where(over, 0.0, ring.fresh),
+    )
 
 
 def _largest(ring: Ring) -> jax.Array:

@@ -105,7 +105,8 @@ def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | No
       values: [T+1, B]; what a return bootstraps from at every row.
       step: rewards, discounts (already times gamma) and masks, [T, B].
       n: how many rewards.
-      horizon: int32 [B]; how many of them in each lane, if not n in all.
+      horizon: int32 [B] or [T+1, B]; how many of them in each lane or row, if not n in all; no row's is larger than the
+        next one's.
     """
     returns = values
     for i in range(n):

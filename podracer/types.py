@@ -368,6 +368,9 @@ class Replay(NamedTuple):
       starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
         Numbers of sequences are numbers of rows then.
       group: G updates that are drawn for at once, reanalysed together and learnt from in turn, with samples only.
+      refresh_interval: updates of a sweep that renews the priorities of all rows (`Agent.refresh`), in multiples of G;
+        what learning returns is logged then, and not written. 0 for none.
+      reach: rows of a sequence behind row 0 that its priority depends on.
     """
 
     capacity: int
@@ -385,6 +388,8 @@ class Replay(NamedTuple):
     observed: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
     group: int = 1
+    refresh_interval: int = 0
+    reach: int = 0
 
 
 class Agent(NamedTuple):
@@ -405,6 +410,10 @@ class Agent(NamedTuple):
       target_params: `(LearnerState, progress) -> ActorParams`; what `reanalyse` acts by.
       reanalyse: `(ActorParams, Batch, key) -> Batch`; samples as newer parameters would have acted, before they are
         learnt from, one by one: without collectives, and whatever else is in the batch. None leaves them as they are.
+      refresh_params: `(LearnerState, progress) -> ActorParams`; those of the update that this sweep of `refresh` began
+        with, a multiple of `Replay.refresh_interval`.
+      refresh: `(ActorParams, Trajectory [m + reach - 1, B], age int32 [m, B]) -> [m, B]`; priorities of the sequences
+        that begin at the first m rows, `age` as in `Batch`.
     """
 
     name: str
@@ -418,6 +427,8 @@ class Agent(NamedTuple):
     replay: Replay | None = None
     target_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
     reanalyse: Callable[[ActorParams, Batch, jax.Array], Batch] | None = None
+    refresh_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
+    refresh: Callable[[ActorParams, Trajectory, jax.Array], jax.Array] | None = None
 
 
 class EpisodeStats(NamedTuple):

@@ -41,6 +41,7 @@ from podracer.types import (
     Metrics,
     Replay,
     TimeStep,
+    Trajectory,
     check_one_player,
 )
 
@@ -80,6 +81,8 @@ class EfficientZeroConfig:
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
       importance_exponent: beta at the beginning; it rises to 1 (paper: 0.4).
+      refresh_interval: updates in which all priorities are renewed by one set of parameters (Mei et al. 2023: 10), in
+        multiples of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
       reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
@@ -131,6 +134,7 @@ class EfficientZeroConfig:
     replay_min_size: int = configs.field(500, low=1)
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
+    refresh_interval: int = configs.field(0, low=0)
     reanalyse: float = configs.field(1.0, low=0.0, high=1.0)
     reanalyse_group: int = configs.field(1, low=1)
     target_interval: int = configs.field(100, low=1)
@@ -164,14 +168,20 @@ class EfficientZeroConfig:
                 f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
                 "the updates of a group have one target."
             )
+        if self.refresh_interval % self.reanalyse_group:
+            raise ValueError(
+                f"refresh_interval={self.refresh_interval} must be a multiple of reanalyse_group="
+                f"{self.reanalyse_group}."
+            )
 
 
 class Aux(NamedTuple):
-    """What a learner has beside its parameters: statistics of layers that have some, and the parameters and statistics
-    that reanalyse."""
+    """What a learner has beside its parameters: statistics of layers that have some, and older parameters and
+    statistics, that reanalyse and that priorities are refreshed by; () where nothing is."""
 
     statistics: ArrayTree
     target: tuple[ArrayTree, ArrayTree] | tuple[()]
+    sweep: tuple[ArrayTree, ArrayTree] | tuple[()]
 
 
 class Targets(NamedTuple):
@@ -210,9 +220,8 @@ def targets(
       age: int32 [B]; transitions since row 0.
       config: the settings.
     """
-    K, n = config.unroll_length, config.n_step
-    lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
-    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n, jnp.clip(n - lost, 1, n))[: K + 1]
+    K, m = config.unroll_length, _rewards_in_targets(age, config)
+    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, config.n_step, m)[: K + 1]
     sums = returns.prefixes(step.reward[:K], config.horizon)
     valid = returns.reached(step.mask[:K])
     prefix = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
@@ -294,8 +303,11 @@ def make(
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
         params, statistics = model.init(key, example)
-        target = jax.tree.map(jnp.copy, (params, statistics)) if config.reanalyse else ()
-        return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target))
+        target, swept = (
+            jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()
+            for wanted in (config.reanalyse, config.refresh_interval)
+        )
+        return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
         part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
@@ -379,19 +391,42 @@ def make(
         )
         metrics |= {"grad/norm": grad_norm}
         num_updates = learner.num_updates + 1
-        copy, target = num_updates % config.target_interval == 0, learner.aux.target
-        if target:
-            target = jax.tree.map(lambda old, new: jnp.where(copy, new, old), target, (params, statistics))
-        learner = learner._replace(
-            params=params, opt_state=opt_state, num_updates=num_updates, aux=Aux(statistics, target)
+
+        def copied(old: Any, interval: int) -> Any:
+            copy = num_updates % interval == 0 if interval else False
+            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, (params, statistics)) if old else ()
+
+        aux = Aux(
+            statistics,
+            copied(learner.aux.target, config.target_interval),
+            copied(learner.aux.sweep, config.refresh_interval),
         )
+        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
         return learner, metrics, errors.reshape(B)
 
-    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        params, statistics = learner.aux.target
-        copied = learner.num_updates // config.target_interval * config.target_interval
+    def earlier(learner: LearnerState, progress: jax.Array, what: Any, interval: int) -> ActorParams:
+        params, statistics = what
+        version = learner.num_updates // interval * interval
         aux = learner.aux._replace(statistics=statistics)
-        return actor_params(learner._replace(params=params, num_updates=copied, aux=aux), progress)
+        return actor_params(learner._replace(params=params, num_updates=version, aux=aux), progress)
+
+    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return earlier(learner, progress, learner.aux.target, config.target_interval)
+
+    def refresh_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return earlier(learner, progress, learner.aux.sweep, config.refresh_interval)
+
+    def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
+        """|V(o_i) - z_i| of the first rows, with V of one set of parameters."""
+        seen = nets.inputs(observer, rows).observation
+        variables = plan.variables(actor)
+        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        value = root.value.reshape(rows.timesteps.reward.shape)
+        step = _transitions(rows.timesteps, actor.aux["discount"], config)
+        m = _rewards_in_targets(age, config)
+        m = jnp.concatenate([m, jnp.broadcast_to(m[-1:], (len(value) - len(m), *m.shape[1:]))])
+        z = returns.n_step(jnp.where(rows.timesteps.discount == 0, 0.0, value), step, n, m)
+        return jnp.abs(value - jnp.concatenate([z, value[-1:]]))[: len(age)]
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
@@ -406,6 +441,8 @@ def make(
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         group=config.reanalyse_group,
+        refresh_interval=config.refresh_interval,
+        reach=n,
         ratio=config.samples_per_row,
         context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
@@ -413,7 +450,9 @@ def make(
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )
-    renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    renewal: dict[str, Any] = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    if config.refresh_interval:
+        renewal |= {"refresh_params": refresh_params, "refresh": refresh}
     return Agent(
         "efficientzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal
     )
@@ -471,7 +510,17 @@ def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> 
     """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
     trajectory = batch.trajectory
     rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
-    mask = 1.0 - rows.first[1:].astype(jnp.float32)
-    step = returns.Transitions(reward[1:], discount * rows.discount[1:], mask)
+    step = _transitions(rows, discount, config)
     return targets(step, rows.discount, trajectory.extras["policy"], trajectory.extras["value"], batch.age, config)
+
+
+def _transitions(rows: TimeStep, discount: jax.Array, config: EfficientZeroConfig) -> returns.Transitions:
+    """Of consecutive rows, rewards clipped and discounts times gamma as the config says."""
+    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
+    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+
+
+def _rewards_in_targets(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
+    """m, by how many transitions have been made since (Ye et al. 2021, section 4.3)."""
+    lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
+    return jnp.clip(config.n_step - lost, 1, config.n_step)

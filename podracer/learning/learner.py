@@ -8,6 +8,7 @@ runs repeat, and the replay ratio is what the configuration says. Updates that a
 from __future__ import annotations
 
 import fractions
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -320,6 +321,10 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
     starts = lanes * plan.starts  # sequences that a rollout adds
     per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / (spec.batch_size * group)
     observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
+    if spec.refresh_interval % group:
+        raise ValueError(
+            f"refresh_interval={spec.refresh_interval} is not a multiple of the {group} updates that are drawn at once."
+        )
     mean = lambda x: collectives.global_mean(x, jnp.ones(group * n))  # noqa: E731
     learn = _learning(agent, group)
 
@@ -349,8 +354,22 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
         age = replay.transitions_since(plan, at, num_shards)
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
 
+    def sweep(state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array) -> Any:
+        """A part of the sweep that renews priorities, in front of group `number` of updates."""
+        if not spec.refresh_interval:
+            return ring, {}
+        assert agent.refresh_params is not None
+        assert agent.refresh is not None
+        renew = functools.partial(agent.refresh, agent.refresh_params(state, progress))
+        part = number % (spec.refresh_interval // group), spec.refresh_interval // group
+        ring = replay.refresh(plan, spec, ring, counts.rollouts, renew, part, observations, num_shards)
+        begun = jnp.maximum(number * group // spec.refresh_interval - 1, 0) * spec.refresh_interval
+        return ring, {"refresh/age": (group * (number * group - begun)).astype(jnp.float32)}
+
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
-        ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
+        overwritten = jnp.float32(0)
+        if not spec.refresh_interval:
+            ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
         average = mean(priorities)
         return ring, {
             "replay/priority": group * average,
@@ -366,19 +385,20 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
     ) -> Any:
         def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
             # Of the ring, an update changes nothing but the priorities.
-            now = ring._replace(priority=changes[0], largest=changes[1])
+            now = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
             sample_key, learn_key = update_keys(key, counts.updates + i)
             at, batch, drawn = draw(counts, now, (), progress, sample_key)
+            now, swept = sweep(state, counts, now, counts.updates + i, progress)
             state, metrics, priorities = learn(state, batch, progress, learn_key)
             now, written = write(counts, now, at, priorities)
-            return state, (now.priority, now.largest), metrics | drawn | written
+            return state, (now.priority, now.largest, now.fresh), metrics | drawn | swept | written
 
         def body(i: jax.Array, carry: Any) -> Any:
             state, changes, sums = carry
             state, changes, metrics = update(i, state, changes)
             return state, changes, jax.tree.map(jnp.add, sums, metrics)
 
-        changes = ring.priority, ring.largest
+        changes = ring.priority, ring.largest, ring.fresh
         if isinstance(number, int) and number == 1:  # no loop, in which XLA:CPU is slow at convolutions
             state, changes, metrics = update(0, state, changes)
         else:
@@ -386,6 +406,7 @@ def _sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, o
             nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             state, changes, metrics = lax.fori_loop(0, number, body, (state, changes, nothing))
         counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
-        return state, counts, ring._replace(priority=changes[0], largest=changes[1]), metrics
+        ring = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
+        return state, counts, ring, metrics
 
     return Steps(add, draw, learn, write, drain)

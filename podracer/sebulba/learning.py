@@ -91,6 +91,8 @@ def make(
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
     if replay_memory == "device":
         place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
+    elif agent.replay is not None and agent.replay.refresh_interval:
+        raise ValueError("replay_memory='host': priorities are refreshed where the network is; use 'device'.")
     elif core.steps is not None:
         place = HostReplay(core.steps, layout)
     else:
