@@ -318,3 +318,29 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
     np.testing.assert_allclose(sums["loss/total"], sum(m["loss/total"] for m in each), rtol=1e-4)
     if reanalyse:
         assert float(sums["reanalyse/staleness"]) == 0 + 1 + 2 + 3
+
+
+def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
+    """Of windows as trajectories of rows: |V - z| with V of one set of parameters, and rewards by age."""
+    agent = made(refresh_interval=10, unroll_length=1)
+    batch = harness.batch_of(agent, A)
+    learner = learner_of(agent)
+    rows = batch.trajectory
+    n = agent.config.n_step
+    cut = jax.tree.map(lambda x: x[: n + 1], rows.timesteps)
+    trajectory = rows._replace(timesteps=cut)
+    learner = learner._replace(aux=learner.aux._replace(sweep=(learner.params, {})), num_updates=jnp.int32(27))
+    actor = agent.refresh_params(learner, jnp.float32(0))  # type: ignore[misc]
+    assert int(actor.version) == 20
+    found = jax.jit(agent.refresh)(actor, trajectory, batch.age[None])  # type: ignore[misc]
+    values = actor_values(agent, actor, rows.timesteps.observation)
+    extras = rows.extras | {"value": jnp.concatenate([values, jnp.zeros_like(rows.extras["value"][len(values) :])])}
+    _, _, priorities = learn(agent, batch._replace(trajectory=rows._replace(extras=extras)), learner)
+    np.testing.assert_allclose(found[0], priorities, rtol=1e-3, atol=1e-4)
+
+
+def actor_values(agent: Agent, actor: Any, observation: jax.Array) -> jax.Array:
+    """V of observations [rows, B, 3]."""
+    model, flat = prefix_models.make(SPEC, **SIZES), observation.reshape(-1, 3)
+    _, said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))
+    return Bins(11, agent.config.max_value).expectation(said).reshape(observation.shape[:2])
