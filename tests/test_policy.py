@@ -44,8 +44,15 @@ CASES = {
         VECTOR,
     ),
 }
+CASES["efficientzero"] = (
+    agents.efficientzero.make,
+    agents.EfficientZeroConfig(
+        **SMALL, state_size=6, head_size=8, lstm_size=4, projection_size=8, num_bins=11, simulations=4, frame_stack=2
+    ),
+    VECTOR,
+)
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
-MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "muzero": 1}
+MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "efficientzero": 1, "muzero": 1}
 
 
 class Case:
@@ -56,7 +63,7 @@ class Case:
         self.agent = make(self.spec, config)
         hyper = {key: jnp.float32(value) for key, value in self.agent.hyper.items()}
         learner = jax.jit(self.agent.init)(jax.random.key(3), hyper)
-        if name == "muzero":  # its heads begin at 0
+        if name in ("efficientzero", "muzero"):  # their heads begin at 0
             noise = lambda x: 0.1 * jax.random.normal(jax.random.key(x.size), x.shape)  # noqa: E731
             learner = learner._replace(params=jax.tree.map(lambda x: x + noise(x), learner.params))
         learner = learner._replace(params=jax.tree.map(lambda x: 20.0 * x, learner.params))
@@ -98,7 +105,10 @@ def case():
     "name",
     [
         *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo lstm", "vtrace images", "muzero")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("ppo lstm", "vtrace images", "efficientzero", "muzero")
+        ),
     ],
 )
 def test_actors_act_as_evaluation_does(case, name):
@@ -130,7 +140,14 @@ def test_one_lane_acts_alone(case, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["r2d2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo box", "vtrace images", "muzero"))]
+    "name",
+    [
+        "r2d2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("ppo box", "vtrace images", "efficientzero", "muzero")
+        ),
+    ],
 )
 def test_exported_policies_act_alike(case, name, tmp_path):
     case = case(name)

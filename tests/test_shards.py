@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 UPDATES = 10
 CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0}
-AGENTS = ("alphazero", "dqn", "muzero", "ppo", "pqn", "vtrace", "r2d2")
+AGENTS = ("alphazero", "dqn", "efficientzero", "muzero", "ppo", "pqn", "vtrace", "r2d2")
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
 CONFIGS = {
@@ -46,6 +46,11 @@ CONFIGS = {
         },
         **{"batch_size": 16, "replay_min_size": 1, "reanalyse": 0.5, "target_interval": 3},
     },
+    "efficientzero": {
+        **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
+        **{"projection_size": 8, "forecast_size": 8, "batch_size": 16, "replay_min_size": 1, "target_interval": 2},
+        **{"reanalyse_group": 2, "refresh_interval": 4},
+    },
     "alphazero": {"simulations": 4, "n_step": 3, "batch_size": 16, "replay_min_size": 1},
 }
 
@@ -56,7 +61,7 @@ def train(agent, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fal
     config |= CONFIGS[agent] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
     if agent == "dqn":  # one update per rollout
         config |= {"update_period": 10 * num_envs, "target_period": 20 * num_envs}
-    if agent in ("alphazero", "muzero"):
+    if agent in ("alphazero", "efficientzero", "muzero"):
         config["samples_per_row"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     plain = mock.patch.object(optimizer, "make", return_value=optax.identity())

@@ -17,6 +17,7 @@ class Difference(NamedTuple):
       base: the preset that it changes; the agent's defaults if None.
       agent: fields of the agent's config.
       run: fields of `RunConfig`.
+      env: fields of `AtariOptions`, which go before the protocol's.
       protocol: how games are played (`podracer.atari.PROTOCOLS`); as the base has it if empty.
     """
 
@@ -24,6 +25,7 @@ class Difference(NamedTuple):
     agent: Mapping[str, Any] = {}
     run: Mapping[str, Any] = {}
     protocol: str = ""
+    env: Mapping[str, Any] = {}
 
 
 DQN: dict[str, Difference] = {
@@ -129,13 +131,69 @@ as PPO's do, for 200M frames. MuZero's settings are its paper's, but for 4 frame
 `samples_per_row` of Schrittwieser et al. 2021."""
 
 
-def resolve(name: str) -> Difference:
-    """A preset of DQN as what it changes of the agent's defaults: base None, its own entries before its base's."""
-    found = DQN[name]
+EFFICIENTZERO: dict[str, Difference] = {
+    "atari": Difference(
+        None,
+        {
+            "simulations": 50,
+            "correction_interval": 30_000,
+            "discount": 0.997**4,
+            "max_value": 58_705.584,  # which `returns.rescale` makes 300 of, so that bins are 1 apart
+            "num_bins": 601,
+            "batch_size": 256,
+            "samples_per_row": 256.0,
+            "replay_capacity": 100_000,
+            "replay_min_size": 2_000,
+            "reanalyse_group": 8,
+            "target_interval": 200,
+            "optimizer": "sgd",
+            "learning_rate": 0.2,
+            "warmup_updates": 1_000,
+            "l2_cost": 5e-5,
+            "clip_rewards": True,
+            "frame_stack": 4,
+            "torso": "convolutions",
+            "norm": "batch",
+            "head_size": 32,
+            "lstm_size": 512,
+            "projection_size": 1024,
+            "forecast_size": 512,
+        },
+        {"num_envs": 8},
+        "atari100k",
+        {"image_size": 96, "grayscale": False},
+    ),
+    "speedyzero": Difference(
+        "atari",
+        {
+            "batch_size": 2048,
+            "reanalyse_group": 5,
+            "target_interval": 25,
+            "refresh_interval": 10,
+            "optimizer": "clipped_lars",
+            "learning_rate": 0.5657,
+            "warmup_updates": 125,
+            "max_grad_norm": 10.0,
+            "augment": True,
+        },
+        {"num_shards": 8},
+    ),
+}
+"""Of `efficientzero`: Ye et al. 2021 by their code, with 100,000 steps, and Mei et al. 2023 (SpeedyZero), whose batches
+have eight shards, also on one device, for statistics are of a shard."""
+
+SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
+"""Agents that have several presets for Atari."""
+
+
+def resolve(agent: str, name: str) -> Difference:
+    """A preset as what it changes of the agent's defaults: base None, its own entries before its base's."""
+    found = SEVERAL[agent][name]
     if found.base is None:
         return found
-    base = resolve(found.base)
-    return Difference(None, {**base.agent, **found.agent}, {**base.run, **found.run}, found.protocol or base.protocol)
+    base = resolve(agent, found.base)
+    layers = ({**getattr(base, part), **getattr(found, part)} for part in ("agent", "run"))
+    return Difference(None, *layers, found.protocol or base.protocol, {**base.env, **found.env})
 
 
 def rollout_length(target_period: int, num_envs: int) -> int:

@@ -62,7 +62,9 @@ class AtariOptions(EnvPoolOptions):
       full_action_space: all 18 actions instead of those that do something.
       sticky_actions: probability in each frame that the previous action is repeated (Machado et al. 2018).
       evaluation_max_episode_steps: the time limit in evaluation; `max_episode_steps` if None.
-      resize: how frames become 84 x 84: "area" averages pixels (OpenCV's INTER_AREA), "bilinear" is its INTER_LINEAR.
+      image_size: rows, and columns, that frames are made smaller to.
+      grayscale: frames of one channel; of three, red, green and blue, if not.
+      resize: how they become smaller: "area" averages pixels (OpenCV's INTER_AREA), "bilinear" is its INTER_LINEAR.
     """
 
     frame_skip: int = configs.field(4, low=1)
@@ -72,6 +74,8 @@ class AtariOptions(EnvPoolOptions):
     full_action_space: bool = False
     sticky_actions: float = configs.field(0.0, low=0.0, high=1.0)
     evaluation_max_episode_steps: int | None = configs.field(None, low=1)
+    image_size: int = configs.field(84, low=16, high=210)
+    grayscale: bool = True
     resize: Literal["area", "bilinear"] = "area"
 
 
@@ -183,6 +187,9 @@ class EnvPoolEnvironments:
                 "use_fire_reset": options.fire_reset,
                 "full_action_space": options.full_action_space,
                 "repeat_action_probability": options.sticky_actions,
+                "img_height": options.image_size,
+                "img_width": options.image_size,
+                "gray_scale": options.grayscale,
                 "use_inter_area_resize": options.resize == "area",
             }
             if evaluation and options.evaluation_max_episode_steps:

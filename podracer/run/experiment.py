@@ -131,7 +131,7 @@ def make_planner(agent: Agent, environment: Environment | HostEnvironments, netw
       ValueError: where it does not.
     """
     if agent.name not in PLANNERS:
-        raise ValueError(f"{agent.name} does not search; {' and '.join(PLANNERS)} do.")
+        raise ValueError(f"{agent.name} does not search; {', '.join([*PLANNERS][:-1])} and {[*PLANNERS][-1]} do.")
     return PLANNERS[agent.name](_rules(agent.name, environment), agent.config, network)
 
 

@@ -100,7 +100,7 @@ matter."""
 
 def names(agent: str) -> tuple[str, ...]:
     """The presets of an agent by name."""
-    of_atari = tuple(papers.DQN) if agent == "dqn" else ("atari",) if agent in papers.PAPERS else ()
+    of_atari = tuple(papers.SEVERAL.get(agent, ("atari",) if agent in papers.PAPERS else ()))
     return (*of_atari, *(name for name, tasks in TASKS.items() if any(whose == agent for whose, _ in tasks)))
 
 
@@ -161,9 +161,9 @@ def _of_task(name: str, agent: str, environment: str) -> Settings:
 
 def _of_atari(name: str, agent: str, environment: str) -> Settings:
     _check_game(f"preset={name!r}", environment)
-    if agent == "dqn":
-        found = papers.resolve(name)
-        return Settings(found.agent, found.run, {}, {"protocol": found.protocol})
+    if agent in papers.SEVERAL:
+        found = papers.resolve(agent, name)
+        return Settings(found.agent, found.run, found.env, {"protocol": found.protocol})
     goes_with = papers.PAPERS[agent]
     changes = goes_with.agent or _changes(AGENTS[agent][0].atari())  # type: ignore[attr-defined]
     return Settings(changes, goes_with.run, {}, {"protocol": goes_with.protocol})

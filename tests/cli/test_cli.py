@@ -87,7 +87,7 @@ def complaint(capsys, command):
         ("train --resume vtrace catch", "train needs an agent and an environment"),
         (
             "train vtrac catch",
-            "unknown agent 'vtrac'; did you mean 'vtrace'? known: alphazero, dqn, muzero, ppo, pqn, r2d2, vtrace.",
+            "unknown agent 'vtrac'; did you mean 'vtrace'? known: alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, vtrace.",
         ),
         ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
         ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),

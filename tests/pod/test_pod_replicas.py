@@ -21,7 +21,7 @@ from podracer.sebulba import runner
 pytestmark = pytest.mark.slow
 
 LAYOUT = {"num_shards": 4, "replicas": 2}
-AGENTS = ("dqn", "muzero", "ppo", "pqn", "r2d2", "vtrace")
+AGENTS = ("dqn", "efficientzero", "muzero", "ppo", "pqn", "r2d2", "vtrace")
 
 
 def train(agent, **settings):

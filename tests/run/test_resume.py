@@ -43,6 +43,11 @@ SEARCH_CASES = {
     "muzero": "train muzero memory_chain --env.length 3 --arch sebulba --mode lockstep --agent.simulations 4 "
     "--agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 --agent.reanalyse 0.5 "
     "--agent.target-interval 7 --agent.replay-capacity 400 --agent.replay-min-size 100",
+    # Two networks beside the newest, statistics, and a sweep that is under way.
+    "efficientzero": "train efficientzero memory_chain --env.length 3 --arch sebulba --mode lockstep "
+    "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 "
+    "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
+    "--agent.replay-min-size 100",
     "alphazero": "train alphazero tic_tac_toe --env.opening-plies 2 --agent.simulations 4 --agent.batch-size 8 "
     "--agent.samples-per-row 0.5 --agent.replay-capacity 400 --agent.replay-min-size 100",
 }

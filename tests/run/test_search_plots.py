@@ -240,7 +240,7 @@ def test_what_cannot_be_explained():
     catch = environments.make("catch")
     spec, zeros = catch.spec, np.zeros(catch.spec.observation_space.shape)
     parts = experiment.resolve("ppo", catch, experiment.RunConfig(num_envs=4))
-    with pytest.raises(ValueError, match="ppo does not search; alphazero and muzero do"):
+    with pytest.raises(ValueError, match="ppo does not search; alphazero, efficientzero and muzero do"):
         Result(parts, (), [], None).explain(zeros)
     parts = experiment.resolve(agents.muzero.make(spec), catch, experiment.RunConfig(num_envs=4))
     with pytest.raises(ValueError, match="given to train\\(\\) by its name"):

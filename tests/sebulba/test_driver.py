@@ -48,6 +48,17 @@ def agent_of(name, lstm_size=0, normalize=True):
             rollout_length=T, **replayed, **sizes, simulations=2, unroll_length=2, n_step=2, frame_stack=2
         )
         return agents.muzero.make(COUNTING.spec, config)
+    if name == "efficientzero":
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 4}
+        groups = {"reanalyse_group": 2, "target_interval": 4, "refresh_interval": 4}
+        config = agents.EfficientZeroConfig(
+            **{"rollout_length": T, "simulations": 2, "unroll_length": 2, "n_step": 2, "frame_stack": 2},
+            **replayed,
+            **sizes,
+            **groups,
+        )
+        return agents.efficientzero.make(COUNTING.spec, config)
     if name == "pqn":
         config = agents.PQNConfig(rollout_length=T, hidden_sizes=(8,), num_minibatches=2)
         return agents.pqn.make(COUNTING.spec, config)
@@ -143,6 +154,7 @@ def joining(join, joined):
         ("vtrace", 2, "async", 3),
         pytest.param("pqn", 1, "lockstep", 1, marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", 1, marks=pytest.mark.slow),
+        pytest.param("efficientzero", 2, "lockstep", 1, marks=pytest.mark.slow),
         pytest.param("muzero", 2, "lockstep", 1, marks=pytest.mark.slow),
     ],
 )
