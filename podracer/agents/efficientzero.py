@@ -28,7 +28,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, prefix_models, returns, search, spaces, world_models
-from podracer.learning import augmentation, collectives, gradients, lars, optimizer, reanalysis, trajectories
+from podracer.learning import augmentation, collectives, gradients, lars, optimizer, reanalysis, trajectories, windows
 from podracer.learning.scalars import Bins
 from podracer.nets.layers import NormName
 from podracer.types import (
@@ -184,54 +184,10 @@ class Aux(NamedTuple):
     sweep: tuple[ArrayTree, ArrayTree] | tuple[()]
 
 
-class Targets(NamedTuple):
-    """What the model should say at rows 0 to K of each sample, [K+1, B].
-
-    Attributes:
-      prefix: float32; of row 0 none is learnt.
-      value: float32; z.
-      policy: float32 [K+1, B, A]; the search's.
-      valid: float32; 0 behind the end of an episode, where nothing is learnt.
-      acted: float32; 0 also at the last row of an episode, from which nothing was done.
-    """
-
-    prefix: jax.Array
-    value: jax.Array
-    policy: jax.Array
-    valid: jax.Array
-    acted: jax.Array
-
-
-def targets(
-    step: returns.Transitions,
-    row_discount: jax.Array,
-    policy: jax.Array,
-    value: jax.Array,
-    age: jax.Array,
-    config: EfficientZeroConfig,
-) -> Targets:
-    """Targets of windows (Ye et al. 2021, sections 4.2 and 4.3).
-
-    Args:
-      step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
-      row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
-      policy: [K+1, B, A] or longer; pi.
-      value: [K+n+1, B]; V.
-      age: int32 [B]; transitions since row 0.
-      config: the settings.
-    """
-    K, m = config.unroll_length, _rewards_in_targets(age, config)
-    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, config.n_step, m)[: K + 1]
-    sums = returns.prefixes(step.reward[:K], config.horizon)
-    valid = returns.reached(step.mask[:K])
-    prefix = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
-    return Targets(prefix, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
-
-
 def loss(
     said: list[prefix_models.Said],
     seen: jax.Array,
-    target: Targets,
+    target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
     hyper: Mapping[str, jax.Array],
@@ -255,7 +211,7 @@ def loss(
     for k, (policy, value, prefix, forecast) in enumerate(said):
         valid = target.valid[k]
         if prefix is not None and forecast is not None:
-            sums["prefix"] += valid * bins.cross_entropy(prefix, target.prefix[k])
+            sums["prefix"] += valid * bins.cross_entropy(prefix, target.reward[k])
             sums["consistency"] += valid * prefix_models.inconsistency(forecast, seen[k - 1])
         sums["value"] += valid * bins.cross_entropy(value, target.value[k])
         sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
@@ -422,8 +378,8 @@ def make(
         variables = plan.variables(actor)
         root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
         value = root.value.reshape(rows.timesteps.reward.shape)
-        step = _transitions(rows.timesteps, actor.aux["discount"], config)
-        m = _rewards_in_targets(age, config)
+        step = windows.transitions(rows.timesteps, actor.aux["discount"], config.clip_rewards)
+        m = _rewards_in_values(age, config)
         m = jnp.concatenate([m, jnp.broadcast_to(m[-1:], (len(value) - len(m), *m.shape[1:]))])
         z = returns.n_step(jnp.where(rows.timesteps.discount == 0, 0.0, value), step, n, m)
         return jnp.abs(value - jnp.concatenate([z, value[-1:]]))[: len(age)]
@@ -506,21 +462,23 @@ def planner(
     )
 
 
-def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> Targets:
+def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
     """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
-    trajectory = batch.trajectory
-    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    step = _transitions(rows, discount, config)
-    return targets(step, rows.discount, trajectory.extras["policy"], trajectory.extras["value"], batch.age, config)
+    rows = jax.tree.map(lambda x: x[:-1], batch.trajectory.timesteps._replace(observation=()))
+    extras = batch.trajectory.extras
+    return windows.targets(
+        windows.transitions(rows, discount, config.clip_rewards),
+        rows.discount,
+        extras["policy"],
+        extras["value"],
+        unroll_length=config.unroll_length,
+        n_step=config.n_step,
+        rewards_in_values=_rewards_in_values(batch.age, config),
+        horizon=config.horizon,
+    )
 
 
-def _transitions(rows: TimeStep, discount: jax.Array, config: EfficientZeroConfig) -> returns.Transitions:
-    """Of consecutive rows, rewards clipped and discounts times gamma as the config says."""
-    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
-    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
-
-
-def _rewards_in_targets(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
-    """m, by how many transitions have been made since (Ye et al. 2021, section 4.3)."""
+def _rewards_in_values(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
+    """How many, by how many transitions have been made since (Ye et al. 2021, section 4.3)."""
     lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
     return jnp.clip(config.n_step - lost, 1, config.n_step)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns, search, spaces, world_models
-from podracer.learning import collectives, gradients, optimizer, reanalysis, trajectories
+from podracer.learning import collectives, gradients, optimizer, reanalysis, trajectories, windows
 from podracer.learning.scalars import Bins
 from podracer.types import (
     ActorParams,
@@ -127,47 +127,9 @@ class MuZeroConfig:
             )
 
 
-class Targets(NamedTuple):
-    """What the model should say at rows 0 to K of each sample, [K+1, B]; of row 0 no reward is learnt.
-
-    Attributes:
-      reward: float32; of the transition into the row.
-      value: float32; z.
-      policy: float32 [K+1, B, A]; the search's.
-      valid: float32; 0 behind the end of an episode, where nothing is learnt.
-      acted: float32; 0 also at the last row of an episode, where there was no search of use.
-    """
-
-    reward: jax.Array
-    value: jax.Array
-    policy: jax.Array
-    valid: jax.Array
-    acted: jax.Array
-
-
-def targets(
-    step: returns.Transitions, row_discount: jax.Array, policy: jax.Array, value: jax.Array, K: int, n: int
-) -> Targets:
-    """Targets of windows (Schrittwieser et al. 2020, section 3).
-
-    Args:
-      step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
-      row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
-      policy: [K+1, B, A] or longer; pi.
-      value: [K+n+1, B]; nu.
-      K: steps that the model is unrolled.
-      n: rewards in a value's target.
-    """
-    # Nothing comes behind a row where the episode terminated; where it was cut, what the search thought of it.
-    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n)[: K + 1]
-    valid = returns.reached(step.mask[:K])
-    reward = jnp.concatenate([jnp.zeros_like(step.reward[:1]), step.reward[:K]])
-    return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
-
-
 def loss(
     said: list[tuple[jax.Array, jax.Array, jax.Array]],
-    target: Targets,
+    target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
     hyper: Mapping[str, jax.Array],
@@ -308,7 +270,7 @@ def make(
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
-        step = _transitions(rows, jnp.float32(config.discount), config)
+        step = windows.transitions(rows, jnp.float32(config.discount), config.clip_rewards)
         value = extras["value"]
         z = returns.n_step(jnp.where(rows.discount == 0, 0.0, value), step, n)
         return jnp.abs(value[:-1] - z)[: len(value) - (K + n + 1)]
@@ -355,14 +317,9 @@ def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldMode
     )
 
 
-def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> Targets:
+def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> windows.Targets:
     """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
     rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    step, extras = _transitions(rows, discount, config), trajectory.extras
-    return targets(step, rows.discount, extras["policy"], extras["value"], config.unroll_length, config.n_step)
-
-
-def _transitions(rows: TimeStep, discount: jax.Array, config: MuZeroConfig) -> returns.Transitions:
-    """Of consecutive rows, rewards clipped and discounts times gamma as the config says."""
-    reward = jnp.clip(rows.reward, -1.0, 1.0) if config.clip_rewards else rows.reward
-    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+    step, extras = windows.transitions(rows, discount, config.clip_rewards), trajectory.extras
+    lengths = {"unroll_length": config.unroll_length, "n_step": config.n_step}
+    return windows.targets(step, rows.discount, extras["policy"], extras["value"], **lengths)

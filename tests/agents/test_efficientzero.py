@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, prefix_models, returns, spaces
+from podracer import agents, prefix_models, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
+from podracer.learning import windows
 from podracer.learning.scalars import Bins
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
@@ -37,7 +38,7 @@ def learn(agent: Agent, batch: Batch, learner: Any = None, key: int = 0) -> Any:
     return harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(key))
 
 
-def targets_of(agent: Agent, batch: Batch) -> efficientzero.Targets:
+def targets_of(agent: Agent, batch: Batch) -> windows.Targets:
     return jax.tree.map(np.asarray, efficientzero._targets(jnp.float32(agent.hyper["discount"]), batch, agent.config))
 
 
@@ -65,7 +66,7 @@ def test_targets_are_the_loops(horizon: int) -> None:
                 assert float(found.value[k, i]) == pytest.approx(z, abs=1e-5)
                 if k:
                     begin = horizon * ((k - 1) // horizon) + 1
-                    assert float(found.prefix[k, i]) == pytest.approx(rows.reward[begin : k + 1, i].sum(), abs=1e-5)
+                    assert float(found.reward[k, i]) == pytest.approx(rows.reward[begin : k + 1, i].sum(), abs=1e-5)
                 kinds.add((last, bool(rows.discount[k, i]), m))
             going = going and not last
     assert {(last, going, m) for last in (False, True) for going in (True,) for m in (1, 2, 3)} <= kinds
@@ -73,24 +74,12 @@ def test_targets_are_the_loops(horizon: int) -> None:
     np.testing.assert_array_equal(found.policy, extras["policy"][: K + 1])
 
 
-def test_targets_have_fewer_rewards_the_older_they_are() -> None:
-    """Of a row with reward 1 and value 0 everywhere, without discounts, z counts the rewards."""
-    age = np.array([0, 29_999, 30_000, 59_999, 60_000, 89_999, 90_000, 10**9], np.int32)
-    ones = jnp.ones((10, len(age)))
+def test_values_have_fewer_rewards_the_older_they_are() -> None:
+    age = jnp.asarray([0, 29_999, 30_000, 59_999, 60_000, 89_999, 90_000, 10**9], jnp.int32)
     config = EfficientZeroConfig(n_step=5, correction_interval=30_000)
-    step = returns.Transitions(ones, ones, ones)
-    rows = jnp.ones((11, len(age)))
-    found = efficientzero.targets(step, rows, jnp.zeros((6, len(age), A)), 0.0 * rows, jnp.asarray(age), config)
-    np.testing.assert_array_equal(found.value[0], [5, 5, 4, 4, 3, 3, 2, 1])
-    never = efficientzero.targets(
-        step,
-        rows,
-        jnp.zeros((6, len(age), A)),
-        0.0 * rows,
-        jnp.asarray(age),
-        EfficientZeroConfig(n_step=5, correction_interval=0),
-    )
-    np.testing.assert_array_equal(never.value[0], 5.0)
+    np.testing.assert_array_equal(efficientzero._rewards_in_values(age, config), [5, 5, 4, 4, 3, 3, 2, 1])
+    config = EfficientZeroConfig(n_step=5, correction_interval=0)
+    np.testing.assert_array_equal(efficientzero._rewards_in_values(age, config), 5)
 
 
 def test_the_loss_is_the_loops() -> None:
@@ -103,7 +92,7 @@ def test_the_loss_is_the_loops() -> None:
     at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
     batch = harness.taken(batch, at)
     target = targets_of(agent, batch)
-    hot = {name: np.asarray(bins.two_hot(jnp.asarray(getattr(target, name)))) for name in ("value", "prefix")}
+    hot = {name: np.asarray(bins.two_hot(jnp.asarray(getattr(target, name)))) for name in ("value", "reward")}
     call = jax.jit(lambda name, *arguments: model.call(name, learner.params, {}, *arguments), static_argnums=0)
     observation, actions = batch.trajectory.timesteps.observation, batch.trajectory.actions
     total, errors = 0.0, []
@@ -118,7 +107,7 @@ def test_the_loss_is_the_loops() -> None:
                 forecast = np.asarray(call("forecast", call("project", state))[0])
                 seen = np.asarray(call("project", call("represent", observation[k, i : i + 1]))[0])
                 cosine = forecast @ seen / (np.linalg.norm(forecast) * np.linalg.norm(seen))
-                each += target.valid[k, i] * (cross_entropy(hot["prefix"][k, i], prefix) + 2.0 * (1.0 - cosine))
+                each += target.valid[k, i] * (cross_entropy(hot["reward"][k, i], prefix) + 2.0 * (1.0 - cosine))
             else:
                 errors.append(abs(float(bins.expectation(jnp.asarray(value))) - target.value[0, i]))
             memory = model.empty(1) if k % 2 == 0 else memory

@@ -11,6 +11,7 @@ import pytest
 
 from podracer import agents, returns, spaces, world_models
 from podracer.agents import MuZeroConfig, muzero
+from podracer.learning import windows
 from podracer.learning.scalars import Bins
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
@@ -25,7 +26,7 @@ def test_targets_are_the_loops(K: int, n: int) -> None:
     x = harness.windows(K + n + 1, A)
     after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
     arrays: Any = jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"]))
-    found = muzero.targets(*arrays, K, n)
+    found = windows.targets(*arrays, unroll_length=K, n_step=n)
     kinds = set()
     for i in range(x["reward"].shape[1]):
         reached = True

@@ -1,0 +1,67 @@
+"""What a model that is unrolled from the first row of a window should say at the rows behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer import returns
+from podracer.types import TimeStep
+
+
+class Targets(NamedTuple):
+    """At rows 0 to K of each sample, [K+1, B].
+
+    Attributes:
+      reward: float32; of the transition into the row, or the sum of rewards since a horizon began; of row 0 none.
+      value: float32; z.
+      policy: float32 [K+1, B, A]; the search's.
+      valid: float32; 0 behind the end of an episode, where nothing is learnt.
+      acted: float32; 0 also at the last row of an episode, from which nothing was done.
+    """
+
+    reward: jax.Array
+    value: jax.Array
+    policy: jax.Array
+    valid: jax.Array
+    acted: jax.Array
+
+
+def targets(
+    step: returns.Transitions,
+    row_discount: jax.Array,
+    policy: jax.Array,
+    value: jax.Array,
+    *,
+    unroll_length: int,
+    n_step: int,
+    rewards_in_values: jax.Array | None = None,
+    horizon: int = 1,
+) -> Targets:
+    """Targets of windows (Schrittwieser et al. 2020, section 3; Ye et al. 2021, sections 4.2 and 4.3).
+
+    Args:
+      step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
+      row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
+      policy: [K+1, B, A] or longer; pi.
+      value: [K+n+1, B]; nu, what the search or the network says of rows.
+      unroll_length: K, steps that the model is unrolled.
+      n_step: n, rewards in a value's target at most.
+      rewards_in_values: int32 [B]; how many there are in each sample's, n if None.
+      horizon: steps after which sums of rewards begin anew; 1 for each reward by itself.
+    """
+    K = unroll_length
+    # Nothing comes behind a row where the episode terminated; where it was cut, what was thought of it.
+    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n_step, rewards_in_values)[: K + 1]
+    sums = returns.prefixes(step.reward[:K], horizon)
+    valid = returns.reached(step.mask[:K])
+    reward = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
+    return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
+
+
+def transitions(rows: TimeStep, discount: jax.Array, clip_rewards: bool) -> returns.Transitions:
+    """Of consecutive rows [T+1, B], with rewards in [-1, 1] where they are clipped, and discounts times gamma."""
+    reward = jnp.clip(rows.reward, -1.0, 1.0) if clip_rewards else rows.reward
+    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
