@@ -3,17 +3,22 @@
 import math
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 pytest.importorskip("envpool")
 
 import podracer
-from podracer import atari
-from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
+from podracer import atari, spaces
+from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig, efficientzero
 from podracer.atari import presets as papers
 from podracer.environments.envpool import AtariOptions
+from podracer.returns import rescale
 from podracer.run import presets
 from podracer.run.experiment import RunConfig
+from podracer.types import EnvSpec
 
 PONG = "envpool:Pong-v5"
 
@@ -170,6 +175,29 @@ def test_muzero_plays_with_the_settings_of_its_paper():
     assert (run.num_envs, run.total_steps) == (512, 50_000_000)
 
 
+def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
+    config, run, options, names = resolved("efficientzero", "atari")
+    assert options == AtariOptions(**atari.protocol("atari100k").env, image_size=96, grayscale=False)
+    assert names == {"preset": "atari", "protocol": "atari100k"}
+    assert (run.num_envs, run.total_steps, run.num_shards) == (8, 100_000, None)
+    assert (config.batch_size, config.target_interval, config.reanalyse_group) == (256, 200, 8)
+    assert (config.optimizer, config.learning_rate, config.refresh_interval) == ("sgd", 0.2, 0)
+    assert float(rescale(jnp.float32(config.max_value))) == pytest.approx(300.0, rel=1e-6)
+    assert config.discount == pytest.approx(0.98805, abs=1e-5)
+    large, run, same, names = resolved("efficientzero", "speedyzero")
+    assert (same, names) == (options, {"preset": "speedyzero", "protocol": "atari100k"})
+    assert (large.batch_size, large.target_interval, large.reanalyse_group) == (2048, 25, 5)
+    assert (large.optimizer, large.refresh_interval, large.lars_start) == ("clipped_lars", 10, 600)
+    # Updates, batches and intervals: table 8 of SpeedyZero.
+    assert large.batch_size * large.target_interval == config.batch_size * config.target_interval
+    assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
+    assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
+    assert (run.num_shards, run.num_envs) == (8, 8)
+    model = efficientzero._model(EnvSpec("", spaces.Box(0, 255, (96, 96, 3), np.uint8), spaces.Discrete(6)), config)
+    params = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 96, 96, 12), jnp.uint8))[0], jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(params)) == 8_348_264
+
+
 @pytest.mark.parametrize(
     ("agent", "environment", "preset", "protocol", "message"),
     [
@@ -180,7 +208,7 @@ def test_muzero_plays_with_the_settings_of_its_paper():
             PONG,
             "atari",
             None,
-            "preset='atari' is of muzero, ppo, pqn, r2d2, vtrace; the presets of dqn: nature,",
+            "preset='atari' is of efficientzero, muzero, ppo, pqn, r2d2, vtrace; the presets of dqn: nature,",
         ),
         ("dqn", PONG, None, "machao", "protocol='machao': unknown; did you mean 'machado'?"),
         ("dqn", PONG, "nature", "machao", "protocol='machao': unknown; did you mean 'machado'?"),
