@@ -9,6 +9,7 @@ killed. Writes curves and final returns to `benchmarks/results/remote_losses.png
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -34,9 +35,12 @@ def podracer(*arguments: str, **kwargs: Any) -> subprocess.Popen[str]:
 
 def children(pid: int) -> list[int]:
     """Worker processes of a supervisor: those that multiprocessing has spawned."""
-    text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    spawned = "multiprocessing.spawn"
-    return [int(p) for p in text.split() if spawned in pathlib.Path(f"/proc/{p}/cmdline").read_text()]
+    found = []
+    with contextlib.suppress(OSError):  # of a process that ends while it is looked at
+        for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if "multiprocessing.spawn" in pathlib.Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
 
 
 def run(seed: int, every: float | None, folder: pathlib.Path) -> dict[str, Any]:

@@ -226,6 +226,12 @@ def test_the_generated_module_is_that_of_the_protocol():
             assert f" {field.name} = {field.number};" in body, (name, field.name)
 
 
+def test_clocks_that_jump_are_not_looked_at():
+    """Only those count that measure how long something takes, and none of another machine."""
+    for path in pathlib.Path(remote.__file__).parent.glob("*.py"):
+        assert not any(word in path.read_text() for word in ("time.time(", "time.ctime", "datetime")), path.name
+
+
 def test_nothing_that_a_peer_sends_is_evaluated():
     for path in pathlib.Path(remote.__file__).parent.glob("*.py"):
         words = set(path.read_text().replace("(", " ").replace(".", " ").split())
