@@ -62,7 +62,9 @@ class RemoteEnvironments:
             self.spec: EnvSpec = spec._replace(name=name)
             patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
             self._hub = Hub(wire.Layout(self.spec), patience)
-            self._exporter = Exporter(settings.metrics, self.metrics) if settings.metrics else None
+            self._exporter = (
+                Exporter(settings.metrics, self.metrics, self._hub.histograms) if settings.metrics else None
+            )
             self._server.serve(self._hub)
         except BaseException:
             self.close(pb.Goodbye.FAILED)
@@ -119,7 +121,7 @@ class RemoteEnvironments:
 
     def metrics(self) -> dict[str, float]:
         """Of the workers."""
-        return self._hub.metrics()
+        return self._hub.metrics() | {"remote/loop_busy": self._server.busy}
 
     def close(self, why: int, text: str = "") -> None:
         """Sends the workers home, or tells them to wait."""

@@ -16,6 +16,7 @@ import numpy as np
 from podracer.environments.seeds import first_seed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
+from podracer.remote.histogram import Histogram
 from podracer.types import HostStep
 
 OPENING_SECONDS = 300.0
@@ -219,6 +220,7 @@ class Hub:
         self._numbers = 0
         self.counts: collections.Counter[str] = collections.Counter()
         self._env_seconds = 0.0
+        self._seconds = {name: Histogram() for name in ("round", "env", "wait")}
 
     # Workers
 
@@ -258,8 +260,12 @@ class Hub:
         with self._condition:
             if session.blocks.get(message.block) is not block:
                 return
+            now = self._clock()
+            if block.state == "STEPPING":
+                self._seconds["round"].add(now - block.since)
+                self._seconds["env"].add(message.env_us * 1e-6)
             block.state, block.step, block.rows, block.last = "READY", message.step, step, step.scalars[3] > 0
-            block.arrived = self._clock()
+            block.arrived = now
             self.counts["rows"] += block.lanes
             self.counts["bytes_up"] += len(payload)
             self.counts["messages"] += 1
@@ -394,7 +400,7 @@ class Hub:
           Woken: if woken.
           RemoteError: where there are too few workers for too long, or a block was lost that must not be.
         """
-        begin = said = self._clock()
+        entered = begin = said = self._clock()
         with self._condition:
             while True:
                 if pool.woken:
@@ -411,6 +417,8 @@ class Hub:
                     pool.begun = True
                     chosen, wait = self._chosen(pool, now)
                     if chosen:
+                        self._seconds["wait"].add(now - entered)
+                        self.counts["shown_rows"] += sum(block.lanes for block in chosen)
                         return [self._show(block) for block in chosen]
                 missing = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
                 missing += f"workers connect to {self.where}"
@@ -485,6 +493,12 @@ class Hub:
                 self.counts["bytes_down"] += len(data)
                 block.session.send(data)
 
+    def histograms(self) -> list[str]:
+        """Seconds from actions to rows, of environments, and of waiting for rows, as Prometheus reads them."""
+        with self._condition:
+            found = [each.lines(f"podracer_remote_{name}_seconds") for name, each in self._seconds.items()]
+        return [line for lines in found for line in lines]
+
     def metrics(self) -> dict[str, float]:
         """Numbers of what happened so far."""
         with self._condition:
@@ -498,4 +512,5 @@ class Hub:
                 "remote/lanes_working": float(working),
                 "remote/lanes_ready": float(ready),
                 "remote/env_seconds": self._env_seconds,
+                "remote/batch_fill": 1.0 - self.counts["filler_rows"] / max(self.counts["shown_rows"], 1),
             } | {f"remote/{name}": float(self.counts[name]) for name in counts}

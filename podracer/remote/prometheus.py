@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from podracer.remote.settings import address
 
-GAUGES = ("sessions", "lanes", "lanes_working", "lanes_ready")
+GAUGES = ("sessions", "lanes", "lanes_working", "lanes_ready", "batch_fill", "loop_busy")
 """Metrics that go up and down; the others are counted since the run began."""
 
 
@@ -29,12 +29,18 @@ class Exporter:
     Args:
       where: HOST:PORT.
       metrics: asked at every request.
+      histograms: lines of others, asked likewise.
 
     Raises:
       OSError: where the address cannot be listened at.
     """
 
-    def __init__(self, where: str, metrics: Callable[[], Mapping[str, float]]):
+    def __init__(
+        self,
+        where: str,
+        metrics: Callable[[], Mapping[str, float]],
+        histograms: Callable[[], Sequence[str]] = lambda: (),
+    ):
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 5.0  # of a peer that says nothing
 
@@ -42,7 +48,7 @@ class Exporter:
                 if self.path != "/metrics":
                     self.send_error(404)
                     return
-                body = text(metrics()).encode()
+                body = (text(metrics()) + "".join(f"{line}\n" for line in histograms())).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))

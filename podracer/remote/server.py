@@ -114,6 +114,7 @@ class Server:
         if spec:
             self._spec_known.set()
         self.hub: Hub | None = None
+        self.busy = 0.0  # share of its time that the loop's thread computes
         self._hub_known = asyncio.Event()
         self._token = read_token(settings.token_file)
         self._streams: dict[int, _Stream] = {}
@@ -201,7 +202,9 @@ class Server:
 
     async def _tick(self) -> None:
         while True:
+            cpu, clock = time.thread_time(), time.monotonic()
             await asyncio.sleep(TICK_SECONDS)
+            self.busy = (time.thread_time() - cpu) / (time.monotonic() - clock)
             if self.hub:
                 self.hub.tick()
 

@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 import workers
 
+from podracer.remote.histogram import BOUNDS, Histogram
 from podracer.remote.prometheus import Exporter, text
 
 
@@ -17,6 +18,20 @@ def test_gauges_and_counters():
         "# TYPE podracer_remote_rows_total counter",
         "podracer_remote_rows_total 10000001",
     ]
+
+
+def test_histograms():
+    histogram = Histogram()
+    for seconds in (1e-5, 1e-4, 3e-4, 99.0):
+        histogram.add(seconds)
+    lines = histogram.lines("podracer_remote_round_seconds")
+    assert lines[0] == "# TYPE podracer_remote_round_seconds histogram"
+    buckets = [line.split() for line in lines[1:-2]]
+    assert [name.partition("{")[2] for name, _ in buckets[:2]] == ['le="0.0001"}', 'le="0.00025"}']
+    assert [int(count) for _, count in buckets] == [2, 2, *[3] * (len(BOUNDS) - 2), 4]
+    assert buckets[-1][0].endswith('{le="+Inf"}')
+    assert lines[-1] == "podracer_remote_round_seconds_count 4"
+    assert float(lines[-2].split()[1]) == pytest.approx(99.00041)
 
 
 def test_it_is_asked_anew_at_every_request_and_an_address_is_used_once():
@@ -42,7 +57,10 @@ def test_a_learner_answers():
     settings = Remote(listen="127.0.0.1:0", metrics="127.0.0.1:0")
     made = RemoteEnvironments("counting", workers.Counting(), None, settings, answer_timeout=9.0, strict=False)
     with urllib.request.urlopen(f"http://{made._exporter.where}/metrics") as answer:
-        assert "podracer_remote_lanes 0" in answer.read().decode()
+        said = answer.read().decode()
+        assert "podracer_remote_lanes 0\n" in said
+        assert 'podracer_remote_round_seconds_bucket{le="+Inf"} 0\n' in said
+        assert "podracer_remote_loop_busy" in said
     made.close(Goodbye.FINISHED)
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://{made._exporter.where}/metrics")
