@@ -29,10 +29,11 @@ from podracer.bench import measure
 from podracer.remote.environments import RemoteEnvironments
 from podracer.remote.session_pb2 import Goodbye
 from podracer.remote.settings import Remote
+from podracer.sebulba.channels import Closed
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ENV, LANES = "envpool:CartPole-v1", 64
-KILL_SECONDS, REPLACE_SECONDS, READ_SECONDS, WARM_SECONDS = 4.0, 30.0, 5.0, 60.0
+KILL_SECONDS, REPLACE_SECONDS, READ_SECONDS, WARM_SECONDS, BACK_SECONDS = 4.0, 30.0, 5.0, 60.0, 60.0
 
 
 def supervisor(where: str) -> subprocess.Popen[bytes]:
@@ -69,7 +70,10 @@ def churn(minutes: float) -> dict[str, Any]:
 
     def play() -> None:
         while not ending.is_set():
-            lanes, _ = environment.recv()
+            try:
+                lanes, _ = environment.recv()
+            except Closed:  # by what wakes it at the end
+                return
             environment.send(lanes, np.zeros(len(lanes), np.int32))
             time.sleep(0.001)  # a policy's, and the two cores are the workers' too
 
@@ -97,6 +101,9 @@ def churn(minutes: float) -> dict[str, Any]:
                 read = now
                 sizes = {"learner": size(os.getpid()), "supervisor": size(workers[0].pid)}
                 readings.append({"seconds": now - begin, **sizes, **made.metrics()})
+        # Who is on its way back hears no goodbye, and would wait for a learner that does not come again.
+        while made.metrics()["remote/sessions"] < 2 * len(workers) and time.monotonic() - now < BACK_SECONDS:
+            time.sleep(0.1)
     finally:
         ending.set()
         environment.wake()
