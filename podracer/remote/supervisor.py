@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -81,6 +82,7 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
 def _child(environment: str, settings: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor hears it too, and ends all
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     from podracer.remote import worker
 
     try:
@@ -92,6 +94,14 @@ def _child(environment: str, settings: dict[str, Any]) -> None:
     except worker.HungError as error:
         _die(error, worker.HUNG)
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A supervisor that is killed can end nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _die(error: Exception, code: int) -> None:

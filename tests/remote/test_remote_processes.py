@@ -204,3 +204,12 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path):
     assert "cannot be read" in said(
         "serve-envs", "gymnasium:CartPole-v1", "--connect", "127.0.0.1:1", "--token-file", tmp_path / "none", code=2
     )
+
+
+def test_workers_end_with_their_supervisor(tmp_path):
+    """Also one that is killed, which can tell nobody."""
+    with workers.process("gymnasium:CartPole-v1", f"file:{tmp_path}/nowhere", "--processes", "2") as worker:
+        assert hosts.within(20.0, lambda: len([pid for pid in children(worker) if is_worker(pid)]) == 2)
+        there = [pid for pid in children(worker) if is_worker(pid)]
+        worker.kill()
+        assert hosts.within(10.0, lambda: not any(is_worker(pid) for pid in there))
