@@ -104,8 +104,8 @@ def make(
       ValueError: for actions that are not discrete, or convolutions on what is no image.
     """
     num_actions = nets.num_actions(spec)
-    sizes = {"lstm_size": lstm_size, "projection_size": projection_size, "forecast_size": forecast_size}
-    heads = {"num_actions": num_actions, "num_bins": num_bins, "head_size": head_size, "norm": norm}
+    sizes: dict[str, Any] = {"lstm_size": lstm_size, "projection_size": projection_size, "forecast_size": forecast_size}
+    heads: dict[str, Any] = {"num_actions": num_actions, "num_bins": num_bins, "head_size": head_size, "norm": norm}
     if world_models.takes_convolutions(spec, torso):
         return PrefixModel(_Images(**sizes, **heads, channels=channels), lstm_size)
     shape = {"space": spec.observation_space, "hidden_sizes": tuple(hidden_sizes), "state_size": state_size}
@@ -216,7 +216,8 @@ def unroll(
             # Halved in front of all that is made of it, heads too, as the authors' code has it.
             state = world_models.half_gradient(module.advance(state, actions[k]))
             prefix, memory = module.prefix(state, memory)
-            said.append(Said(*module.predict(state), prefix, module.forecast(module.project(state))))
+            policy, value = module.predict(state)
+            said.append(Said(policy, value, prefix, module.forecast(module.project(state))))
         flat = jax.tree.map(lambda x: x.reshape(K * B, *x.shape[2:]), later)
         seen = lax.stop_gradient(module.project(module.represent(flat)))
         return said, seen.reshape(K, B, -1)
@@ -269,7 +270,7 @@ class _Model(nn.Module):
         return self.prefix(self.advance(state, action), memory), self.predict(state), self.forecast(self.project(state))
 
     def prefix(self, state: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
-        memory = Memory(*self.lstm(self.features("prefix", state), tuple(memory)))
+        memory = Memory(*self.lstm(self.features("prefix", state), (memory.h, memory.c)))
         return self.heads["prefix"](nn.relu(self.lstm_norm(memory.h))), memory
 
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,5 @@
 """Models of prefixes: the published size, gradients, consistency, and rewards that a search reads from prefixes."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -29,7 +27,8 @@ def test_the_network_for_atari_has_the_published_size(num_actions):
     assert sum(x.size for x in jax.tree.leaves(params)) == 8_348_264 + 33 * (num_actions - 6)
     norms = [path for path, _ in jax.tree_util.tree_leaves_with_path(params) if "scale" in jax.tree_util.keystr(path)]
     assert len(jax.tree.leaves(statistics)) == 2 * len(norms)
-    state = jax.eval_shape(lambda: model.call("represent", params, statistics, jnp.zeros((2, 96, 96, 12), jnp.uint8)))
+    images = jnp.zeros((2, 96, 96, 12), jnp.uint8)
+    state = jax.eval_shape(lambda *variables: model.call("represent", *variables, images), params, statistics)
     assert state.shape == (2, 6, 6, 64)
 
 
@@ -111,7 +110,6 @@ def test_rewards_of_a_path_sum_to_prefixes(horizon):
     searched = prefix_models.searched(model, expectation, VECTORS, horizon)
     variables, N = (params, statistics, jnp.float32(0.9)), 3
     node = searched.root(variables, jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)).embedding
-    call = functools.partial(model.call, params=params, statistics=statistics)
     state, memory, sums = node.state, model.empty(N), np.zeros(N)
     rng = np.random.default_rng(1)
     step = jax.jit(searched.step)
@@ -127,7 +125,6 @@ def test_rewards_of_a_path_sum_to_prefixes(horizon):
         node = found.embedding
         np.testing.assert_array_equal(node.depth, depth)
         np.testing.assert_allclose(node.state, state, rtol=1e-5, atol=1e-6)
-    assert call  # the same parameters throughout
 
 
 class Table(nn.Module):
@@ -139,9 +136,10 @@ class Table(nn.Module):
         self.reward = jnp.asarray(rng.normal(size=(7, 3)), jnp.float32)
         self.value = jnp.asarray(rng.normal(size=7), jnp.float32)
         self.logits = jnp.asarray(rng.normal(size=(7, 3)), jnp.float32)
+        self.nothing = self.param("nothing", nn.initializers.zeros, ())
 
     def __call__(self, observation, action, memory):
-        return self.param("nothing", nn.initializers.zeros, ())
+        return self.nothing
 
     def represent(self, observation):
         return jnp.stack([observation.astype(jnp.float32), jnp.zeros(len(observation))], -1)
@@ -229,4 +227,4 @@ def test_augmentation_is_numpys():
     many = jax.tree.map(np.asarray, augmentation.draw(jax.random.key(1), 20_000))
     assert set(map(tuple, np.unique(many.shift, axis=0))) == {(i, j) for i in range(9) for j in range(9)}
     assert np.abs(many.gain - 1).max() <= 0.1 + 1e-6
-    assert np.std(many.gain) == pytest.approx(0.05 * 0.88, rel=0.05)
+    assert np.std(many.gain) == pytest.approx(0.05 * 0.9594, rel=0.02)

@@ -19,7 +19,7 @@ def renew(version):
         m = age.shape[0]
         reward, seen = rows.timesteps.reward, rows.timesteps.observation[..., 0, 0]
         assert reward.shape[0] == m + REACH
-        return version * (seen[:m] + 0.1 * (reward[REACH:] - reward[:m]) + 1e-2 * age)
+        return version * (seen[:m] + 0.1 * (reward[REACH:] - reward[:m]) + 1e-2 * age.astype(jnp.float32))
 
     return renew
 

@@ -321,5 +321,11 @@ def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) 
     """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
     rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
     step, extras = windows.transitions(rows, discount, config.clip_rewards), trajectory.extras
-    lengths = {"unroll_length": config.unroll_length, "n_step": config.n_step}
-    return windows.targets(step, rows.discount, extras["policy"], extras["value"], **lengths)
+    return windows.targets(
+        step,
+        rows.discount,
+        extras["policy"],
+        extras["value"],
+        unroll_length=config.unroll_length,
+        n_step=config.n_step,
+    )

@@ -192,8 +192,8 @@ def resolve(agent: str, name: str) -> Difference:
     if found.base is None:
         return found
     base = resolve(agent, found.base)
-    layers = ({**getattr(base, part), **getattr(found, part)} for part in ("agent", "run"))
-    return Difference(None, *layers, found.protocol or base.protocol, {**base.env, **found.env})
+    merged = {part: {**getattr(base, part), **getattr(found, part)} for part in ("agent", "run", "env")}
+    return Difference(None, **merged, protocol=found.protocol or base.protocol)
 
 
 def rollout_length(target_period: int, num_envs: int) -> int:

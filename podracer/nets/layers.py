@@ -334,7 +334,7 @@ class Conv(nn.Module):
         weights = self.param("kernel", init, shape)
         x, weights = x.astype(self.dtype), weights.astype(self.dtype)
         conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
-        y = conv(x, weights, self.stride, self.padding)
+        y: jax.Array = conv(x, weights, self.stride, self.padding)
         if not self.bias:
             return y
         bias = self.param("bias", _bias_initializer(self.scale, math.prod(shape[:3])), (self.features,))
@@ -423,6 +423,12 @@ def max_pool(x: jax.Array) -> jax.Array:
     if topology.platform() == "tpu":
         return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
     return _max_pool_by_slices(x)
+
+
+def average_pool(x: jax.Array) -> jax.Array:
+    """The sum of 3x3 pixels over 9, every 2 pixels, [N, H, W, C] to [N, ceil(H / 2), ceil(W / 2), C]; zeros around."""
+    sums = lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return sums / 9.0
 
 
 @jax.custom_vjp

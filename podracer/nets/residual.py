@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from podracer.nets.layers import Conv, Dense, NormName, normalization
+from podracer.nets.layers import Conv, Dense, NormName, average_pool, normalization
 
 
 def conv3x3(channels: int, stride: int = 1) -> Conv:
@@ -25,7 +25,7 @@ class Encoder(nn.Module):
         x = Block(self.channels // 2, self.norm)(x)
         x = Block(self.channels, self.norm, stride=2)(x)
         while max(x.shape[1:3]) > 6:
-            x = nn.avg_pool(Block(self.channels, self.norm)(x), (3, 3), (2, 2), ((1, 1), (1, 1)))
+            x = average_pool(Block(self.channels, self.norm)(x))
         return Block(self.channels, self.norm)(x)
 
 
