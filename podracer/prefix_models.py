@@ -10,7 +10,8 @@ reward, it need not be known at which step a reward comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import config as configs
 from podracer import nets, search, spaces, world_models
 from podracer.nets.layers import MLP, Dense, LSTMCell, NormName, normalization, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
@@ -70,46 +72,47 @@ class PrefixModel(NamedTuple):
         return found, changed.get("statistics", statistics)
 
 
-def make(
-    spec: EnvSpec,
-    *,
-    num_bins: int,
-    torso: world_models.Torso = "auto",
-    norm: NormName = "layer",
-    hidden_sizes: Sequence[int] = (128,),
-    state_size: int = 64,
-    head_size: int = 64,
-    channels: int = 64,
-    lstm_size: int = 64,
-    projection_size: int = 128,
-    forecast_size: int = 64,
-) -> PrefixModel:
+@dataclasses.dataclass(frozen=True)
+class Sizes(world_models.Sizes):
+    """Of the standard model, beside those of `podracer.world_models.Sizes`, whose rewards are prefixes here. Paper
+    values are those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
+
+    Attributes:
+      norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too. Images of
+        96x96 make the network of Ye et al., appendix A.
+      lstm_size: of the memory of prefixes (paper: 512).
+      projection_size: F, numbers of a projection (paper: 1,024).
+      forecast_size: units of the hidden layer of q (paper: 512).
+    """
+
+    norm: NormName = "layer"
+    lstm_size: int = configs.field(64, low=1)
+    projection_size: int = configs.field(128, low=1)
+    forecast_size: int = configs.field(64, low=1)
+
+
+def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
     """The standard model for an environment.
 
     Args:
       spec: of the environment, frames stacked; its actions are discrete.
-      num_bins: K, numbers for a value or a prefix.
-      torso: see `podracer.world_models.make`.
-      norm: of convolutions and what follows them: over the channels of a "layer" or over the "batch", and then images
-        of 96x96 make the network of Ye et al. 2021, appendix A.
-      hidden_sizes: of h and of g as MLPs.
-      state_size: numbers in a state, which has mean 0 and variance 1, of an MLP.
-      head_size: units of a hidden layer of each head.
-      channels: of a state of convolutions, whose planes are at most 6x6.
-      lstm_size: of the memory of prefixes.
-      projection_size: F.
-      forecast_size: units of the hidden layer of q.
+      sizes: of the model.
 
     Raises:
       ValueError: for actions that are not discrete, or convolutions on what is no image.
     """
-    num_actions = nets.num_actions(spec)
-    sizes: dict[str, Any] = {"lstm_size": lstm_size, "projection_size": projection_size, "forecast_size": forecast_size}
-    heads: dict[str, Any] = {"num_actions": num_actions, "num_bins": num_bins, "head_size": head_size, "norm": norm}
-    if world_models.takes_convolutions(spec, torso):
-        return PrefixModel(_Images(**sizes, **heads, channels=channels), lstm_size)
-    shape = {"space": spec.observation_space, "hidden_sizes": tuple(hidden_sizes), "state_size": state_size}
-    return PrefixModel(_Vectors(**sizes, **heads | {"norm": "layer"}, **shape), lstm_size)
+    common: dict[str, Any] = {
+        "num_actions": nets.num_actions(spec),
+        "num_bins": sizes.num_bins,
+        "head_size": sizes.head_size,
+        "lstm_size": sizes.lstm_size,
+        "projection_size": sizes.projection_size,
+        "forecast_size": sizes.forecast_size,
+    }
+    if world_models.takes_convolutions(spec, sizes.torso):
+        return PrefixModel(_Images(**common, norm=sizes.norm, channels=sizes.channels), sizes.lstm_size)
+    shape: dict[str, Any] = {"hidden_sizes": sizes.hidden_sizes, "state_size": sizes.state_size}
+    return PrefixModel(_Vectors(**common, norm="layer", space=spec.observation_space, **shape), sizes.lstm_size)
 
 
 class Node(NamedTuple):

@@ -158,6 +158,30 @@ class Planner(NamedTuple):
     config: SearchConfig
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What agents that search have in common in their configs.
+
+    Attributes:
+      search: "puct" (Silver et al. 2018), or "gumbel" (Danihelka et al. 2022), which improves a policy with few
+        simulations.
+      simulations: S, states that a search adds to its tree.
+      max_depth: steps that a search looks ahead at most, None for as many as simulations.
+      dirichlet_fraction: of the prior that is noise at the root, of puct (Silver et al.: 0.25).
+      dirichlet_alpha: of that noise (Silver et al.: 0.3 in chess, 0.03 in Go); None for min(1, 10 / legal actions).
+      considered: actions that gumbel tries at the root (Danihelka et al.: 16).
+      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+    """
+
+    search: Literal["puct", "gumbel"] = "puct"
+    simulations: int = configs.field(16, low=1)
+    max_depth: int | None = configs.field(None, low=1)
+    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
+    dirichlet_alpha: float | None = configs.field(0.3, low=1e-3)
+    considered: int = configs.field(16, low=1)
+    value_scale: float = configs.field(0.1, low=0.0)
+
+
 def settings(config: Any, **others: Any) -> SearchConfig:
     """How an agent's config says to search, by the fields that it shares, its `search` being the algorithm."""
     shared = {field.name for field in dataclasses.fields(SearchConfig)} & {

@@ -9,7 +9,8 @@ from it. Your own model plugs in as a `WorldModel`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import config as configs
 from podracer import nets, search, spaces
 from podracer.nets.layers import MLP, Dense, LayerNorm, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
@@ -50,36 +52,51 @@ def half_gradient(x: jax.Array) -> jax.Array:
 half_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (0.5 * gradient,))
 
 
-def make(
-    spec: EnvSpec,
-    *,
-    num_bins: int,
-    torso: Torso = "auto",
-    hidden_sizes: Sequence[int] = (128,),
-    state_size: int = 64,
-    head_size: int = 64,
-    channels: int = 64,
-) -> WorldModel:
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the standard model, in the configs of agents that learn one.
+
+    Attributes:
+      num_bins: K, of the distributions that rewards and values are; odd, so that one bin is 0 (Schrittwieser et al.
+        2020: 601).
+      torso: "mlp"; "convolutions" for images; "auto" takes those for uint8 images of at least 16x16.
+      channels: of a state of convolutions, whose planes are at most 6x6 (Schrittwieser et al. 2020: 256).
+      hidden_sizes: of h and of g as MLPs.
+      state_size: numbers in a state of MLPs, which has mean 0 and variance 1.
+      head_size: units of a hidden layer of each head.
+    """
+
+    num_bins: int = configs.field(41, low=3)
+    torso: Torso = "auto"
+    channels: int = configs.field(64, low=2)
+    hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
+    state_size: int = configs.field(64, low=1)
+    head_size: int = configs.field(64, low=1)
+
+    def __post_init__(self):
+        configs.check(self)
+        if self.num_bins % 2 == 0:
+            raise ValueError(
+                f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
+            )
+
+
+def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
     """The standard model for an environment.
 
     Args:
       spec: of the environment, frames stacked; its actions are discrete.
-      num_bins: K, numbers for a value or a reward.
-      torso: "mlp"; "convolutions" for images; "auto" takes those for uint8 images of at least 16x16.
-      hidden_sizes: of h and of g as MLPs.
-      state_size: numbers in a state, which has mean 0 and variance 1, of an MLP.
-      head_size: units of a hidden layer of each head.
-      channels: of a state of convolutions, whose planes are at most 6x6 and in [0, 1].
+      sizes: of the model.
 
     Raises:
       ValueError: for actions that are not discrete, or convolutions on what is no image.
     """
     num_actions = nets.num_actions(spec)
-    if takes_convolutions(spec, torso):
-        module: Any = _Images(num_actions, num_bins, channels, head_size)
+    if takes_convolutions(spec, sizes.torso):
+        module: Any = _Images(num_actions, sizes.num_bins, sizes.channels, sizes.head_size)
     else:
         space = spec.observation_space
-        module = _Vectors(space, num_actions, num_bins, tuple(hidden_sizes), state_size, head_size)
+        module = _Vectors(space, num_actions, sizes.num_bins, sizes.hidden_sizes, sizes.state_size, sizes.head_size)
 
     def init(key: jax.Array) -> ArrayTree:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))

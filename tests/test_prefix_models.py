@@ -20,7 +20,7 @@ def test_the_network_for_atari_has_the_published_size(num_actions):
     """Ye et al. 2021, appendix A, with one bias vector of the LSTM, where PyTorch has two."""
     spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(num_actions))
     sizes = {"channels": 64, "head_size": 32, "lstm_size": 512, "projection_size": 1024, "forecast_size": 512}
-    model = prefix_models.make(spec, num_bins=601, norm="batch", **sizes)
+    model = prefix_models.make(spec, prefix_models.Sizes(num_bins=601, norm="batch", **sizes))
     params, statistics = jax.eval_shape(
         lambda key: model.init(key, jnp.zeros((1, 96, 96, 12), jnp.uint8)), jax.random.key(0)
     )
@@ -103,7 +103,7 @@ def test_consistency():
 @pytest.mark.parametrize("horizon", [1, 3, 5])
 def test_rewards_of_a_path_sum_to_prefixes(horizon):
     """At depths 1 to 12, of a network whose prefixes are anything."""
-    model = prefix_models.make(VECTORS, num_bins=11, hidden_sizes=(8,), state_size=6, lstm_size=5)
+    model = prefix_models.make(VECTORS, prefix_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, lstm_size=5))
     params, statistics = model.init(jax.random.key(0), jnp.zeros((1, 3)))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
     expectation = lambda logits: logits[..., 0]  # noqa: E731

@@ -35,19 +35,16 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaZeroConfig:
-    """The agent's settings. Paper values are those of Silver et al. 2018, unless they say else.
+class AlphaZeroConfig(search.Settings):
+    """The agent's settings, beside those of `podracer.search.Settings`. Paper values are those of Silver et al. 2018,
+    unless they say else.
 
     Attributes:
       envs_per_device: games at a time per device when `num_envs` is not given (paper: 5,000 actors).
       rollout_length: T, moves of a lane between one round of updates and the next.
       search: "gumbel" (Danihelka et al. 2022), which improves a policy with few simulations, or "puct" (paper).
-      simulations: S, positions that a search adds to its tree (paper: 800).
-      max_depth: moves that a search looks ahead at most, None for as many as simulations.
-      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
-      dirichlet_alpha: of that noise (paper: 0.3 in chess, 0.15 in shogi, 0.03 in Go); None for min(1, 10 / moves).
-      considered: moves that gumbel tries at the root (Danihelka et al.: 16).
-      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+      dirichlet_alpha: of noise at the root (paper: 0.3 in chess, 0.15 in shogi, 0.03 in Go); None for
+        min(1, 10 / moves).
       sampled_plies: moves of a game that are drawn from pi; later ones are the search's best (paper: 30).
       n_step: n, moves until a value's target is the search's instead of the outcome (paper: the game).
       value_mix: part of a value's target that is the search's value at once (paper: 0).
@@ -70,12 +67,7 @@ class AlphaZeroConfig:
     envs_per_device: int = configs.field(128, low=1)
     rollout_length: int = configs.field(16, low=1)
     search: Literal["gumbel", "puct"] = "gumbel"
-    simulations: int = configs.field(16, low=1)
-    max_depth: int | None = configs.field(None, low=1)
-    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
     dirichlet_alpha: float | None = configs.field(None, low=1e-3)
-    considered: int = configs.field(16, low=1)
-    value_scale: float = configs.field(0.1, low=0.0)
     sampled_plies: int = configs.field(8, low=0)
     n_step: int = configs.field(9, low=1)
     value_mix: float = configs.field(0.0, low=0.0, high=1.0, tunable=True)

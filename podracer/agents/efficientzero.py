@@ -18,8 +18,8 @@ to one interval, and not by one to two; the last state is not learnt twice. Its 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,10 +27,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import nets, prefix_models, returns, search, spaces, world_models
-from podracer.learning import augmentation, collectives, gradients, lars, optimizer, reanalysis, trajectories, windows
+from podracer import nets, prefix_models, search, spaces, world_models
+from podracer.learning import (
+    augmentation,
+    collectives,
+    gradients,
+    lars,
+    optimizer,
+    planning,
+    reanalysis,
+    trajectories,
+    windows,
+)
 from podracer.learning.scalars import Bins
-from podracer.nets.layers import NormName
 from podracer.types import (
     ActorParams,
     Agent,
@@ -45,24 +54,15 @@ from podracer.types import (
     check_one_player,
 )
 
-TEMPERATURES = (1.0, 0.5, 0.25)
-"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last."""
-
 
 @dataclasses.dataclass(frozen=True)
-class EfficientZeroConfig:
-    """The agent's settings. Paper values are those of Ye et al. 2021 for Atari with 100,000 steps.
+class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
+    """The agent's settings, beside those of `podracer.search.Settings` and `podracer.prefix_models.Sizes`. Paper values
+    are those of Ye et al. 2021 for Atari with 100,000 steps.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      search: "puct" (paper), or "gumbel" (Danihelka et al. 2022).
-      simulations: S, states that a search adds to its tree (paper: 50).
-      max_depth: steps that a search looks ahead at most, None for as many as simulations.
-      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
-      dirichlet_alpha: of that noise (paper: 0.3).
-      considered: actions that gumbel tries at the root.
-      value_scale: what completed values count in gumbel's policy.
       least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference (paper: 0.01).
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       horizon: H, steps after which a prefix begins anew (paper: 5); 1 says every reward.
@@ -71,7 +71,6 @@ class EfficientZeroConfig:
         (paper: 0.3 of the run's).
       discount: gamma (paper: 0.997^4).
       max_value: the largest value or prefix that can be told apart from larger ones.
-      num_bins: of the distributions that prefixes and values are (paper: 601).
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of what forecasts lack (paper: 2).
       augment: whether images are shifted and made brighter or darker before they are learnt from.
@@ -97,26 +96,10 @@ class EfficientZeroConfig:
       max_grad_norm: clip by global norm, inf for none (paper: 5).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 4).
-      torso: "mlp", or "convolutions" for images; "auto" chooses (see `podracer.prefix_models.make`).
-      norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too.
-      channels: of a model of convolutions (paper: 64).
-      hidden_sizes: of the model's MLPs.
-      state_size: numbers in a state of MLPs.
-      head_size: units of a hidden layer of each head (paper: 32).
-      lstm_size: of the memory of prefixes (paper: 512).
-      projection_size: numbers of a projection (paper: 1,024).
-      forecast_size: units of the hidden layer that forecasts (paper: 512).
     """
 
     envs_per_device: int = configs.field(16, low=1)
     rollout_length: int = configs.field(8, low=1)
-    search: Literal["puct", "gumbel"] = "puct"
-    simulations: int = configs.field(16, low=1)
-    max_depth: int | None = configs.field(None, low=1)
-    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
-    dirichlet_alpha: float = configs.field(0.3, low=1e-3)
-    considered: int = configs.field(16, low=1)
-    value_scale: float = configs.field(0.1, low=0.0)
     least_range: float = configs.field(0.01, low=1e-8)
     unroll_length: int = configs.field(5, low=1)
     horizon: int = configs.field(5, low=1)
@@ -124,7 +107,6 @@ class EfficientZeroConfig:
     correction_interval: int = configs.field(20_000, low=0)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     max_value: float = configs.field(100.0, low=1e-6)
-    num_bins: int = configs.field(41, low=3)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
@@ -147,31 +129,13 @@ class EfficientZeroConfig:
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
-    torso: world_models.Torso = "auto"
-    norm: NormName = "layer"
-    channels: int = configs.field(64, low=2)
-    hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
-    state_size: int = configs.field(64, low=1)
-    head_size: int = configs.field(64, low=1)
-    lstm_size: int = configs.field(64, low=1)
-    projection_size: int = configs.field(128, low=1)
-    forecast_size: int = configs.field(64, low=1)
 
     def __post_init__(self):
-        configs.check(self)
-        if self.num_bins % 2 == 0:
-            raise ValueError(
-                f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
-            )
+        super().__post_init__()
         if self.target_interval % self.reanalyse_group:
             raise ValueError(
                 f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
                 "the updates of a group have one target."
-            )
-        if self.refresh_interval % self.reanalyse_group:
-            raise ValueError(
-                f"refresh_interval={self.refresh_interval} must be a multiple of reanalyse_group="
-                f"{self.reanalyse_group}."
             )
 
 
@@ -249,9 +213,10 @@ def make(
             "vtrace."
         )
     K, n = config.unroll_length, config.n_step
-    model, bins = network or _model(spec, config), _bins(config)
+    model, bins = network or _model(spec, config), Bins(config.num_bins, config.max_value)
     plan = planner(spec, config, model)
     stacked = nets.stacked_spec(spec, config.frame_stack)
+    augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
     init_optimizer, step = _optimiser(config)
@@ -259,16 +224,13 @@ def make(
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
         params, statistics = model.init(key, example)
-        target, swept = (
-            jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()
-            for wanted in (config.reanalyse, config.refresh_interval)
-        )
+        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
+        target, swept = copy(config.reanalyse), copy(config.refresh_interval)
         return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
         aux = {
-            "temperature": jnp.float32(TEMPERATURES)[part],
+            "temperature": planning.temperature(progress),
             "discount": learner.hyper["discount"],
             "statistics": learner.aux.statistics,
         }
@@ -280,28 +242,16 @@ def make(
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        seen, _, memory = nets.step(observer, actor.params, memory, timestep)
-        variables, temperature = plan.variables(actor), 0.0 if evaluation else actor.aux["temperature"]
-        root = plan.model.root(variables, seen)
-        search_key, random_key = jax.random.split(key)
-        found = search.search(
-            plan.model, variables, root, search_key, plan.config, explore=not evaluation, temperature=temperature
-        )
-        action = found.action
-        if not evaluation:  # until something was learnt, a search is no better than this
-            logits = jnp.zeros_like(root.logits) if root.legal is None else jnp.where(root.legal, 0.0, search.LOWEST)
-            any_action = jax.random.categorical(random_key, logits).astype(jnp.int32)
-            action = jnp.where(actor.version == 0, any_action, action)
-        return action, {"policy": found.policy, "value": found.value}, memory
+        # Until something was learnt, a search is no better than any action.
+        return planning.act(plan, observer, actor, memory, timestep, key, evaluation, at_random=actor.version == 0)
 
     def learn(
         learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         B = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
-        keys = jax.random.split(key)
         # Of what is unrolled from, and of what is compared with it; one for all frames and rows of a sample.
-        changes = [augmentation.draw(k, B) for k in keys]
+        changes = [augmentation.draw(k, B) for k in jax.random.split(key)]
         learning_rate = learner.hyper["learning_rate"]
         if config.warmup_updates:
             learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1.0) / config.warmup_updates)
@@ -310,12 +260,9 @@ def make(
             batch, changes = group
             rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
             observation = nets.inputs(observer, batch.trajectory._replace(timesteps=rows)).observation
-            first, later = (
-                _augmented(
-                    stacked, config, changes[i], jax.tree.map(lambda x, i=i: x[slice(i, None if i else 1)], observation)
-                )
-                for i in range(2)
-            )
+            first, later = (jax.tree.map(lambda x, at=at: x[at], observation) for at in (slice(1), slice(1, None)))
+            if augment:
+                first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
             actions = batch.trajectory.actions[:K]
             said, seen, statistics = prefix_models.unroll(
                 model, params, learner.aux.statistics, first, later, actions, config.horizon
@@ -338,14 +285,8 @@ def make(
         )
         grads, metrics = collectives.global_sum((grads, metrics))
         statistics = collectives.global_average(jax.tree.map(lambda x: x[0], statistics))
-        params, opt_state, grad_norm = step(
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learning_rate,
-            max_grad_norm=learner.hyper["max_grad_norm"],
-        )
-        metrics |= {"grad/norm": grad_norm}
+        rates = {"learning_rate": learning_rate, "max_grad_norm": learner.hyper["max_grad_norm"]}
+        params, opt_state, grad_norm = step(grads, learner.opt_state, learner.params, **rates)
         num_updates = learner.num_updates + 1
 
         def copied(old: Any, interval: int) -> Any:
@@ -358,19 +299,13 @@ def make(
             copied(learner.aux.sweep, config.refresh_interval),
         )
         learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
-        return learner, metrics, errors.reshape(B)
+        return learner, metrics | {"grad/norm": grad_norm}, errors.reshape(B)
 
-    def earlier(learner: LearnerState, progress: jax.Array, what: Any, interval: int) -> ActorParams:
-        params, statistics = what
+    def earlier(what: str, interval: int, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        params, statistics = getattr(learner.aux, what)
         version = learner.num_updates // interval * interval
         aux = learner.aux._replace(statistics=statistics)
         return actor_params(learner._replace(params=params, num_updates=version, aux=aux), progress)
-
-    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return earlier(learner, progress, learner.aux.target, config.target_interval)
-
-    def refresh_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return earlier(learner, progress, learner.aux.sweep, config.refresh_interval)
 
     def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
         """|V(o_i) - z_i| of the first rows, with V of one set of parameters."""
@@ -379,10 +314,8 @@ def make(
         root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
         value = root.value.reshape(rows.timesteps.reward.shape)
         step = windows.transitions(rows.timesteps, actor.aux["discount"], config.clip_rewards)
-        m = _rewards_in_values(age, config)
-        m = jnp.concatenate([m, jnp.broadcast_to(m[-1:], (len(value) - len(m), *m.shape[1:]))])
-        z = returns.n_step(jnp.where(rows.timesteps.discount == 0, 0.0, value), step, n, m)
-        return jnp.abs(value - jnp.concatenate([z, value[-1:]]))[: len(age)]
+        m = jnp.pad(_rewards_in_values(age, config), ((0, n), (0, 0)), mode="edge")
+        return windows.errors(step, rows.timesteps.discount, value, n, m)[: len(age)]
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
@@ -406,29 +339,18 @@ def make(
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )
-    renewal: dict[str, Any] = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
+    renewal: dict[str, Any] = {}
+    if config.reanalyse:
+        renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
     if config.refresh_interval:
-        renewal |= {"refresh_params": refresh_params, "refresh": refresh}
-    return Agent(
-        "efficientzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal
-    )
-
-
-def _augmented(
-    stacked: EnvSpec, config: EfficientZeroConfig, changes: augmentation.Changes, observation: ArrayTree
-) -> ArrayTree:
-    """Observations [R, B, ...], changed if they are images for convolutions."""
-    if not config.augment or not world_models.takes_convolutions(stacked, config.torso):
-        return observation
-    return augmentation.apply(changes, observation)
+        renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
+    hyper = configs.tunables(config)
+    return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
 
 
 def _model(spec: EnvSpec, config: EfficientZeroConfig) -> prefix_models.PrefixModel:
     """The config's model."""
-    names = ("num_bins", "torso", "norm", "channels", "hidden_sizes", "state_size", "head_size")
-    names += ("lstm_size", "projection_size", "forecast_size")
-    shared: Any = {name: getattr(config, name) for name in names}
-    return prefix_models.make(nets.stacked_spec(spec, config.frame_stack), **shared)
+    return prefix_models.make(nets.stacked_spec(spec, config.frame_stack), config)
 
 
 def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -439,13 +361,8 @@ def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callabl
         made = lars.ClippedLARS(late, config.lars_start, config.lars_eta)
         return made.init, made.step
     transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
-    step = functools.partial(optimizer.step, transformation, l2_cost=config.l2_cost)
-    return functools.partial(optimizer.init, transformation), step
-
-
-def _bins(config: EfficientZeroConfig) -> Bins:
-    """What numbers of prefixes and values are."""
-    return Bins(config.num_bins, config.max_value)
+    step = partial(optimizer.step, transformation, l2_cost=config.l2_cost)
+    return partial(optimizer.init, transformation), step
 
 
 def planner(
@@ -453,7 +370,8 @@ def planner(
 ) -> search.Planner:
     """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
     stacked = nets.stacked_spec(spec, config.frame_stack)
-    model = prefix_models.searched(network or _model(spec, config), _bins(config).expectation, stacked, config.horizon)
+    expectation = Bins(config.num_bins, config.max_value).expectation
+    model = prefix_models.searched(network or _model(spec, config), expectation, stacked, config.horizon)
     return search.Planner(
         stacked.observation_space,
         model,

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import nets, returns, search, spaces, world_models
-from podracer.learning import collectives, gradients, optimizer, reanalysis, trajectories, windows
+from podracer import nets, search, spaces, world_models
+from podracer.learning import collectives, gradients, optimizer, planning, reanalysis, trajectories, windows
 from podracer.learning.scalars import Bins
 from podracer.types import (
     ActorParams,
@@ -36,30 +35,20 @@ from podracer.types import (
     Trajectory,
 )
 
-TEMPERATURES = (1.0, 0.5, 0.25)
-"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last (appendix D)."""
-
 
 @dataclasses.dataclass(frozen=True)
-class MuZeroConfig:
-    """The agent's settings. Paper values are those of Schrittwieser et al. 2020 for Atari, unless they say else.
+class MuZeroConfig(search.Settings, world_models.Sizes):
+    """The agent's settings, beside those of `podracer.search.Settings` and `podracer.world_models.Sizes`. Paper values
+    are those of Schrittwieser et al. 2020 for Atari, unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      search: "puct" (paper), or "gumbel" (Danihelka et al. 2022), which improves a policy with few simulations.
-      simulations: S, states that a search adds to its tree (paper: 50).
-      max_depth: steps that a search looks ahead at most, None for as many as simulations.
-      dirichlet_fraction: of the prior that is noise at the root, of puct (paper: 0.25).
-      dirichlet_alpha: of that noise (paper: 0.25).
-      considered: actions that gumbel tries at the root (Danihelka et al.: 16).
-      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
       least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       n_step: n, rewards in a value's target (paper: 10).
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - gamma) larger.
-      num_bins: K of the distributions that rewards and values are (paper: 601).
       value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
       batch_size: samples per update, over all devices (paper: 1,024).
       samples_per_row: how often a row is sampled to begin with, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
@@ -76,28 +65,15 @@ class MuZeroConfig:
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 32).
-      torso: "mlp", or "convolutions" for images; "auto" chooses (see `podracer.world_models.make`).
-      channels: of a model of convolutions (paper: 256).
-      hidden_sizes: of the model's MLPs.
-      state_size: numbers in a state of the model.
-      head_size: units of a hidden layer of each head.
     """
 
     envs_per_device: int = configs.field(16, low=1)
     rollout_length: int = configs.field(8, low=1)
-    search: Literal["puct", "gumbel"] = "puct"
-    simulations: int = configs.field(16, low=1)
-    max_depth: int | None = configs.field(None, low=1)
-    dirichlet_fraction: float = configs.field(0.25, low=0.0, high=1.0)
-    dirichlet_alpha: float = configs.field(0.3, low=1e-3)
-    considered: int = configs.field(16, low=1)
-    value_scale: float = configs.field(0.1, low=0.0)
     least_range: float = configs.field(0.01, low=1e-8)
     unroll_length: int = configs.field(5, low=1)
     n_step: int = configs.field(10, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     max_reward: float = configs.field(1.0, low=1e-6)
-    num_bins: int = configs.field(41, low=3)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
     samples_per_row: float = configs.field(16.0, low=0.0)
@@ -113,18 +89,6 @@ class MuZeroConfig:
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
-    torso: world_models.Torso = "auto"
-    channels: int = configs.field(64, low=2)
-    hidden_sizes: tuple[int, ...] = configs.field((128,), low=1)
-    state_size: int = configs.field(64, low=1)
-    head_size: int = configs.field(64, low=1)
-
-    def __post_init__(self):
-        configs.check(self)
-        if self.num_bins % 2 == 0:
-            raise ValueError(
-                f"num_bins={self.num_bins} must be odd, so that one bin is 0, such as {self.num_bins + 1}."
-            )
 
 
 def loss(
@@ -199,8 +163,7 @@ def make(
         return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
-        aux = {"temperature": jnp.float32(TEMPERATURES)[part], "discount": learner.hyper["discount"]}
+        aux = {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
         return ActorParams(learner.params, learner.num_updates, aux)
 
     def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
@@ -209,13 +172,7 @@ def make(
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        seen, _, memory = nets.step(observer, actor.params, memory, timestep)
-        variables, temperature = plan.variables(actor), 0.0 if evaluation else actor.aux["temperature"]
-        root = plan.model.root(variables, seen)
-        found = search.search(
-            plan.model, variables, root, key, plan.config, explore=not evaluation, temperature=temperature
-        )
-        return found.action, {"policy": found.policy, "value": found.value}, memory
+        return planning.act(plan, observer, actor, memory, timestep, key, evaluation)
 
     def learn(
         learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
@@ -271,9 +228,8 @@ def make(
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
         step = windows.transitions(rows, jnp.float32(config.discount), config.clip_rewards)
-        value = extras["value"]
-        z = returns.n_step(jnp.where(rows.discount == 0, 0.0, value), step, n)
-        return jnp.abs(value[:-1] - z)[: len(value) - (K + n + 1)]
+        errors = windows.errors(step, rows.discount, extras["value"], n)
+        return errors[: len(rows.discount) - (K + n + 1)]
 
     replay = Replay(
         starts="rows",
@@ -296,9 +252,7 @@ def make(
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
     """The config's model."""
-    names = ("num_bins", "torso", "channels", "hidden_sizes", "state_size", "head_size")
-    shared = {name: getattr(config, name) for name in names}
-    return world_models.make(nets.stacked_spec(spec, config.frame_stack), **shared)
+    return world_models.make(nets.stacked_spec(spec, config.frame_stack), config)
 
 
 def _bins(config: MuZeroConfig) -> Bins:

@@ -49,7 +49,7 @@ def targets(
       value: [K+n+1, B]; nu, what the search or the network says of rows.
       unroll_length: K, steps that the model is unrolled.
       n_step: n, rewards in a value's target at most.
-      rewards_in_values: int32 [B]; how many there are in each sample's, n if None.
+      rewards_in_values: int32 [B], or [R, B] of each row; how many there are in each value's, n if None.
       horizon: steps after which sums of rewards begin anew; 1 for each reward by itself.
     """
     K = unroll_length
@@ -59,6 +59,18 @@ def targets(
     valid = returns.reached(step.mask[:K])
     reward = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
     return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
+
+
+def errors(
+    step: returns.Transitions,
+    row_discount: jax.Array,
+    value: jax.Array,
+    n_step: int,
+    rewards_in_values: jax.Array | None = None,
+) -> jax.Array:
+    """|nu - z| of all rows but the last, [R-1, B], for rows [R, B]; arguments as in `targets`, of R-1 transitions."""
+    z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n_step, rewards_in_values)
+    return jnp.abs(value[:-1] - z)
 
 
 def transitions(rows: TimeStep, discount: jax.Array, clip_rewards: bool) -> returns.Transitions:

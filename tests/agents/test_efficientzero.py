@@ -87,7 +87,7 @@ def test_the_loss_is_the_loops() -> None:
     agent = made(unroll_length=3, horizon=2)
     batch, learner = harness.batch_of(agent, A), learner_of(agent)
     config = agent.config
-    model = prefix_models.make(SPEC, **SIZES)
+    model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES))
     bins = Bins(11, config.max_value)
     at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
     batch = harness.taken(batch, at)
@@ -227,7 +227,7 @@ def test_reanalysis_is_what_acting_would_find_with_the_target() -> None:
     policy = np.asarray(found["policy"]).reshape(K + n + 1, 5, A)
     np.testing.assert_allclose(extras["policy"][: K + 1], policy[: K + 1], atol=1e-6)
     np.testing.assert_array_equal(extras["policy"][K + 1 :], batch.trajectory.extras["policy"][K + 1 :])
-    model = prefix_models.make(SPEC, **SIZES)
+    model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES))
     said = jax.jit(lambda p: model.call("predict", p, {}, model.call("represent", p, {}, observation))[1])(target)
     value = Bins(11, agent.config.max_value).expectation(said)
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
@@ -330,6 +330,6 @@ def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
 
 def actor_values(agent: Agent, actor: Any, observation: jax.Array) -> jax.Array:
     """V of observations [rows, B, 3]."""
-    model, flat = prefix_models.make(SPEC, **SIZES), observation.reshape(-1, 3)
+    model, flat = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES)), observation.reshape(-1, 3)
     _, said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))
     return Bins(11, agent.config.max_value).expectation(said).reshape(observation.shape[:2])

@@ -81,7 +81,7 @@ def test_the_loss_is_the_loops() -> None:
     agent = made(unroll_length=2)
     batch, learner = batch_of(agent), learner_of(agent)
     config, hyper = agent.config, harness.hyper(agent)
-    model = world_models.make(SPEC, num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
+    model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
     bins = Bins(11, config.max_reward / (1 - config.discount))
     target = jax.tree.map(np.asarray, muzero._targets(hyper["discount"], batch.trajectory, config))
     hot = {name: np.asarray(bins.two_hot(jnp.asarray(x))) for name, x in target._asdict().items() if name != "policy"}
@@ -193,7 +193,7 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     np.testing.assert_allclose(extras["policy"][: K + 1, some], policy[: K + 1], atol=1e-6)
     other = jax.jit(noisy.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras["policy"]  # type: ignore[arg-type]
     assert np.abs(other[: K + 1, some] - policy[: K + 1]).max() > 0.1, "with noise at the root"
-    model = world_models.make(SPEC, num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8)
+    model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
     value = jax.jit(lambda params: model.predict(params, model.represent(params, observation))[1])(learner.aux)
     value = Bins(11, agent.config.max_reward / (1 - agent.config.discount)).expectation(value)
     np.testing.assert_allclose(extras["value"][: K + n + 1, some].ravel(), value, rtol=1e-4, atol=1e-5)

@@ -14,8 +14,7 @@ pytestmark = pytest.mark.slow
 def trained(change):
     """The return on catch after 12,000 of 30,000 steps, with dynamics changed; as they are, it is 1.0."""
     config, spec = MuZeroConfig(), envs_jax.make("catch").spec
-    sizes = {name: getattr(config, name) for name in ("num_bins", "hidden_sizes", "state_size", "head_size")}
-    model = world_models.make(spec, **sizes)
+    model = world_models.make(spec, config)
     network = model._replace(dynamics=change(model.dynamics))
     settings = {"total_steps": 30_000, "eval_every": 12_000, "progress": False}
     found = podracer.train(

@@ -225,9 +225,8 @@ def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> 
 def test_values_of_muzero_are_the_analytic_ones(probe: probes.Probe) -> None:
     """The network's value of every observation, and the move that the search finds."""
     agent, members = trained_muzero(TOGETHER)
-    model = world_models.make(
-        TOGETHER.spec, **{name: MUZERO[name] for name in ("num_bins", "hidden_sizes", "state_size", "head_size")}
-    )
+    sizes = {name: MUZERO[name] for name in ("num_bins", "hidden_sizes", "state_size", "head_size")}
+    model = world_models.make(TOGETHER.spec, world_models.Sizes(**sizes))
     bins = Bins(MUZERO["num_bins"], MUZERO["max_reward"] / (1 - GAMMA))
     observations, right, best = expected(probe, together=True)
     for member in members:
