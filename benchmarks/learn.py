@@ -106,8 +106,16 @@ ROWS = (
         "muzero pixel_catch --total-steps 30000 --agent.channels 16 --agent.samples-per-row 4",
         0.9,
     ),
+    Row("catch-efficientzero", "efficientzero catch --total-steps 20000", 0.95),
+    Row("cartpole-efficientzero", "efficientzero cartpole --total-steps 60000", 475),
+    Row(
+        "pixel_catch-efficientzero",
+        "efficientzero pixel_catch --total-steps 20000 --agent.channels 8 --agent.samples-per-row 8",
+        0.9,
+    ),
     # A state that is made of one observation cannot know the sign: half of the turns are wrong.
     Row("t_maze-muzero", "muzero t_maze --total-steps 50000", 0.1, at_most=True),
+    Row("t_maze-efficientzero", "efficientzero t_maze --total-steps 20000", 0.1, at_most=True),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000", 475),
     Row(
