@@ -17,7 +17,6 @@ same everywhere (`Counts`), so that branches around collectives may read it. Lan
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +49,8 @@ class Ring(NamedTuple):
       priority: float32 [L P]; of the P places of a lane where sequences may begin, to the power of the exponent; 0
         where none begins that is all there.
       largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
-      fresh: float32 [L P]; priorities to be, of those that this sweep has come by (see `refresh`), else 0; () without.
+      fresh: float32 [L P]; priorities to be, of those that this sweep has come by, else 0; () without
+        (see `podracer.learning.priority_refresh`).
 
     An empty ring is all zeros.
     """
@@ -222,7 +222,7 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
     else:
         rows = new[0] * plan.stride + jnp.arange(plan.starts - 1 + plan.length, dtype=jnp.int32)
         seen = jax.tree.map(take(rows), ring.rows._replace(observation=()))
-        mass = _mass(replay, replay.priority(seen, jax.tree.map(take(rows), ring.extras)))
+        mass = mass_of(replay, replay.priority(seen, jax.tree.map(take(rows), ring.extras)))
     priority = ring.priority.at[at(lost)].set(0.0)
     # What is new keeps its first priority until it is swept by.
     fresh = ring.fresh.at[at(lost)].set(0.0) if replay.refresh_interval else ()
@@ -282,7 +282,7 @@ def sample(plan: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, 
     index = block * BLOCK + within
     # Factors that all shards share, such as how many sequences there are, cancel in the end.
     weight = (ring.priority[index] / jnp.sum(sums)) ** -beta
-    generation, newest = _generation(plan, index, counts)
+    generation, newest = generation_of(plan, index, counts)
     return Sample(index, generation, weight / collectives.global_max(weight), newest - generation)
 
 
@@ -314,10 +314,10 @@ def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: A
       observations: tree of [any, any, ...]; what observations look like (shapes will do), for the ring has them flat.
     """
     lane, place = at.index // plan.places, at.index % plan.places
-    return _cut(plan, replay, ring, lane, place * plan.stride, plan.length, observations, replay.observed)
+    return cut(plan, replay, ring, lane, place * plan.stride, plan.length, observations, replay.observed)
 
 
-def _cut(
+def cut(
     plan: Layout,
     replay: Replay,
     ring: Ring,
@@ -327,7 +327,7 @@ def _cut(
     observations: ArrayTree,
     observed: int | None = None,
 ) -> Trajectory:
-    """Rows of lanes [n] from rows [n] on, as a trajectory [length - 1, n]."""
+    """Rows of lanes `lane` [n] from rows `start` [n] on, as a trajectory [length - 1, n]; the rest as in `gather`."""
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
     before = _rows(plan, start, range(-plan.context, 0))
     rows = _rows(plan, start, range(length))
@@ -355,83 +355,25 @@ def update(
     Returns:
       The ring, and how many sequences had been overwritten since they were sampled (their priorities are dropped).
     """
-    generation, _ = _generation(plan, at.index, counts)
+    generation, _ = generation_of(plan, at.index, counts)
     there = (generation == at.generation) & (ring.priority[at.index] > 0)
     # Of several for one sequence the last counts: in which order a GPU would write them, nobody knows.
     again = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
     # Those that do not count are sent out of bounds, where nothing is written.
     index = jnp.where(there & ~again, at.index, ring.priority.shape[0])
-    mass = _mass(replay, priority)
+    mass = mass_of(replay, priority)
     ring = ring._replace(priority=ring.priority.at[index].set(mass, mode="drop"))
     if replay.priority is None:
         ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
     return ring, jnp.sum((~there).astype(jnp.float32))
 
 
-SEGMENT = 64
-"""Rows of every lane whose priorities are renewed together."""
-
-
-def refresh(
-    plan: Layout,
-    replay: Replay,
-    ring: Ring,
-    counts: jax.Array,
-    renew: Callable[[Trajectory, jax.Array], jax.Array],
-    part: tuple[jax.Array, int],
-    observations: ArrayTree,
-    num_shards: int,
-) -> Ring:
-    """A part of a sweep over all rows, which gives each a new priority from one set of parameters; its end swaps them
-    in (Mei et al. 2023, SpeedyZero, section 4.2).
-
-    What was added since the sweep began keeps its first priority.
-
-    Args:
-      plan: the numbers.
-      replay: the agent's, with `starts="rows"`.
-      ring: what is there.
-      counts: int32 [groups]; rollouts of each group so far.
-      renew: `(Trajectory [m + reach - 1, L], age int32 [m, L]) -> priorities [m, L]`; `Agent.refresh`.
-      part: int32 [] p, of the I parts of a sweep (`refresh_interval` / `group`), from 0, and I.
-      observations: as in `gather`.
-      num_shards: S.
-    """
-    number, of = part
-    rows = plan.slots * plan.rollout_length
-    segments = -(-rows // SEGMENT)
-    filled = -(-jnp.minimum(jnp.max(counts), plan.slots) * plan.rollout_length // SEGMENT)
-    lane = jnp.arange(plan.groups * plan.lanes, dtype=jnp.int32)
-
-    def segment(i: jax.Array, fresh: jax.Array) -> jax.Array:
-        # The last one ends with the ring, and so may go over rows that the one before went over.
-        start = jnp.minimum(i * SEGMENT, max(rows - SEGMENT, 0))
-        at = start + jnp.arange(min(SEGMENT, rows), dtype=jnp.int32)
-        index = lane[None] * plan.places + at[:, None]
-        starts = jnp.broadcast_to(start, lane.shape)
-        trajectory = _cut(plan, replay, ring, lane, starts, at.size + replay.reach, observations)
-        generation, newest = _generation(plan, index, counts)
-        here = Sample(index, generation, jnp.ones(()), newest - generation)
-        mass = _mass(replay, renew(trajectory, transitions_since(plan, here, num_shards)))
-        old = ring.priority[index]
-        return fresh.at[index].set(jnp.where(old > 0, mass, 0.0))
-
-    begin, end = (jnp.minimum(segments * p // of, filled) for p in (number, number + 1))
-    ring = ring._replace(fresh=lax.fori_loop(begin, end, segment, ring.fresh))
-    over = number + 1 == of
-    swapped = jnp.where((ring.fresh > 0) & (ring.priority > 0), ring.fresh, ring.priority)
-    return ring._replace(
-        priority=jnp.where(over, swapped, ring.priority),
-        largest=jnp.where(over & jnp.any(ring.fresh > 0), jnp.max(ring.fresh), ring.largest),
-        fresh=jnp.where(over, 0.0, ring.fresh),
-    )
-
-
 def _largest(ring: Ring) -> jax.Array:
     return jnp.where(ring.largest > 0, ring.largest, 1.0)
 
 
-def _mass(replay: Replay, priority: jax.Array) -> jax.Array:
+def mass_of(replay: Replay, priority: jax.Array) -> jax.Array:
+    """What stands in `Ring.priority` for priorities before the exponent, of any shape."""
     return jnp.maximum(priority, LEAST_PRIORITY) ** replay.priority_exponent
 
 
@@ -441,8 +383,8 @@ def num_sequences(plan: Layout, counts: jax.Array) -> jax.Array:
     return plan.lanes * jnp.sum(jnp.maximum(begun, 0))
 
 
-def _generation(plan: Layout, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers of the rollout in a slot now and of the newest one of its lane."""
+def generation_of(plan: Layout, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The numbers of the rollouts that sequences begin in, and of the newest ones of their lanes, int32 [n]."""
     lane, slot = index // plan.places, index % plan.places // plan.starts
     newest = counts[lane // plan.lanes] - 1
     return newest - (newest - slot) % plan.slots, newest

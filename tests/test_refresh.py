@@ -7,6 +7,7 @@ import pytest
 from test_replay import GROUPS, B, eligible, filled, rows_of
 
 from podracer import replay
+from podracer.learning import priority_refresh
 
 REACH, PARTS = 2, 3
 SPEC = rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5)
@@ -36,7 +37,7 @@ class Sweeper:
         self.spec = spec
         self.plan, self.ring, self.streams = filled(spec, list(order), T=T)
         self.sweep = jax.jit(
-            lambda ring, counts, part, version: replay.refresh(
+            lambda ring, counts, part, version: priority_refresh.refresh(
                 self.plan, spec, ring, counts, renew(version), (part, PARTS), self.streams.observations, 1
             )
         )
@@ -61,7 +62,7 @@ class Sweeper:
 @pytest.mark.parametrize("context", [0, 3])
 def test_a_sweep_renews_all_priorities_at_its_end(context):
     sweeper = Sweeper(rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5, context=context))
-    assert sweeper.plan.slots * 8 > 2 * replay.SEGMENT, "several segments"
+    assert sweeper.plan.slots * 8 > 2 * priority_refresh.SEGMENT, "several segments"
     before = sweeper.found()
     for part in range(PARTS - 1):
         sweeper(part, 2.0)
@@ -96,7 +97,7 @@ def test_what_comes_during_a_sweep_keeps_its_first_priority():
             assert priority == 1.0
             kinds.add("new")
             continue
-        segment = row % (sweeper.plan.slots * 8) // replay.SEGMENT
+        segment = row % (sweeper.plan.slots * 8) // priority_refresh.SEGMENT
         ends = {int(c[lane // B]) * 8 for c in counts.values()}
         ages = [np.sqrt(2.0 * (1000 * lane + row + 0.1 * REACH + 1e-2 * (end - row) * GROUPS * B)) for end in ends]
         assert any(priority == pytest.approx(age, rel=1e-5) for age in ages), (lane, row, segment)

@@ -174,7 +174,7 @@ def check_sequences(spec, order, T):
     if not len(index):
         return
     at = replay.Sample(jnp.asarray(index, jnp.int32), jnp.asarray(rollouts, jnp.int32), None, None)
-    np.testing.assert_array_equal(replay._generation(plan, at.index, counts)[0], rollouts)
+    np.testing.assert_array_equal(replay.generation_of(plan, at.index, counts)[0], rollouts)
     found = replay.gather(plan, spec, ring, at, streams.observations)
     for i, (lane, start) in enumerate(zip(lanes, starts)):
         rows = streams.rows[lane][start : start + spec.length]
@@ -200,7 +200,7 @@ def test_what_is_new_is_as_likely_as_the_likeliest():
     assert set(np.unique(ring.priority)) == {0.0, 1.0}
     there = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0)[:2], jnp.int32)
     counts = jnp.asarray(streams.counts)
-    at = replay.Sample(there, replay._generation(plan, there, counts)[0], None, None)
+    at = replay.Sample(there, replay.generation_of(plan, there, counts)[0], None, None)
     update = jax.jit(lambda ring, priorities: replay.update(plan, spec, ring, counts, at, priorities)[0])
     for priorities in (jnp.array([9.0, 0.25]), jnp.array([4.0, 4.0])):
         ring = update(ring, priorities)
@@ -258,7 +258,7 @@ def test_sequences_are_drawn_by_priority(alpha, make):
     rng = np.random.default_rng(0)
     raw = rng.exponential(size=len(there)).astype(np.float32) + np.float32(0.2)
     at = replay.Sample(
-        jnp.asarray(there, jnp.int32), replay._generation(plan, jnp.asarray(there), counts)[0], None, None
+        jnp.asarray(there, jnp.int32), replay.generation_of(plan, jnp.asarray(there), counts)[0], None, None
     )
     ring, overwritten = replay.update(plan, spec, ring, counts, at, jnp.asarray(raw))
     assert float(overwritten) == 0

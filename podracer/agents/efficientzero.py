@@ -80,8 +80,8 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
       importance_exponent: beta at the beginning; it rises to 1 (paper: 0.4).
-      refresh_interval: updates in which all priorities are renewed by one set of parameters (Mei et al. 2023: 10), in
-        multiples of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
+      refresh_interval: updates in which all priorities are renewed by one set of parameters (Mei et al. 2023: 10), a
+        multiple of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
       reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
@@ -213,9 +213,9 @@ def make(
             "vtrace."
         )
     K, n = config.unroll_length, config.n_step
-    model, bins = network or _model(spec, config), Bins(config.num_bins, config.max_value)
-    plan = planner(spec, config, model)
     stacked = nets.stacked_spec(spec, config.frame_stack)
+    model, bins = network or prefix_models.make(stacked, config), Bins(config.num_bins, config.max_value)
+    plan = planner(spec, config, model)
     augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
@@ -308,7 +308,6 @@ def make(
         return actor_params(learner._replace(params=params, num_updates=version, aux=aux), progress)
 
     def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
-        """|V(o_i) - z_i| of the first rows, with V of one set of parameters."""
         seen = nets.inputs(observer, rows).observation
         variables = plan.variables(actor)
         root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
@@ -348,11 +347,6 @@ def make(
     return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
 
 
-def _model(spec: EnvSpec, config: EfficientZeroConfig) -> prefix_models.PrefixModel:
-    """The config's model."""
-    return prefix_models.make(nets.stacked_spec(spec, config.frame_stack), config)
-
-
 def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Its `init` and its `step`."""
     if config.optimizer == "clipped_lars":
@@ -371,7 +365,7 @@ def planner(
     """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
     stacked = nets.stacked_spec(spec, config.frame_stack)
     expectation = Bins(config.num_bins, config.max_value).expectation
-    model = prefix_models.searched(network or _model(spec, config), expectation, stacked, config.horizon)
+    model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
     return search.Planner(
         stacked.observation_space,
         model,

@@ -29,6 +29,7 @@ from podracer.environments import autoreset
 from podracer.learning import collectives, learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
+from podracer.learning.steps import Counts
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
 
@@ -46,7 +47,7 @@ class Member(NamedTuple):
         """The members of a state, [P]."""
         return cls(state.learner, state.actors, state.env_steps, state.experience.ring)
 
-    def joined(self, counts: learner.Counts) -> RunState:
+    def joined(self, counts: Counts) -> RunState:
         """The state that members [P] are of."""
         return RunState(self.learner, self.actors, self.env_steps, Experience(counts, self.ring))
 
@@ -239,7 +240,7 @@ def _run(
 ) -> tuple[RunState, Report]:
     """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
 
-    def update_member(member: Member, counts: learner.Counts) -> tuple[Member, learner.Counts, Metrics, EpisodeStats]:
+    def update_member(member: Member, counts: Counts) -> tuple[Member, Counts, Metrics, EpisodeStats]:
         progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
 
         def update(actors: Actors, ring: ArrayTree) -> Any:
@@ -311,9 +312,9 @@ def _update_shard(
     state: LearnerState,
     actors: Actors,
     ring: ArrayTree,
-    counts: learner.Counts,
+    counts: Counts,
     progress: jax.Array,
-) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, learner.Counts, Metrics, EpisodeStats, jax.Array]]:
+) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
     # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
     keys = jax.random.split(actors.key, 4 + settings.rollout_length)
     key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]

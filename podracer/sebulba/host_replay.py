@@ -1,6 +1,6 @@
 """Learning with a replay that is kept in the hosts' memory, for what is larger than the memory of the learners.
 
-The steps are those of `podracer.learning.learner`: rollouts are added and sequences drawn on the host's CPU, and what
+The steps are those of `podracer.learning.steps`: rollouts are added and sequences drawn on the host's CPU, and what
 was drawn is learnt from on the learner devices. Results are those of a replay on the devices.
 """
 
@@ -18,8 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer import topology
 from podracer.driver import program_bytes, require_memory
-from podracer.learning import learner
-from podracer.learning.learner import Counts, Experience
+from podracer.learning.learner import Experience
+from podracer.learning.steps import Counts, Steps, update_keys
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.assembly import by_lane
 from podracer.sebulba.programs import Programs, policy_lag
@@ -41,7 +41,7 @@ class HostReplay:
       experience_sharding: of an Experience, a prefix of its tree.
     """
 
-    def __init__(self, steps: learner.Steps, layout: HostTopology):
+    def __init__(self, steps: Steps, layout: HostTopology):
         self._steps, self._layout = steps, layout
         cpus = host_cpus("replay_memory='host'", layout.mesh)
         self.trajectory_mesh = host = Mesh(np.asarray(cpus), (DATA_AXIS,), axis_types=(AxisType.Auto,))
@@ -93,7 +93,7 @@ class HostReplay:
         number = counts.updates if self._steps.drain else 0
 
         def draw(ring: ArrayTree, newest: Any, shard: jax.Array) -> Any:
-            sample_key, learn_key = learner.update_keys(jax.random.fold_in(key, shard), number)
+            sample_key, learn_key = update_keys(jax.random.fold_in(key, shard), number)
             at, batch, metrics = self._steps.draw(counts, ring, newest, progress, sample_key)
             # Keys are no arrays on their way from hosts to devices.
             return (at, (batch, jax.random.key_data(learn_key))), metrics

@@ -11,7 +11,7 @@ import pytest
 
 from podracer import agents, prefix_models, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.learning import windows
+from podracer.learning import steps, windows
 from podracer.learning.scalars import Bins
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
@@ -21,7 +21,7 @@ A = 4
 SIZES: dict[str, Any] = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 5}
 SIZES |= {"projection_size": 7, "forecast_size": 6}
 SMALL: dict[str, Any] = SIZES | {"n_step": 3, "correction_interval": 30_000}
-BATCH: dict[str, Any] = {"norm": "batch", "channels": 4}
+BATCH: dict[str, Any] = {"norm": "batch", "channels": 4, "unroll_length": 1, "n_step": 1, "augment": False}
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
 
 def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
     """What is recorded and seen behind it changes no bit of the update."""
-    agent = made(unroll_length=3)
+    agent = made(unroll_length=2)
     batch = harness.batch_of(agent, A)
     rows, extras = batch.trajectory.timesteps, batch.trajectory.extras
     over = np.cumsum(np.asarray(rows.first)[1:], axis=0) > 0  # transitions that are masked or lie behind one
@@ -155,7 +155,7 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
 
 def test_without_a_forecast_nothing_is_consistent() -> None:
     """Only the weight of consistency moves projections; the branch of what was seen has no gradient."""
-    agent, without = made(unroll_length=2), made(unroll_length=2, consistency_cost=0.0)
+    agent, without = made(unroll_length=1), made(unroll_length=1, consistency_cost=0.0)
     batch = harness.batch_of(agent, A)
     for each, still in ((agent, False), (without, True)):
         learner = learner_of(each)
@@ -167,8 +167,8 @@ def test_without_a_forecast_nothing_is_consistent() -> None:
 
 def test_statistics_are_state() -> None:
     """Of batch norm: learning moves them; what is published and copied keeps its own; acting sees one row alone."""
-    agent = made(IMAGES, **BATCH, target_interval=2, unroll_length=2)
-    batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(12))
+    agent = made(IMAGES, **BATCH, target_interval=2)
+    batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(6))
     first = learner_of(agent)
     second = learn(agent, batch, first)[0]
     third = learn(agent, batch, second, 1)[0]
@@ -181,7 +181,7 @@ def test_statistics_are_state() -> None:
     harness.assert_same(published.aux["statistics"], second.aux.statistics)
     target = agent.target_params(second, jnp.float32(0))  # type: ignore[misc]
     harness.assert_same((target.params, target.aux["statistics"]), first.aux.target)
-    B = 6
+    B = 4
     images = np.random.default_rng(0).integers(0, 256, (B, 16, 16, 1), np.uint8)
     rows = TimeStep(images, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))
     act = jax.jit(agent.act, static_argnums=4)
@@ -195,7 +195,7 @@ def test_statistics_are_state() -> None:
 
 def test_statistics_are_those_of_shards() -> None:
     """Each shard normalises by its own rows; the running ones are their mean, so the state is one."""
-    agent = made(IMAGES, **BATCH, augment=False, unroll_length=2)
+    agent = made(IMAGES, **BATCH, target_interval=2)
     batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(12))
     learner = learner_of(agent)
     halves = [harness.taken(batch, part) for part in (np.arange(6), np.arange(6, 12))]
@@ -280,13 +280,11 @@ def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
 @pytest.mark.parametrize("reanalyse", [0.0, 1.0])
 def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
     """Eight samples that are reanalysed together and learnt from in four updates."""
-    from podracer.learning import learner as learning
-
-    agent = made(unroll_length=2, reanalyse=reanalyse, dirichlet_fraction=0.0, target_interval=4, reanalyse_group=4)
+    agent = made(unroll_length=1, reanalyse=reanalyse, dirichlet_fraction=0.0, target_interval=4, reanalyse_group=4)
     batch = harness.taken(harness.batch_of(agent, A), np.arange(8))
     begin = learner_of(agent)
     key = jax.random.key(5)
-    run = harness.alone(learning._learning(agent, 4))
+    run = harness.alone(steps._learning(agent, 4))
     together, sums, priorities = run(begin, batch, jnp.float32(0), key)
     state, each, errors = begin, [], []
     learn_key, reanalyse_key = jax.random.split(key) if reanalyse else (key, key)

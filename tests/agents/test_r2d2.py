@@ -52,7 +52,7 @@ def replayed(agent, seed=0, rollouts=7):
             ring = jax.jit(functools.partial(replay.init, plan, agent.replay))(trajectory)
         ring = add(ring, trajectory, np.int32(0), np.int32(i))
     index = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0).astype(np.int32))
-    generation = jax.jit(functools.partial(replay._generation, plan))(index, np.array([rollouts], np.int32))[0]
+    generation = jax.jit(functools.partial(replay.generation_of, plan))(index, np.array([rollouts], np.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
     sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at, rows.observation)
     return learner, ring, at, Batch(sequences, at.weight, at.age)

@@ -203,7 +203,7 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
         own = [actor * B + shard * lanes + i for actor in range(2) for i in range(lanes)]
         np.testing.assert_array_equal(ring.lane, own)
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
-        generation, newest = replay._generation(plan, index, counts.rollouts)
+        generation, newest = replay.generation_of(plan, index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
         sequences = harness.numbers_of(replay.gather(plan, spec, ring, at, ring.rows.observation))
         seen.append(sequences.timesteps.observation[0, :, :2])

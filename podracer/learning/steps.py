@@ -1,0 +1,259 @@
+"""Learning from a replay in steps: rollouts are added; samples are drawn, learnt from, and get new priorities.
+
+`mixed` are those of agents that learn from every rollout once, next to replayed ones; `sampled` those of agents that
+learn from samples alone, as often as the replay ratio says. A driver makes one program of them
+(`podracer.learning.learner`), or runs some elsewhere (`podracer.sebulba.host_replay`).
+"""
+
+from __future__ import annotations
+
+import fractions
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podracer import replay, topology
+from podracer.learning import collectives, priority_refresh, trajectories
+from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Replay, Trajectory
+
+
+class Counts(NamedTuple):
+    """What has happened, the same on all shards of all devices and for all members of a population.
+
+    Attributes:
+      batches: int32 []; rollouts that were learnt from or added since the run began.
+      rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
+      owed: int32 []; the part of a group of updates that is owed, in units of the replay ratio's denominator, or ().
+      pending: int32 []; groups of updates (`Replay.group`) that are due, or () where updates are on the newest rollout.
+      updates: int32 []; groups of updates on samples since the run began, or (); their keys are made from it.
+    """
+
+    batches: jax.Array
+    rollouts: Any = ()
+    owed: Any = ()
+    pending: Any = ()
+    updates: Any = ()
+
+    def emptied(self) -> Counts:
+        """The counts once the replay was lost."""
+        lost = {"rollouts": self.rollouts, "owed": self.owed, "pending": self.pending}
+        return self._replace(**jax.tree.map(jnp.zeros_like, lost))
+
+
+class Steps(NamedTuple):
+    """The steps of learning with a replay (see `Learner`).
+
+    Attributes:
+      add: `(Counts, ring, Trajectory, group) -> (Counts, ring, Metrics)`; raises `Counts.pending` by what is due.
+      draw: `(Counts, ring, newest Trajectory or (), progress, key) -> (Sample, what Agent.learn takes, Metrics)`.
+      learn: `(LearnerState, what was drawn, progress, key) -> (LearnerState, Metrics, priorities [n] or ())`.
+      write: `(Counts, ring, Sample, priorities) -> (ring, Metrics)`; changes priorities only.
+      drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; draws,
+        learns and writes, `number` times: a Python integer, or int32 []. None where there is one update for every
+        rollout, on that rollout next to replayed ones.
+    """
+
+    add: Callable[..., tuple[Counts, replay.Ring, Metrics]]
+    draw: Callable[..., tuple[replay.Sample, Any, Metrics]]
+    learn: Callable[..., tuple[LearnerState, Metrics, Any]]
+    write: Callable[..., tuple[replay.Ring, Metrics]]
+    drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
+
+
+def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
+    """The keys of `draw` and `learn` for an update by its number since the run began."""
+    sample_key, learn_key = jax.random.split(jax.random.fold_in(key, number))
+    return sample_key, learn_key
+
+
+def _added(
+    spec: Replay, plan: replay.Layout, ring: replay.Ring, counts: Counts, trajectory: Trajectory, group: jax.Array
+) -> tuple[replay.Ring, Counts]:
+    """The ring and the counts with one more rollout."""
+    number = counts.rollouts[group]
+    add = lambda _, ring: replay.add(plan, spec, ring, trajectory, group, number)  # noqa: E731
+    # On CPU, a loop of one turn whose length XLA does not know. Left to itself, XLA:CPU writes the rollout twice, for
+    # what this call samples and for what it returns, and copies the whole ring to do so. On GPU it would stop the host.
+    ring = lax.fori_loop(0, 1 + jnp.minimum(counts.batches, 0), add, ring) if topology.on_cpu() else add(0, ring)
+    rollouts = counts.rollouts.at[group].add(1)
+    return ring, counts._replace(rollouts=rollouts, batches=counts.batches + 1)
+
+
+def mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, observation: ArrayTree) -> Steps:
+    """One update for every rollout, on that rollout next to replayed ones."""
+    lanes = plan.lanes
+    n = round(lanes * spec.fraction / (1.0 - spec.fraction))
+    if not 0 < n <= lanes or not np.isclose(n / (n + lanes), spec.fraction):
+        raise ValueError(
+            f"replay_fraction={spec.fraction} of a batch cannot join {lanes} new lanes per shard: use 0.5, or "
+            f"n / (n + {lanes}) with n up to {lanes}."
+        )
+
+    def size_of(counts: Counts) -> jax.Array:
+        return num_shards * replay.num_sequences(plan, counts.rollouts)
+
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
+        return counts, ring, {"replay/size": size_of(counts).astype(jnp.float32)}
+
+    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+        there = size_of(counts) > 0
+        at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
+        # Before there is anything to replay, the newest rollout is seen twice.
+        drawn = replay.gather(plan, spec, ring, at, trajectory.timesteps.observation)
+        new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
+        old = jax.tree.map(lambda x, y: jnp.where(there, x, y), drawn, new)
+        both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
+        age = jnp.where(there, at.age, 0).astype(jnp.float32)
+        return at, both, {"replay/age": collectives.global_mean(age, jnp.ones(n))}
+
+    def learn(state: LearnerState, both: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+        return *agent.learn(state, both, progress, key), ()
+
+    return Steps(add, draw, learn, lambda counts, ring, at, priorities: (ring, {}))
+
+
+def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
+    """The exponent of importance weights."""
+    beta = spec.importance_exponent
+    return beta(progress) if callable(beta) else jnp.float32(beta)
+
+
+def _learning(agent: Agent, group: int) -> Callable[..., Any]:
+    """`Agent.learn` from a group of samples in turn, after reanalysis of all where the agent has one.
+
+    Metrics are sums over the updates of the group.
+    """
+
+    def learn(state: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array) -> Any:
+        more: Metrics = {}
+        if agent.reanalyse is not None:
+            assert agent.target_params is not None
+            key, reanalyse_key = jax.random.split(key)
+            target = agent.target_params(state, progress)
+            batch = agent.reanalyse(target, batch, reanalyse_key)
+            # The updates of a group are learnt one later each.
+            staleness = (state.num_updates - target.version).astype(jnp.float32)
+            more = {"reanalyse/staleness": group * (staleness + (group - 1) / 2)}
+        if group == 1:
+            state, metrics, priorities = agent.learn(state, batch, progress, key)
+            return state, metrics | more, priorities
+
+        def update(carry: Any, of_update: Any) -> Any:
+            state, sums = carry
+            number, batch = of_update
+            state, metrics, priorities = agent.learn(state, batch, progress, jax.random.fold_in(key, number))
+            return (state, jax.tree.map(jnp.add, sums, metrics)), priorities
+
+        numbered = jnp.arange(group, dtype=jnp.int32), trajectories.split_batch(batch, group)
+        first = jax.tree.map(lambda x: x[0], numbered)
+        metrics = jax.eval_shape(lambda: agent.learn(state, first[1], progress, key)[1])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+        (state, metrics), priorities = lax.scan(update, (state, nothing), numbered)
+        return state, metrics | more, priorities.reshape(-1)
+
+    return learn
+
+
+def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, observation: ArrayTree) -> Steps:
+    """Updates on samples alone, as often as the replay ratio says."""
+    if spec.batch_size % num_shards:
+        raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
+    group, n, lanes = spec.group, spec.batch_size // num_shards, plan.lanes * num_shards
+    starts = lanes * plan.starts  # sequences that a rollout adds
+    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / (spec.batch_size * group)
+    observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
+    if spec.refresh_interval % group:
+        raise ValueError(
+            f"refresh_interval={spec.refresh_interval} is not a multiple of the {group} updates that are drawn at once."
+        )
+    mean = lambda x: collectives.global_mean(x, jnp.ones(group * n))  # noqa: E731
+    learn = _learning(agent, group)
+
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+        ring, counts = _added(spec, plan, ring, counts, trajectory, group)
+        size = num_shards * replay.num_sequences(plan, counts.rollouts)
+        ready = size >= spec.min_size
+        if spec.starts == "rows":
+            enough = -(-spec.min_size // starts)  # rollouts
+            ready = (size > 0) & (jnp.sum(jnp.minimum(counts.rollouts, enough)) >= enough)
+        whole, part = divmod(per_call.numerator, per_call.denominator)
+        owed = counts.owed + part
+        more = owed >= per_call.denominator
+        owed = jnp.where(ready, jnp.where(more, owed - per_call.denominator, owed), counts.owed)
+        due = jnp.where(ready, whole + more.astype(jnp.int32), 0)
+        call = {"replay/size": size.astype(jnp.float32)}
+        return counts._replace(owed=owed, pending=counts.pending + due), ring, call
+
+    def draw(counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
+        at = replay.sample(plan, ring, counts.rollouts, key, group * n, _beta(spec, progress))
+        if group > 1:  # an update has samples from all of the ring, in the order of which they are drawn
+            at = jax.tree.map(lambda x: x.reshape(n, group).T, at)
+            largest = collectives.global_max(at.weight, axis=1)
+            at = at._replace(weight=at.weight / largest[:, None])
+            at = jax.tree.map(lambda x: x.reshape(-1), at)
+        metrics = {"replay/age": group * mean(at.age.astype(jnp.float32)), "replay/weight": group * mean(at.weight)}
+        age = replay.transitions_since(plan, at, num_shards)
+        return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
+
+    def sweep(state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array) -> Any:
+        """A part of the sweep that renews priorities, in front of group `number` of updates."""
+        if not spec.refresh_interval:
+            return ring, {}
+        assert agent.refresh_params is not None
+        assert agent.refresh is not None
+        renew = functools.partial(agent.refresh, agent.refresh_params(state, progress))
+        part = number % (spec.refresh_interval // group), spec.refresh_interval // group
+        ring = priority_refresh.refresh(plan, spec, ring, counts.rollouts, renew, part, observations, num_shards)
+        begun = jnp.maximum(number * group // spec.refresh_interval - 1, 0) * spec.refresh_interval
+        return ring, {"refresh/age": (group * (number * group - begun)).astype(jnp.float32)}
+
+    def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
+        overwritten = jnp.float32(0)
+        if not spec.refresh_interval:
+            ring, overwritten = replay.update(plan, spec, ring, counts.rollouts, at, priorities)
+        average = mean(priorities)
+        return ring, {
+            "replay/priority": group * average,
+            "replay/priority_std": group * jnp.sqrt(mean(jnp.square(priorities - average))),
+            "replay/priority_max": group * collectives.global_max(priorities),
+            "replay/overwritten": collectives.global_sum(overwritten),
+            "replay/updates": jnp.float32(group),
+            "replay/ratio": jnp.float32(group * spec.batch_size / starts),
+        }
+
+    def drain(
+        state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array, key: jax.Array
+    ) -> Any:
+        def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
+            # Of the ring, an update changes nothing but the priorities.
+            now = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
+            sample_key, learn_key = update_keys(key, counts.updates + i)
+            at, batch, drawn = draw(counts, now, (), progress, sample_key)
+            now, swept = sweep(state, counts, now, counts.updates + i, progress)
+            state, metrics, priorities = learn(state, batch, progress, learn_key)
+            now, written = write(counts, now, at, priorities)
+            return state, (now.priority, now.largest, now.fresh), metrics | drawn | swept | written
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            state, changes, sums = carry
+            state, changes, metrics = update(i, state, changes)
+            return state, changes, jax.tree.map(jnp.add, sums, metrics)
+
+        changes = ring.priority, ring.largest, ring.fresh
+        if isinstance(number, int) and number == 1:  # no loop, in which XLA:CPU is slow at convolutions
+            state, changes, metrics = update(0, state, changes)
+        else:
+            shapes = jax.eval_shape(update, jnp.int32(0), state, changes)[2]
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            state, changes, metrics = lax.fori_loop(0, number, body, (state, changes, nothing))
+        counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
+        ring = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
+        return state, counts, ring, metrics
+
+    return Steps(add, draw, learn, write, drain)
