@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from podracer import spaces, topology
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState, require_memory
-from podracer.learning.learner import require_room
+from podracer.learning.learner import final_groups, require_room
 from podracer.topology import Topology
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
@@ -36,12 +36,14 @@ class Anakin:
         seeds: np.ndarray,
         hyper: dict[str, np.ndarray],
         lockstep: bool = False,
+        final_updates: int = 0,
     ):
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
         self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
         self.program = program.make(
             agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
         )
+        self._final_groups = final_groups(agent, final_updates)
         self._compiled: runner.Compiled | None = None
 
     @property
@@ -63,6 +65,8 @@ class Anakin:
         like = self.program.like()
         require_room(like.experience, self.devices)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
+        if self._final_groups and self.program.finish:
+            jax.eval_shape(self.program.finish, like, self.program.like_limits())
 
     def init(self) -> RunState:
         hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}
@@ -72,7 +76,7 @@ class Anakin:
         return self.program.like()
 
     def compile(self, state: RunState) -> float:
-        self._compiled = runner.compile_step(self.program, state)
+        self._compiled = runner.compile_step(self.program, state, bool(self._final_groups))
         require_memory(self._compiled.memory, self.devices[0])
         return self._compiled.seconds
 
@@ -89,13 +93,14 @@ class Anakin:
         assert self._compiled is not None, "compile first"
         updates = -(-total_steps // self._rows_per_update)
         return runner.run(
-            self._compiled.call,
+            self._compiled,
             self.program.limits,
             state,
             total_steps=total_steps,
             next_milestone=next_milestone,
             max_updates_per_call=max(1, updates // 100),
             culprit=self._culprit,
+            final_groups=self._final_groups,
             on_progress=on_progress,
             on_milestone=on_milestone,
             should_stop=should_stop,

@@ -13,6 +13,7 @@ into calls does not change its result, and its length does not change its compil
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -96,6 +97,8 @@ class Program(NamedTuple):
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
       like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
       step: `(RunState, Limits) -> (RunState, Report)`; donates the state. The report is whole on every device.
+      finish: the same, of pending updates alone (see `Counts.pending`), until there are none or `max_updates` groups
+        are done; None where there cannot be any.
       limits: `(until, total_steps, max_updates) -> Limits` of ints; the votes are those of this process's devices.
       like_limits: the shapes, dtypes and shardings of `Limits`, for compiling.
     """
@@ -103,6 +106,7 @@ class Program(NamedTuple):
     init: Callable[..., RunState]
     like: Callable[[], RunState]
     step: Callable[..., tuple[RunState, Report]]
+    finish: Callable[..., tuple[RunState, Report]] | None
     limits: Callable[[int, int, int], Limits]
     like_limits: Callable[[], Limits]
 
@@ -147,19 +151,32 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
 
     @topology.compiling_for(layout.platform)
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        return _run(agent, environment, settings, learning, state, limits)
+        def behind(report: Report, counts: Counts) -> jax.Array:
+            return report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until))
+
+        return _run(functools.partial(_update_shard, agent, environment, settings, learning), behind, state, limits)
+
+    @topology.compiling_for(layout.platform)
+    def finish(state: RunState, limits: Limits) -> tuple[RunState, Report]:
+        def behind(report: Report, counts: Counts) -> jax.Array:
+            return jnp.broadcast_to(counts.pending > 0, report.finite.shape)
+
+        return _run(functools.partial(_finish_shard, agent, environment, settings, learning), behind, state, limits)
 
     everywhere: Any = PartitionSpec()
     votes_spec: Any = PartitionSpec(POPULATION_AXIS, DATA_AXIS)
     limits_specs = Limits(everywhere, everywhere, votes_spec)
-    mapped = jax.shard_map(
-        step,
-        mesh=layout.mesh,
-        in_specs=(state_specs, limits_specs),
-        out_specs=(state_specs, everywhere),
-        # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
-        check_vma=False,
-    )
+
+    def mapped(function: Callable[..., Any]) -> Any:
+        return jax.shard_map(
+            function,
+            mesh=layout.mesh,
+            in_specs=(state_specs, limits_specs),
+            out_specs=(state_specs, everywhere),
+            # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
+            check_vma=False,
+        )
+
     by_member = PartitionSpec(POPULATION_AXIS)
     mapped_init = jax.shard_map(
         init,
@@ -200,8 +217,8 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         return Limits(counter, counter, like_votes)
 
     options = topology.compiler_options(layout.platform)
-    step_jit = jax.jit(mapped, donate_argnums=0, compiler_options=options)
-    return Program(start, like, step_jit, limits, like_limits)
+    jitted = lambda function: jax.jit(mapped(function), donate_argnums=0, compiler_options=options)  # noqa: E731
+    return Program(start, like, jitted(step), jitted(finish) if learning.drains else None, limits, like_limits)
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
@@ -231,20 +248,25 @@ def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: 
 
 
 def _run(
-    agent: Agent,
-    environment: Environment,
-    settings: Settings,
-    learning: learner.Learner,
+    update_shard: Callable[..., Any],
+    is_behind: Callable[[Report, Counts], jax.Array],
     state: RunState,
     limits: Limits,
 ) -> tuple[RunState, Report]:
-    """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...]."""
+    """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...].
+
+    Args:
+      update_shard: one turn of it, as `_update_shard`.
+      is_behind: `(Report, Counts) -> bool [P / devices]`; whether a member needs another.
+      state: consumed.
+      limits: of the call.
+    """
 
     def update_member(member: Member, counts: Counts) -> tuple[Member, Counts, Metrics, EpisodeStats]:
         progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
 
         def update(actors: Actors, ring: ArrayTree) -> Any:
-            return _update_shard(agent, environment, settings, learning, member.learner, actors, ring, counts, progress)
+            return update_shard(member.learner, actors, ring, counts, progress)
 
         # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
         (actors, ring), (state, now, metrics, episodes, transitions) = jax.vmap(
@@ -280,10 +302,10 @@ def _run(
             finite,
             report.max_updates,
         )
-        return state, report, wanted(report)
+        return state, report, wanted(report, state.experience.counts)
 
-    def wanted(report: Report) -> jax.Array:
-        behind = report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until)) & report.finite
+    def wanted(report: Report, counts: Counts) -> jax.Array:
+        behind = is_behind(report, counts) & report.finite
         # Every device must take the same decision, for the loop holds collectives; those of a member agree already.
         anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), POPULATION_AXIS) > 0
         return anyone & (jnp.max(report.updates) < report.max_updates[0])
@@ -300,7 +322,9 @@ def _run(
         jnp.ones(members, bool),
         jnp.full(members, lax.pmin(limits.max_updates[0, 0], (POPULATION_AXIS, DATA_AXIS))),
     )
-    state, report, _ = lax.while_loop(lambda carry: carry[2], body, (state, nothing, wanted(nothing)))
+    state, report, _ = lax.while_loop(
+        lambda carry: carry[2], body, (state, nothing, wanted(nothing, state.experience.counts))
+    )
     return state, lax.all_gather(report, POPULATION_AXIS, tiled=True)
 
 
@@ -331,6 +355,28 @@ def _update_shard(
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
     sums = collectives.global_sum((episodes, transitions))
     return (actors._replace(key=key), ring), (state, counts, metrics, *sums)
+
+
+def _finish_shard(
+    agent: Agent,
+    environment: Environment,
+    settings: Settings,
+    learning: learner.Learner,
+    state: LearnerState,
+    actors: Actors,
+    ring: ArrayTree,
+    counts: Counts,
+    progress: jax.Array,
+) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
+    """What `_update_shard` does, without acting: one group of pending updates."""
+    assert learning.steps is not None
+    assert learning.steps.drain is not None
+    keys = jax.random.split(actors.key, 2 + settings.rollout_length)
+    acted = lambda: rollout(agent, environment, settings, state, actors, progress, keys)[2]  # noqa: E731
+    episodes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(acted))
+    key = jax.random.fold_in(actors.key, 0)  # of updates by their number: the same for all
+    state, counts, ring, metrics = learning.steps.drain(state, counts, ring, 1, progress, key)
+    return (actors, ring), (state, counts, metrics, episodes, jnp.int32(0))
 
 
 def _trajectory(

@@ -17,7 +17,7 @@ import numpy as np
 from podracer import topology
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
-from podracer.learning.learner import means
+from podracer.learning.learner import means, owing
 from podracer.types import EpisodeStats
 
 SECONDS_PER_CALL = 0.5
@@ -30,25 +30,28 @@ class Compiled:
 
     Attributes:
       call: `(state, Limits) -> (state, report)`.
+      finish: the same, of `Program.finish`, where that is wanted.
       seconds: how long tracing and compiling took.
       memory: bytes of arguments and temporary buffers on each device, or None where the backend does not say.
     """
 
     call: Callable[..., tuple[RunState, Report]]
+    finish: Callable[..., tuple[RunState, Report]] | None
     seconds: float
     memory: int | None
 
 
-def compile_step(program: Program, state: RunState) -> Compiled:
-    """Traces and compiles a program's step for a state."""
+def compile_step(program: Program, state: RunState, finish: bool = False) -> Compiled:
+    """Traces and compiles a program's step for a state, and what finishes it, if that is wanted."""
     start = time.perf_counter()
     compiled = program.step.lower(state, program.like_limits()).compile()
+    last = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
     seconds = time.perf_counter() - start
-    return Compiled(compiled, seconds, program_bytes(compiled))
+    return Compiled(compiled, last, seconds, program_bytes(compiled))
 
 
 def run(
-    step: Callable[..., tuple[RunState, Report]],
+    compiled: Compiled,
     limits: Callable[[int, int, int], Limits],
     state: RunState,
     *,
@@ -59,6 +62,7 @@ def run(
     on_milestone: Callable[[RunState, int], None],
     should_stop: Callable[[], bool],
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
+    final_groups: int = 0,
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `should_stop()`.
 
@@ -66,7 +70,7 @@ def run(
     a process knows of its clock and of signals it votes.
 
     Args:
-      step: the compiled step; donates its state.
+      compiled: the program's functions; they donate the state.
       limits: the program's.
       state: where to begin; consumed.
       total_steps: real transitions per member.
@@ -76,6 +80,7 @@ def run(
       on_milestone: called with a state that is safe to read until it returns, and the steps done.
       should_stop: polled between calls.
       culprit: says what of the environment is not finite, where a metric is not.
+      final_groups: groups of updates behind the last step; those of a run that is resumed are in its state.
 
     Returns:
       The final state, and whether it is final (False if it was stopped).
@@ -85,17 +90,37 @@ def run(
     """
     reader = _Reader(state, on_progress, culprit)
     per_call, pending = 1, None
+
+    def finish(state: RunState) -> RunState:
+        """Does the updates behind the last step, or those until it is stopped."""
+        assert compiled.finish is not None
+        per_call = 1
+        while int(state.experience.counts.pending) and not reader.stopped:
+            vote = 0 if should_stop() else per_call
+            state, report = compiled.finish(state, limits(total_steps, total_steps, vote))
+            per_call = reader.read(report, state, per_call, max(1, final_groups // 100))
+        return state
+
+    if final_groups and reader.env_steps >= total_steps and int(state.experience.counts.pending):
+        state = finish(state)
+        if reader.stopped:
+            return state, False
+        on_milestone(state, reader.env_steps)
     while reader.env_steps < total_steps:
         target = next_milestone(reader.env_steps)
         while reader.env_steps < target and not reader.stopped:
             vote = 0 if should_stop() else per_call
-            state, report = step(state, limits(target, total_steps, vote))
+            state, report = compiled.call(state, limits(target, total_steps, vote))
             if pending is not None:
                 per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = report
         if pending is not None:
             per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = None
+        if final_groups and reader.env_steps >= total_steps:
+            state = finish(state._replace(experience=owing(state.experience, final_groups)))
+            if reader.stopped:
+                return state, False
         if reader.env_steps >= target:
             on_milestone(state, reader.env_steps)
             reader.restart_clock()

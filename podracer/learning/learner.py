@@ -90,6 +90,36 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
         )
 
 
+def final_groups(agent: Agent, updates: int) -> int:
+    """Groups of updates behind the last step, of so many updates.
+
+    Raises:
+      ValueError: where the agent cannot do them.
+    """
+    if not updates:
+        return 0
+    if agent.replay is None or agent.replay.fraction:
+        raise ValueError(
+            f"final_updates={updates}: {agent.name} learns from every rollout once, and has none behind the last step; "
+            "leave it out."
+        )
+    if updates % agent.replay.group:
+        raise ValueError(
+            f"final_updates={updates} is not a multiple of the {agent.replay.group} updates that are drawn at once."
+        )
+    return updates // agent.replay.group
+
+
+def owing(experience: Experience, groups: int) -> Experience:
+    """With so many more groups of updates that are due, unless there never was enough to learn from."""
+    counts = experience.counts
+    learns = counts.updates + counts.pending > 0
+    more = jax.jit(
+        lambda pending, learns: pending + groups * learns.astype(jnp.int32), out_shardings=counts.pending.sharding
+    )
+    return experience._replace(counts=counts._replace(pending=more(counts.pending, learns)))
+
+
 PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag", "sebulba/policy_lag_max")
 """Metrics of a call of `learn`; all others are of its updates, of which an agent with replay may do none or several."""
 

@@ -70,6 +70,7 @@ class RunConfig:
         before the run ends with an error.
       updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
         again, a tenth of a second of them if None.
+      final_updates: with agents that replay; updates behind the last step, in which nobody acts.
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
@@ -95,6 +96,7 @@ class RunConfig:
     env_timeout: float = configs.field(60.0, low=0.1)
     env_restarts: int = configs.field(0, low=0)
     updates_per_call: int | None = configs.field(None, low=1)
+    final_updates: int = configs.field(0, low=0)
     replay_memory: Literal["device", "host"] = "device"
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
@@ -268,7 +270,14 @@ def _anakin(
     )
     seeds = run.seed + np.arange(run.population, dtype=np.int32)
     driver = Anakin(
-        agent, environment, layout, reset_pool=run.reset_pool, seeds=seeds, hyper=hyper, lockstep=run.mode == "lockstep"
+        agent,
+        environment,
+        layout,
+        reset_pool=run.reset_pool,
+        seeds=seeds,
+        hyper=hyper,
+        lockstep=run.mode == "lockstep",
+        final_updates=run.final_updates,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards}
 
@@ -311,5 +320,6 @@ def _sebulba(
         env_restarts=run.env_restarts,
         replay_memory=run.replay_memory,
         updates_per_call=run.updates_per_call,
+        final_updates=run.final_updates,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards, "replicas": layout.replicas}

@@ -300,6 +300,8 @@ class Session:
         state, experiment, own = self._state, self._experiment, self._here(self._state)
         env_steps = int(counter_values(own.env_steps).min())
         if not complete and self._checkpoints:
+            if env_steps >= experiment.run.total_steps:  # of an earlier stop among the updates behind the last step
+                self._checkpoints.delete(env_steps)
             self._checkpoints.save(env_steps, self._saved(state))
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
@@ -408,9 +410,9 @@ def _deterministic_ops(flags: str) -> bool:
 
 
 def _where_time_goes(metrics: dict[str, np.ndarray]) -> str:
-    """Sebulba's stages for the progress bar; nothing for Anakin, which has none."""
+    """Sebulba's stages for the progress bar; nothing for Anakin, which has none, and where nobody acts."""
     stages = ("environment", "inference", "learn")
-    if f"sebulba/{stages[0]}_share" not in metrics:
+    if "sebulba/policy_lag" not in metrics or f"sebulba/{stages[0]}_share" not in metrics:
         return ""
     shares = " ".join(f"{stage} {float(metrics[f'sebulba/{stage}_share'][0]):.0%}" for stage in stages)
     return f"  {shares} lag {float(metrics['sebulba/policy_lag'][0]):.1f}"

@@ -18,7 +18,7 @@ from podracer import topology
 from podracer.driver import Progress, RunState, counter_values, run_keys
 from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
-from podracer.learning.learner import Experience, require_room
+from podracer.learning.learner import Experience, final_groups, require_room
 from podracer.pod.settings import processes_of_host
 from podracer.sebulba import acting, learning, partial, runner
 from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
@@ -60,6 +60,7 @@ class Sebulba:
       env_restarts: or is replaced, so many times.
       replay_memory: whether a replay is on the learner devices or in the host's memory.
       updates_per_call: pending updates that are done in one call at most (see `learning.make`).
+      final_updates: updates behind the last step.
 
     Raises:
       ValueError: where a setting does not fit the agent or the layout.
@@ -82,6 +83,7 @@ class Sebulba:
         env_restarts: int = 0,
         replay_memory: Literal["device", "host"] = "device",
         updates_per_call: int | None = None,
+        final_updates: int = 0,
     ):
         if mode == "serial" and updates_per_batch > 1:
             raise ValueError(
@@ -97,7 +99,7 @@ class Sebulba:
         self._mode: Mode = mode
         self._parts, self._timeout, self._restarts = updates_per_batch, env_timeout, env_restarts
         self._replay_memory = replay_memory
-        self._capacity = queue_capacity
+        self._capacity, self._final_groups = queue_capacity, final_groups(agent, final_updates)
         first = {device.process_index: device for device in layout.mesh.devices[::-1]}
         processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
         self._by_process = NamedSharding(processes, PartitionSpec("process"))
@@ -311,7 +313,8 @@ class Sebulba:
         should_stop: Callable[[], bool],
     ) -> tuple[RunState, bool]:
         loop = self.learner(state, total_steps)
-        if not state.actors and loop.pending and not loop.drain(should_stop):  # what acts next is not there before
+        waiting = loop.pending and loop.env_steps < total_steps
+        if not state.actors and waiting and not loop.drain(should_stop):  # what acts next is not there before
             return self._state(loop.learner, (), loop.env_steps, loop.experience), False
         published = state.actors.published if state.actors else ()
         crew = self.crew(
@@ -342,6 +345,7 @@ class Sebulba:
             rollouts=int(state.experience.counts.batches) // self._parts,
             env_steps=int(counter_values(state.env_steps)[0]),
             total_steps=total_steps,
+            final_groups=self._final_groups,
             resumes=self._of_this(state.actors.resumes) if state.actors else [],
         )
 

@@ -30,6 +30,7 @@ class Report:
 
     def __init__(self, updates: int, ballots: Ballots):
         self._updates, self._ballots = updates, ballots
+        self._no_episodes = EpisodeStats(*np.zeros(3, np.float32))  # type: ignore[arg-type]
         self._clear()
         self._restart_clock()
 
@@ -93,8 +94,11 @@ class Report:
             culprit = self._culprit(every)
             raise TrainingDivergedError.of(sums, env_steps, self._updates, culprit)
         metrics = means(sums, len(fetched))
-        metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
-        totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), *episodes))
+        if "sebulba/policy_lag_max" in every:  # somebody acted
+            metrics["sebulba/policy_lag_max"] = every["sebulba/policy_lag_max"].max(keepdims=True)
+        if episodes:
+            self._no_episodes = jax.tree.map(np.zeros_like, episodes[0])
+        totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), self._no_episodes, *episodes))
         said = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
         spent, totals = said[:, : -len(totals)], said[:, -len(totals) :].sum(axis=0, dtype=np.float64)
         metrics |= episode_means(jax.tree.unflatten(structure, totals[:, None]))

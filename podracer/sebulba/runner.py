@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.driver import Progress
-from podracer.learning.learner import Experience
+from podracer.learning.learner import Experience, owing
 from podracer.sebulba.actor import Resume, Rollout
 from podracer.sebulba.ballots import Ballots
 from podracer.sebulba.crew import Crew
@@ -47,13 +48,14 @@ class Learner:
         rollouts: int,
         env_steps: int,
         total_steps: int,
+        final_groups: int,
         resumes: list[Resume],
     ):
         self._programs, self._publish, self._join, self._key = programs, publish, join, key
         self.ballots = ballots
         self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
         self.learner, self.experience, self.rollouts = learner, experience, rollouts
-        self.env_steps, self.resumes = env_steps, resumes
+        self.env_steps, self.resumes, self._final_groups = env_steps, resumes, final_groups
         self._pace = _Pace(programs.at_once, programs.seconds)
         self._sums = programs.nothing
         self.pending = self._count_pending()
@@ -89,11 +91,25 @@ class Learner:
                 self._publish_to(crew)
             return True
 
-        stopped_late = self.pending and self.env_steps >= self._total_steps
-        if not finish():
-            return False
-        if stopped_late:
+        def finish_run() -> bool:
+            """The same behind the last step, where there may be many, with a report every now and then."""
+            while self.pending:
+                begin, before = time.perf_counter(), self.pending
+                complete = self.drain(should_stop, crew.check, SECONDS_PER_REPORT)
+                if self.pending < before:
+                    times = np.asarray([0.0, 0.0, time.perf_counter() - begin])
+                    report.add([], 0, [self._with_sums({})], times, len(crew.wiring.channel))
+                    send()
+                if not complete:
+                    return False
+            return True
+
+        if self.pending and self.env_steps >= self._total_steps:
+            if not finish_run():
+                return False
             on_milestone()
+        elif not finish():
+            return False
         while self.env_steps < self._total_steps:
             target = next_milestone(self.env_steps)
             while self.env_steps < target:
@@ -109,6 +125,10 @@ class Learner:
                 metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
                 taken = int(transitions.sum(dtype=np.float64))
                 self.env_steps += taken
+                ended = self._final_groups > 0 and self.env_steps >= self._total_steps
+                if ended:
+                    self.experience = owing(self.experience, self._final_groups)
+                    self.pending = self._count_pending()
                 for place, rollout in enumerate(rollouts):
                     if rollout.resume is not None:
                         threads = crew.wiring.num_actors
@@ -116,7 +136,7 @@ class Learner:
                 if not self.pending:
                     self._publish_to(crew)
                 at_milestone = target <= self.env_steps < self._total_steps
-                complete = at_milestone or finish()
+                complete = at_milestone or ended or finish()
                 metrics[0] = self._with_sums(metrics[0])
                 clock.append(time.perf_counter())
                 report.add(rollouts, taken, metrics, np.diff(clock), len(crew.wiring.channel))
@@ -125,22 +145,30 @@ class Learner:
                 if not complete:
                     return False
             send(timed=not self.pending)
+            if self.env_steps >= self._total_steps and not finish_run():
+                return False
             with report.clock_stopped():
                 on_milestone()
             if not finish():
                 return False
         return True
 
-    def drain(self, should_stop: Callable[[], bool], check: Callable[[], None] = lambda: None) -> bool:
-        """Does pending updates until there are none, or `should_stop()`; returns whether there are none."""
+    def drain(
+        self, should_stop: Callable[[], bool], check: Callable[[], None] = lambda: None, seconds: float = math.inf
+    ) -> bool:
+        """Does pending updates until there are none, so many seconds are over, or `should_stop()`; returns whether it
+        was not stopped."""
         progress = jnp.float32(self.progress)
         assert self._programs.drain is not None
         self._pace.restart()
+        begin, before = time.perf_counter(), self.pending
         while self.pending:
             check()
-            stops, numbers = self.ballots(should_stop(), self._pace.number).T
+            stops, numbers, spent = self.ballots(should_stop(), self._pace.number, time.perf_counter() - begin).T
             if stops.any():
                 return False
+            if spent[0] > seconds and self.pending < before:
+                return True
             number = min(self.pending, int(numbers.min()))
             self.learner, self.experience, self._sums = self._programs.drain(
                 self.learner, self.experience, self._sums, np.int32(number), progress, self._key

@@ -1,0 +1,74 @@
+"""Updates behind the last step: how many, that they survive stops bit for bit, and who cannot do them."""
+
+import harness
+import numpy as np
+import pytest
+
+import podracer
+from podracer.anakin import runner as anakin
+from podracer.sebulba import runner as sebulba
+
+STEPS, FINAL = 160, 24
+DQN = {"hidden_sizes": (8,), "rollout_length": 8, "batch_size": 8, "replay_min_size": 40, "replay_capacity": 400}
+LOCKSTEP = {"arch": "sebulba", "mode": "lockstep", "updates_per_call": 4}
+
+
+def train(log=None, final_updates=FINAL, **settings):
+    settings = {"total_steps": STEPS, "num_envs": 4, "eval_episodes": 2, "eval_every": 2**40} | settings
+    config = DQN | {"update_period": 8}
+    return podracer.train(
+        "dqn", "catch", config=config, progress=False, log=log, final_updates=final_updates, **settings
+    )
+
+
+def updates(result):
+    return int(np.max(result.learner.num_updates))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Reports as often as can be, so that there is where to stop."""
+    for module, name in ((anakin, "SECONDS_PER_CALL"), (sebulba, "SECONDS_PER_REPORT")):
+        monkeypatch.setattr(module, name, 0.0)
+
+
+@pytest.mark.parametrize("driver", [{}, LOCKSTEP], ids=["anakin", "sebulba"])
+def test_they_survive_stops(driver, tmp_path):
+    whole = train(**driver)
+    base = updates(whole) - FINAL
+    behind = [row for row in whole.history if row["updates"] > base and "loss/total" in row]
+    assert len(behind) > 4, "they are reported as they are done"
+    for stop in (5, 11):
+        part = train(
+            lambda steps, row, stop=stop: row["updates"] >= base + stop, run_dir=tmp_path, resume=True, **driver
+        )
+        assert base + stop <= updates(part) < base + FINAL
+        assert not part.summary["complete"]
+        assert updates(podracer.load(tmp_path)) == updates(part), "also of the second stop"
+        assert part.summary["env_steps"] == whole.summary["env_steps"]
+    done = train(run_dir=tmp_path, resume=True, **driver)
+    assert done.summary["complete"]
+    harness.assert_same(done.learner, whole.learner)
+    again = train(run_dir=tmp_path, resume=True, **driver)
+    harness.assert_same(again.learner, whole.learner)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_does_them_at_its_new_end(tmp_path):
+    base = updates(train(final_updates=0, total_steps=2 * STEPS))
+    train(run_dir=tmp_path)
+    longer = train(run_dir=tmp_path, resume=True, total_steps=2 * STEPS)
+    assert updates(longer) == base + 2 * FINAL
+
+
+def test_nothing_is_learnt_of_nothing():
+    """Of a replay that never held enough."""
+    assert updates(train(total_steps=32)) == 0
+
+
+def test_who_cannot():
+    with pytest.raises(ValueError, match="final_updates=5: ppo learns from every rollout once"):
+        podracer.train("ppo", "catch", final_updates=5)
+    config = {"reanalyse_group": 4, "target_interval": 4}
+    with pytest.raises(ValueError, match="final_updates=6 is not a multiple of the 4 updates that are drawn at once"):
+        podracer.train("efficientzero", "catch", config=config, final_updates=6)
