@@ -115,7 +115,6 @@ ROWS = (
     ),
     # A state that is made of one observation cannot know the sign: half of the turns are wrong.
     Row("t_maze-muzero", "muzero t_maze --total-steps 50000", 0.1, at_most=True),
-    Row("t_maze-efficientzero", "efficientzero t_maze --total-steps 20000", 0.1, at_most=True),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-muzero", "muzero envpool:CartPole-v1 --total-steps 200000", 475),
     Row(

@@ -90,6 +90,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
+      final_scale: of the learning rate in updates behind the last step, `final_updates` (paper: 0.1).
       l2_cost: c of a further loss c |params|^2, with SGD and Adam (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
@@ -123,6 +124,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     optimizer: Literal["adam", "sgd", "clipped_lars"] = "adam"
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     warmup_updates: int = configs.field(0, low=0)
+    final_scale: float = configs.field(1.0, low=0.0)
     l2_cost: float = configs.field(0.0, low=0.0)
     lars_eta: float = configs.field(0.03, low=0.0)
     lars_start: int = configs.field(600, low=0)
@@ -252,7 +254,7 @@ def make(
         batch_size = collectives.global_sum(jnp.float32(B))
         # Of what is unrolled from, and of what is compared with it; one for all frames and rows of a sample.
         changes = [augmentation.draw(k, B) for k in jax.random.split(key)]
-        learning_rate = learner.hyper["learning_rate"]
+        learning_rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, config.final_scale)
         if config.warmup_updates:
             learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1.0) / config.warmup_updates)
 

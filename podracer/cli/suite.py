@@ -16,6 +16,7 @@ from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
 from podracer.run import rundir
 
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
+       podracer suite atari100k AGENT [options] [options of podracer train]
        podracer suite report DIR... [options]
 add --help behind AGENT, or behind report, to see the options"""
 
@@ -28,22 +29,25 @@ OWN = {
 }
 """Options of `podracer train` that a suite sets for every job, and what to do instead."""
 
+SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k"}
+"""Suites by name, with the protocol of those that have one of their own."""
+
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
 """Run settings that may differ among the jobs of one directory; evaluations decide what the best one is."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteArguments:
-    """Train an agent on Atari-57, a run for each game and seed, and collect the results.
+    """Train an agent on games of Atari, a run for each game and seed, and collect the results.
 
     What is done in OUT is not done again, and what is begun goes on: the same command, here or on other machines with
     the same disk, does what is left. Options of podracer train follow, and are those of every run.
 
     Attributes:
-      games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given.
+      games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given, else the suite's.
       seeds: a run of every game for each.
       preset: settings to begin with, as of podracer train.
-      protocol: how games are played and reported, as of podracer train.
+      protocol: how games are played and reported, as of podracer train; atari100k for the suite of that name.
       out: directory of the suite; suites/AGENT[-PRESET][-PROTOCOL] if None.
       part: a share I/N of the runs, such as 3/57; all that are left if None.
       workers: runs at a time.
@@ -64,34 +68,37 @@ def suite(argv: list[str]) -> int:
     if not argv or asks_for_help(argv[:1]):
         print(USAGE)
         return 0
-    commands = {"atari57": atari57, "report": report}
-    if argv[0] not in commands:
-        raise InputError(f"unknown suite {argv[0]!r}; {configs.suggest(argv[0], commands)}")
-    return commands[argv[0]](argv[1:])
+    if argv[0] == "report":
+        return report(argv[1:])
+    if argv[0] not in SUITES:
+        raise InputError(f"unknown suite {argv[0]!r}; {configs.suggest(argv[0], (*SUITES, 'report'))}")
+    return train_on(argv[0], argv[1:])
 
 
-def atari57(argv: list[str]) -> int:
+def train_on(name: str, argv: list[str]) -> int:
+    """Trains on a suite by name."""
     from podracer.run.experiment import AGENTS
     from podracer.suite import jobs
 
     if not argv or argv[0].startswith("-"):
         if asks_for_help(argv):
-            parse(SuiteArguments, argv, "podracer suite atari57 AGENT")
-        raise InputError("suite needs an agent: podracer suite atari57 AGENT [options].")
+            parse(SuiteArguments, argv, f"podracer suite {name} AGENT")
+        raise InputError(f"suite needs an agent: podracer suite {name} AGENT [options].")
     agent, *rest = argv
     if agent not in AGENTS:
         raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
-    arguments, flags = parse_known(SuiteArguments, rest, f"podracer suite atari57 {agent}")
+    arguments, flags = parse_known(SuiteArguments, rest, f"podracer suite {name} {agent}")
+    arguments = dataclasses.replace(arguments, protocol=arguments.protocol or SUITES[name])
     for flag in flags:
-        if (name := flag.partition("=")[0].replace("_", "-")) in OWN:
-            raise InputError(f"{name} is not for a suite: {OWN[name]}.")
+        if (option := flag.partition("=")[0].replace("_", "-")) in OWN:
+            raise InputError(f"{option} is not for a suite: {OWN[option]}.")
     if arguments.workers < 1:
         raise InputError(f"--workers={arguments.workers}: must be at least 1.")
     if not arguments.seeds or len(set(arguments.seeds)) < len(arguments.seeds) or min(arguments.seeds) < 0:
         raise InputError(f"--seeds={' '.join(map(str, arguments.seeds))}: give one or more, from 0, each once.")
-    for name in ("preset", "protocol"):
-        if (value := getattr(arguments, name)) is not None:
-            flags = [f"--{name}", value, *flags]
+    for option in ("preset", "protocol"):
+        if (value := getattr(arguments, option)) is not None:
+            flags = [f"--{option}", value, *flags]
     names = [value for value in (arguments.preset, arguments.protocol) if value]
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
     settings = _settings(agent, flags)
@@ -99,9 +106,9 @@ def atari57(argv: list[str]) -> int:
     planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
     if arguments.dry_run:
-        return _print(planned, share, agent, arguments, flags)
+        return _print(planned, share, [name, agent], arguments, flags)
     planned.register()
-    return _run(planned, share, arguments.workers, ["podracer", "suite", "atari57", *argv])
+    return _run(planned, share, arguments.workers, ["podracer", "suite", name, *argv])
 
 
 def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
@@ -130,14 +137,14 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
 
 
-def _print(planned: Any, share: Any, agent: str, arguments: SuiteArguments, flags: list[str]) -> int:
+def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments, flags: list[str]) -> int:
     """Prints what runs each job, with its result and its claim, from here or from a queue."""
     own = ["--games", *arguments.games] if arguments.games else []
     own += ["--seeds", *map(str, planned.seeds), "--out", str(planned.directory)]
     for job in share:
         if not planned.done(job):
             place = f"{planned.jobs.index(job) + 1}/{len(planned.jobs)}"
-            print(shlex.join(["podracer", "suite", "atari57", agent, "--part", place, *own, *flags]))
+            print(shlex.join(["podracer", "suite", *what, "--part", place, *own, *flags]))
     return 0
 
 
@@ -179,11 +186,13 @@ class ReportArguments:
       directories: what podracer suite has written.
       output: a directory, or a file named *.md or *.json; DIR/report, or report for several, if None.
       partial: aggregates of part of the games too; they say that they are.
+      against: published scores to set beside, such as EfficientZero or BBF on Atari 100k.
     """
 
     directories: tyro.conf.Positional[tuple[pathlib.Path, ...]]
     output: Annotated[pathlib.Path | None, tyro.conf.arg(aliases=["-o"])] = None
     partial: bool = False
+    against: tuple[str, ...] = ()
 
 
 def report(argv: list[str]) -> int:
@@ -197,6 +206,7 @@ def report(argv: list[str]) -> int:
     names = [directory.resolve().name for directory in directories]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories)]
     found = [collection.read(path, label) for path, label in zip(directories, labels)]
+    found += [collection.published(name) for name in arguments.against]
     output = arguments.output or (directories[0] / "report" if len(directories) == 1 else pathlib.Path("report"))
     paths = reports.write(found, output, arguments.partial)
     for one in found:

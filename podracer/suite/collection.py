@@ -12,6 +12,7 @@ import numpy as np
 from podracer import atari
 from podracer import config as configs
 from podracer.atari import games
+from podracer.atari import published as scores
 from podracer.suite import aggregates
 from podracer.suite.jobs import Job, read_json
 
@@ -22,14 +23,14 @@ class Collection:
 
     Attributes:
       label: the directory's name, or as much of it as tells it from others.
-      directory: the suite's.
+      directory: the suite's; None of what is published.
       settings: of all its jobs.
       results: by job, in the order in which games and seeds were asked for.
       missing: why there is no result, by job.
     """
 
     label: str
-    directory: pathlib.Path
+    directory: pathlib.Path | None
     settings: dict[str, Any]
     results: dict[Job, dict[str, Any]]
     missing: dict[Job, str]
@@ -94,6 +95,19 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
     missing = {job: _why(directory, job, found) for job in jobs if job not in whole}
     ordered = {job: whole[job] for job in jobs if job in whole}
     return Collection(label or directory.resolve().name, directory, settings, ordered, missing)
+
+
+def published(name: str) -> Collection:
+    """Scores that papers print (see `podracer.atari.published`), as those of one seed, without curves.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    results = {
+        Job(game, 0): {"score": score, "hns": atari.human_normalised(game, score), "evaluations": [], "training": []}
+        for game, score in scores.by_name(name).items()
+    }
+    return Collection(name, None, {"agent": "published", "table": "atari57"}, results, {})
 
 
 def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:

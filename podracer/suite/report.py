@@ -79,7 +79,7 @@ def _suite(one: Collection, partial: bool) -> dict[str, Any]:
     found = aggregates.aggregate(one.scores) if shown else {}  # type: ignore[arg-type]
     return {
         "label": one.label,
-        "directory": str(one.directory),
+        "directory": str(one.directory) if one.directory else None,
         "settings": one.settings,
         "games": games,
         "missing": [{"game": job.game, "seed": job.seed, "why": why} for job, why in one.missing.items()],

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("envpool")
 
 import podracer
-from podracer import atari, spaces
-from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig, efficientzero
+from podracer import atari, prefix_models, spaces
+from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.atari import presets as papers
 from podracer.environments.envpool import AtariOptions
 from podracer.returns import rescale
@@ -184,6 +184,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert (config.optimizer, config.learning_rate, config.refresh_interval) == ("sgd", 0.2, 0)
     assert float(rescale(jnp.float32(config.max_value))) == pytest.approx(300.0, rel=1e-6)
     assert config.discount == pytest.approx(0.98805, abs=1e-5)
+    config_run = run
     large, run, same, names = resolved("efficientzero", "speedyzero")
     assert (same, names) == (options, {"preset": "speedyzero", "protocol": "atari100k"})
     assert (large.batch_size, large.target_interval, large.reanalyse_group) == (2048, 25, 5)
@@ -193,7 +194,11 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
     assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
     assert (run.num_shards, run.num_envs) == (8, 8)
-    model = efficientzero._model(EnvSpec("", spaces.Box(0, 255, (96, 96, 3), np.uint8), spaces.Discrete(6)), config)
+    # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
+    assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
+    assert config_run.final_updates % config.reanalyse_group == run.final_updates % large.reanalyse_group == 0
+    spec = EnvSpec("", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6))
+    model = prefix_models.make(spec, config)
     params = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 96, 96, 12), jnp.uint8))[0], jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == 8_348_264
 

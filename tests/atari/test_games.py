@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from podracer import atari
-from podracer.atari import games
+from podracer.atari import games, published
 
 ATARI_100K = """
 Alien 227.8 7127.7 1140 | Amidar 5.8 1719.5 101.9 | Assault 222.4 742 1407 | Asterix 210 8503.3 16844
@@ -33,8 +33,26 @@ def test_the_table_is_that_of_atari_100k():
     assert [game for game, *_ in rows] == list(atari.GAMES26)
     for game, random, human, _ in rows:
         assert games.ATARI57[game] == (float(random), float(human))
-    scores = [atari.human_normalised(game, float(score)) for game, *_, score in rows]
-    assert (np.mean(scores), np.median(scores)) == pytest.approx((1.904, 1.160), abs=1e-3)
+    assert {game: float(score) for game, *_, score in rows} == published.by_name("EfficientZero")
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "median"),
+    [
+        ("SimPLe", 0.443, 0.144),
+        ("MuZero", 0.562, 0.227),
+        ("EfficientZero", 1.904, 1.160),
+        ("EfficientZero-v2", 1.943, 1.090),
+        ("SpeedyZero", 1.483, 1.011),
+        ("SpeedyZero-300k", 2.915, 1.113),
+        ("SpeedyZero-300k-35min", 2.594, 0.520),
+        ("BBF", 2.247, 0.917),
+    ],
+)
+def test_published_scores_come_to_what_papers_print(name, mean, median):
+    scores = [atari.human_normalised(game, score) for game, score in published.by_name(name).items()]
+    assert len(scores) == 26
+    assert (np.mean(scores), np.median(scores)) == pytest.approx((mean, median), abs=1e-3)
 
 
 def test_scores_are_normalised_as_papers_do():

@@ -25,7 +25,7 @@ def run(command):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("suite atari", "unknown suite 'atari'; did you mean 'atari57'?"),
+        ("suite atari", "unknown suite 'atari'; did you mean 'atari57' or 'atari100k'?"),
         ("suite atari57", "suite needs an agent"),
         ("suite atari57 pppo", "unknown agent 'pppo'; did you mean 'ppo'"),
         (f"{PPO} --games pong", "unknown game 'pong'; did you mean 'Pong'"),
@@ -42,6 +42,7 @@ def run(command):
         (f"{PPO} --total-stps 3", "did you mean --total-steps?"),
         (f"{PPO} --total-steps 0", "RunConfig.total_steps=0: must be at least 1."),
         ("suite report", "suite report needs one or more directories"),
+        ("suite atari100k", "suite needs an agent: podracer suite atari100k AGENT"),
         ("suite report .", "holds no result of a suite: it is empty."),
     ],
 )
@@ -122,10 +123,27 @@ def test_from_runs_to_a_report(fake, capsys):
     out, err = capsys.readouterr()
     assert (out, err) == ("o.json\n", "o: 0 of 49 games; --partial aggregates them\n")
     assert json.loads(pathlib.Path("o.json").read_text())["suites"][0]["games"]["Pong"]["mean"] == 1.0
+    assert run("suite report o --against BFB") == 2
+    assert "no scores of 'BFB' are known; did you mean 'BBF'?" in capsys.readouterr().err
+    assert run("suite report o --against BBF EfficientZero -o o.md") == 0
+    assert capsys.readouterr().out == "o.md\n"
+    table = pathlib.Path("o.md").read_text()
+    assert "| mean | - | 224.7% | 190.4% |" in table
+    assert "o is better than BBF on 0 of 2 games" in table
     assert run(f"{command} --dry-run") == 0
     assert capsys.readouterr().out == ""
     assert run("suite atari57 ppo --preset atari --games Pong --out o --agent.discount 0.9") == 2
     assert "o/suite.json is of other settings: agent_config.discount: 0.99 -> 0.9; give" in capsys.readouterr().err
+
+
+def test_atari_100k_is_a_suite(fake, capsys):
+    """Of 26 games, by its protocol."""
+    command = "suite atari100k dqn --dry-run --out o"
+    assert run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 26
+    assert lines[1].startswith("podracer suite atari100k dqn --part 2/26 ")
+    assert all("--protocol atari100k" in line for line in lines)
 
 
 def test_parts_share_a_directory(fake, capsys):
