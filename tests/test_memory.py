@@ -57,7 +57,7 @@ def test_a_program_must_fit():
 
 def test_anakin_asks_before_it_runs(monkeypatch):
     monkeypatch.setattr(Anakin, "devices", [SMALL])
-    monkeypatch.setattr(runner, "compile_step", lambda *args: runner.Compiled(lambda *args: None, 0.0, 3 * 2**30))
+    monkeypatch.setattr(runner, "compile_step", lambda *args: runner.Compiled(lambda *args: None, None, 0.0, 3 * 2**30))
     with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
         podracer.train("vtrace", "catch", total_steps=100, num_envs=8, progress=False)
 

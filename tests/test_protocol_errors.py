@@ -217,7 +217,7 @@ def test_weak_types_are_not_an_error(monkeypatch):
     testing.validate_protocol(environment)
     compiled = []
 
-    def compile_step(program, state):
+    def compile_step(program, state, finish):
         compiled.append(jax.eval_shape(program.step, program.like(), program.like_limits()))
         raise KeyboardInterrupt
 

@@ -145,6 +145,7 @@ def test_config_is_resolved(finished):
             "checkpoint_replay": True,
             "replay_memory": "device",
             "updates_per_call": None,
+            "final_updates": 0,
         },
         **{"arch": "anakin", "eval_every": 500, "eval_episodes": 16, "checkpoint_every": 500, "keep_checkpoints": 3},
     }
