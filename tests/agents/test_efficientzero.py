@@ -165,8 +165,9 @@ def test_without_a_forecast_nothing_is_consistent() -> None:
             assert same == still
 
 
+@pytest.mark.slow
 def test_statistics_are_state() -> None:
-    """Of batch norm: learning moves them; what is published and copied keeps its own; acting sees one row alone."""
+    """Of batch norm: learning moves them; what is published and copied keeps its own."""
     agent = made(IMAGES, **BATCH, target_interval=2)
     batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(6))
     first = learner_of(agent)
@@ -181,6 +182,12 @@ def test_statistics_are_state() -> None:
     harness.assert_same(published.aux["statistics"], second.aux.statistics)
     target = agent.target_params(second, jnp.float32(0))  # type: ignore[misc]
     harness.assert_same((target.params, target.aux["statistics"]), first.aux.target)
+
+
+def test_acting_sees_one_row_alone() -> None:
+    """With running statistics, whatever the other rows are."""
+    agent = made(IMAGES, **BATCH, target_interval=2)
+    published = agent.actor_params(learner_of(agent), jnp.float32(0))
     B = 4
     images = np.random.default_rng(0).integers(0, 256, (B, 16, 16, 1), np.uint8)
     rows = TimeStep(images, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))

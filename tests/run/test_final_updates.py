@@ -32,13 +32,21 @@ def impatient(monkeypatch):
         monkeypatch.setattr(module, name, 0.0)
 
 
-@pytest.mark.parametrize("driver", [{}, LOCKSTEP], ids=["anakin", "sebulba"])
-def test_they_survive_stops(driver, tmp_path):
+@pytest.mark.parametrize(
+    ("driver", "stops"),
+    [
+        pytest.param({}, (11,), id="anakin"),
+        pytest.param(LOCKSTEP, (11,), id="sebulba"),
+        pytest.param({}, (5, 11), id="anakin-twice", marks=pytest.mark.slow),
+        pytest.param(LOCKSTEP, (5, 11), id="sebulba-twice", marks=pytest.mark.slow),
+    ],
+)
+def test_they_survive_stops(driver, stops, tmp_path):
     whole = train(**driver)
     base = updates(whole) - FINAL
     behind = [row for row in whole.history if row["updates"] > base and "loss/total" in row]
     assert len(behind) > 4, "they are reported as they are done"
-    for stop in (5, 11):
+    for stop in stops:
         part = train(
             lambda steps, row, stop=stop: row["updates"] >= base + stop, run_dir=tmp_path, resume=True, **driver
         )
