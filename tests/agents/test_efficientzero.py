@@ -82,6 +82,7 @@ def test_values_have_fewer_rewards_the_older_they_are() -> None:
     np.testing.assert_array_equal(efficientzero._rewards_in_values(age, config), 5)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called as in acting, one state at a time."""
     agent = made(unroll_length=3, horizon=2)
@@ -155,11 +156,11 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
 
 def test_without_a_forecast_nothing_is_consistent() -> None:
     """Only the weight of consistency moves projections; the branch of what was seen has no gradient."""
-    agent, without = made(unroll_length=1), made(unroll_length=1, consistency_cost=0.0)
-    batch = harness.batch_of(agent, A)
-    for each, still in ((agent, False), (without, True)):
-        learner = learner_of(each)
-        params = learn(each, batch, learner)[0].params["params"]
+    agent = made(unroll_length=1)
+    batch, begin = harness.batch_of(agent, A), learner_of(agent)
+    for cost, still in ((2.0, False), (0.0, True)):
+        learner = begin._replace(hyper=begin.hyper | {"consistency_cost": jnp.float32(cost)})
+        params = learn(agent, batch, learner)[0].params["params"]
         for name in ("p_0", "q"):
             same = np.array_equal(params[name]["kernel"], learner.params["params"][name]["kernel"])
             assert same == still
@@ -200,6 +201,7 @@ def test_acting_sees_one_row_alone() -> None:
     assert not np.allclose(together[1:], alone[1:], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_shards() -> None:
     """Each shard normalises by its own rows; the running ones are their mean, so the state is one."""
     agent = made(IMAGES, **BATCH, target_interval=2)
@@ -277,7 +279,7 @@ def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(learner.params):
         name = jax.tree_util.keystr(path)
         assert (x.ndim == 1) == name.endswith(("['bias']", "['scale']")), name
-    small = made(optimizer="clipped_lars", lars_start=0)
+    small = made(optimizer="clipped_lars", lars_start=0, unroll_length=1)
     batch = harness.taken(harness.batch_of(small, A), np.arange(8))
     begin = jax.jit(small.init)(jax.random.key(0), harness.hyper(small))
     assert not bool(learn(small, batch, begin)[0].opt_state.active)

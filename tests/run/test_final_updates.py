@@ -32,21 +32,31 @@ def impatient(monkeypatch):
         monkeypatch.setattr(module, name, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("driver", "stops"),
-    [
-        pytest.param({}, (11,), id="anakin"),
-        pytest.param(LOCKSTEP, (11,), id="sebulba"),
-        pytest.param({}, (5, 11), id="anakin-twice", marks=pytest.mark.slow),
-        pytest.param(LOCKSTEP, (5, 11), id="sebulba-twice", marks=pytest.mark.slow),
-    ],
-)
-def test_they_survive_stops(driver, stops, tmp_path):
+DRIVERS = pytest.mark.parametrize("driver", [{}, LOCKSTEP], ids=["anakin", "sebulba"])
+
+
+def behind_the_last_step(result):
+    """Rows of the updates there."""
+    base = updates(result) - FINAL
+    return [row for row in result.history if row["updates"] > base and "loss/total" in row]
+
+
+@DRIVERS
+def test_they_are_reported_as_they_are_done(driver):
+    whole = train(**driver)
+    rows = behind_the_last_step(whole)
+    assert len(rows) > 4
+    assert {row["env_steps"] for row in rows} == {whole.summary["env_steps"]}
+    before = [row["updates"] for row in whole.history if row["env_steps"] < STEPS]
+    assert 0 < max(before) <= updates(whole) - FINAL
+
+
+@pytest.mark.slow
+@DRIVERS
+def test_they_survive_stops(driver, tmp_path):
     whole = train(**driver)
     base = updates(whole) - FINAL
-    behind = [row for row in whole.history if row["updates"] > base and "loss/total" in row]
-    assert len(behind) > 4, "they are reported as they are done"
-    for stop in stops:
+    for stop in (5, 11):
         part = train(
             lambda steps, row, stop=stop: row["updates"] >= base + stop, run_dir=tmp_path, resume=True, **driver
         )
