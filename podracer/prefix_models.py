@@ -150,7 +150,7 @@ def searched(
         params, statistics, _ = variables
         state = model.call("represent", params, statistics, observation)
         logits, value = model.call("predict", params, statistics, state)
-        N = len(logits)
+        N = logits.shape[0]
         node = Node(state, model.empty(N), jnp.zeros(N), jnp.zeros(N, jnp.int32))
         return search.Root(logits, expectation(value), node, observation["action_mask"] > 0 if masked else None)
 
@@ -282,7 +282,7 @@ class _Model(nn.Module):
         return policy, value
 
     def project(self, state: jax.Array) -> jax.Array:
-        x = state.reshape(len(state), -1)
+        x = state.reshape(state.shape[0], -1)
         for i, (dense, norm) in enumerate(zip(self.p, self.p_norms)):
             x = norm(dense(x))
             x = nn.relu(x) if i < 2 else x
