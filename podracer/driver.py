@@ -35,7 +35,7 @@ class RunState(NamedTuple):
 
 def without_replay(state: RunState) -> RunState:
     """The state but for what is replayed."""
-    return state._replace(experience=state.experience._replace(ring=()))
+    return state._replace(experience=state.experience._replace(ring=(), ahead=()))
 
 
 def only_learner(state: RunState) -> RunState:

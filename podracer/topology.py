@@ -189,6 +189,7 @@ class HostTopology:
       processes: P, each of which has R / P replicas.
       process: of these the one that this is.
       devices: those of all processes, each once.
+      reanalysers: the devices that hold the replay and reanalyse, as a mesh with the one axis `data`, or None.
     """
 
     actors: tuple[Any, ...]
@@ -199,6 +200,7 @@ class HostTopology:
     processes: int
     process: int
     devices: tuple[Any, ...]
+    reanalysers: Mesh | None = None
 
     @property
     def replicas_here(self) -> int:
@@ -232,7 +234,10 @@ class HostTopology:
         shared = set(self.actors) & set(self.mesh.devices.flat)
         learners = self.mesh.size
         total = len(self.devices)
-        where = f"{total} shared" if shared else f"{total - learners} actor and {learners} learner"
+        others = self.reanalysers.size if self.reanalysers else 0
+        reanalysing = f", {others} reanalyser" if others else ""
+        where = f"{total - learners - others} actor{reanalysing} and {learners} learner"
+        where = f"{total} shared" if shared else where
         each = f"{self.replicas} replicas of " if self.replicas > 1 else ""
         return (
             f"{self.num_envs} environments in {each}{self.threads} actor thread(s), {self.num_shards} shard(s) on "
@@ -248,6 +253,7 @@ def make_host(
     replicas: int | None = None,
     actor_devices: int | None = None,
     actor_threads: int = 1,
+    reanalyser_devices: int = 0,
     updates_per_batch: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> HostTopology:
@@ -261,6 +267,7 @@ def make_host(
       actor_devices: how many devices of a process act; a quarter of them, at least one, if None (the paper's 1 to 3).
         A single device acts and learns.
       actor_threads: of every actor device of a replica.
+      reanalyser_devices: how many devices of a process hold the replay and reanalyse, behind those that act.
       updates_per_batch: how many parts of every shard's lanes are learnt from in turn.
       devices: all local devices if None; those of several processes by process.
 
@@ -277,7 +284,13 @@ def make_host(
         raise ValueError(f"actor_devices={acting}: of {len(local)} devices at least one must learn.")
     if len(local) == 1 and acting > 1:
         raise ValueError(f"actor_devices={acting}: there is 1 device, which acts and learns.")
-    learners = [device for there in by_process for device in (there[acting:] or there)]
+    if reanalyser_devices and acting + reanalyser_devices >= len(local):
+        raise ValueError(
+            f"reanalyser_devices={reanalyser_devices}: of {len(local)} devices {acting} act(s), and one must learn."
+        )
+    behind = acting + reanalyser_devices
+    learners = [device for there in by_process for device in (there[behind:] or there)]
+    reanalysers = [device for there in by_process for device in there[acting:behind]]
     replicas = replicas or P
     if replicas % P:
         raise ValueError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
@@ -290,10 +303,11 @@ def make_host(
             )
     each = max(1, acting // own)  # actor devices of a replica
     actors = [local[(r * each + i) % acting] for r in range(own) for i in range(each) for _ in range(actor_threads)]
-    unit = math.lcm(len(learners), R)
+    unit = math.lcm(len(learners), len(reanalysers) or 1, R)
     num_shards = num_shards or unit
     if num_shards % unit:
-        of = f"{len(learners)} learner devices" + (f" and {R} replicas" if R > 1 else "")
+        of = f"{len(learners)} learner devices" + (f", {len(reanalysers)} reanalyser devices" if reanalysers else "")
+        of += f" and {R} replicas" if R > 1 else ""
         raise ValueError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
     threads, shards_each = R * each * actor_threads, num_shards // R
     unit = threads * shards_each * updates_per_batch
@@ -305,8 +319,11 @@ def make_host(
             f"num_envs={num_envs} is not divisible by {of} x {updates_per_batch} update(s) per batch; use "
             f"{f'{below} or {above}' if below else above}."
         )
-    mesh = Mesh(np.asarray(learners), (DATA_AXIS,), axis_types=(AxisType.Auto,))
-    return HostTopology(tuple(actors), mesh, num_shards, num_envs, R, P, owners.index(here), tuple(devices))
+    mesh = lambda some: Mesh(np.asarray(some), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
+    apart = mesh(reanalysers) if reanalysers else None
+    return HostTopology(
+        tuple(actors), mesh(learners), num_shards, num_envs, R, P, owners.index(here), tuple(devices), apart
+    )
 
 
 def here(tree: Any) -> Any:

@@ -234,7 +234,7 @@ def _shardings(layout: Topology) -> RunState:
 def _spread(prefix: RunState, state: RunState) -> RunState:
     """One sharding per leaf of `state`."""
     spread = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
-    counts, ring = (spread(s, part) for s, part in zip(prefix.experience, state.experience))
+    counts, ring = (spread(s, part) for s, part in zip(prefix.experience[:2], state.experience))
     learner, actors, env_steps = (spread(s, part) for s, part in zip(prefix[:3], state[:3]))
     return RunState(learner, actors, env_steps, Experience(counts, ring))
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import replay, topology
-from podracer.learning.steps import Counts, Steps, mixed, sampled, update_keys
+from podracer.learning.steps import Counts, Steps, mixed, sampled
 from podracer.types import Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -26,10 +26,13 @@ class Experience(NamedTuple):
     Attributes:
       counts: without leading dims.
       ring: `replay.Ring` of every shard, or () without replay.
+      ahead: what was prepared of the next group of updates before it was due, or () where nothing is
+        (`podracer.sebulba.split_replay`).
     """
 
     counts: Counts
     ring: Any
+    ahead: Any = ()
 
 
 class Learner(NamedTuple):
@@ -193,9 +196,9 @@ def _with_replay(steps: Steps) -> Callable[..., Any]:
         if steps.drain:
             state, counts, ring, metrics = steps.drain(state, counts, ring, counts.pending, progress, key)
             return state, counts, ring, metrics | call
-        sample_key, learn_key = update_keys(key, 0)
-        at, batch, drawn = steps.draw(counts, ring, trajectory, progress, sample_key)
-        state, metrics, priorities = steps.learn(state, batch, progress, learn_key)
+        elders = steps.elders(state, progress)
+        ring, at, prepared, drawn = steps.prepare(elders, counts, ring, trajectory, progress, key)
+        state, metrics, priorities = steps.learn(state, prepared, progress)
         ring, written = steps.write(counts, ring, at, priorities)
         return state, counts, ring, metrics | drawn | written | call
 

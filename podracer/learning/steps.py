@@ -1,8 +1,8 @@
-"""Learning from a replay in steps: rollouts are added; samples are drawn, learnt from, and get new priorities.
+"""Learning from a replay in steps: rollouts are added; samples are prepared, learnt from, and get new priorities.
 
 `mixed` are those of agents that learn from every rollout once, next to replayed ones; `sampled` those of agents that
 learn from samples alone, as often as the replay ratio says. A driver makes one program of them
-(`podracer.learning.learner`), or runs some elsewhere (`podracer.sebulba.host_replay`).
+(`podracer.learning.learner`), or runs some elsewhere (`podracer.sebulba.split_replay`).
 """
 
 from __future__ import annotations
@@ -45,28 +45,59 @@ class Counts(NamedTuple):
         return self._replace(**jax.tree.map(jnp.zeros_like, lost))
 
 
+class Elders(NamedTuple):
+    """Parameters of earlier updates that samples are prepared by, ActorParams, or () for not doing that.
+
+    Attributes:
+      target: what `Agent.reanalyse` acts by.
+      sweep: what `Agent.refresh` makes priorities by.
+    """
+
+    target: Any = ()
+    sweep: Any = ()
+
+
+class Prepared(NamedTuple):
+    """What a group of updates learns from.
+
+    Attributes:
+      batch: what `Agent.learn` takes, for all updates of the group.
+      key: uint32; data of the key that they consume, for keys are no arrays on their way between devices.
+      version: int32 []; the update that the target is of by which it is reanalysed; () where it is not, or not yet.
+    """
+
+    batch: Any
+    key: jax.Array
+    version: Any = ()
+
+
 class Steps(NamedTuple):
     """The steps of learning with a replay (see `Learner`).
 
     Attributes:
       add: `(Counts, ring, Trajectory, group) -> (Counts, ring, Metrics)`; raises `Counts.pending` by what is due.
-      draw: `(Counts, ring, newest Trajectory or (), progress, key) -> (Sample, what Agent.learn takes, Metrics)`.
-      learn: `(LearnerState, what was drawn, progress, key) -> (LearnerState, Metrics, priorities [n] or ())`.
+      elders: `(LearnerState, progress) -> Elders`.
+      prepare: `(Elders, Counts, ring, newest Trajectory or (), progress, key) -> (ring, Sample, Prepared, Metrics)`;
+        draws, does a part of a sweep and reanalyses, for the next group of updates; changes priorities only. With a
+        seventh argument, int32 [], for the group that is so many later.
+      learn: `(LearnerState, Prepared, progress) -> (LearnerState, Metrics, priorities [n] or ())`; reanalyses what is
+        not yet.
       write: `(Counts, ring, Sample, priorities) -> (ring, Metrics)`; changes priorities only.
-      drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; draws,
+      drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; prepares,
         learns and writes, `number` times: a Python integer, or int32 []. None where there is one update for every
         rollout, on that rollout next to replayed ones.
     """
 
     add: Callable[..., tuple[Counts, replay.Ring, Metrics]]
-    draw: Callable[..., tuple[replay.Sample, Any, Metrics]]
+    elders: Callable[[LearnerState, jax.Array], Elders]
+    prepare: Callable[..., tuple[replay.Ring, replay.Sample, Prepared, Metrics]]
     learn: Callable[..., tuple[LearnerState, Metrics, Any]]
     write: Callable[..., tuple[replay.Ring, Metrics]]
     drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
 
 
 def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
-    """The keys of `draw` and `learn` for an update by its number since the run began."""
+    """The keys of drawing and learning for an update by its number since the run began."""
     sample_key, learn_key = jax.random.split(jax.random.fold_in(key, number))
     return sample_key, learn_key
 
@@ -101,21 +132,25 @@ def mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, obse
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         return counts, ring, {"replay/size": size_of(counts).astype(jnp.float32)}
 
-    def draw(counts: Counts, ring: replay.Ring, trajectory: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
+    def prepare(
+        elders: Elders, counts: Counts, ring: Any, trajectory: Trajectory, progress: jax.Array, key: Any
+    ) -> Any:
+        sample_key, learn_key = update_keys(key, 0)
         there = size_of(counts) > 0
-        at = replay.sample(plan, ring, counts.rollouts, key, n, _beta(spec, progress))
+        at = replay.sample(plan, ring, counts.rollouts, sample_key, n, _beta(spec, progress))
         # Before there is anything to replay, the newest rollout is seen twice.
         drawn = replay.gather(plan, spec, ring, at, trajectory.timesteps.observation)
         new = trajectories.by_lane(lambda axis, x: lax.slice_in_dim(x, 0, n, axis=axis), trajectory)
         old = jax.tree.map(lambda x, y: jnp.where(there, x, y), drawn, new)
         both = trajectories.by_lane(lambda axis, *x: jnp.concatenate(x, axis), trajectory, old)
         age = jnp.where(there, at.age, 0).astype(jnp.float32)
-        return at, both, {"replay/age": collectives.global_mean(age, jnp.ones(n))}
+        metrics = {"replay/age": collectives.global_mean(age, jnp.ones(n))}
+        return ring, at, Prepared(both, jax.random.key_data(learn_key)), metrics
 
-    def learn(state: LearnerState, both: Trajectory, progress: jax.Array, key: jax.Array) -> Any:
-        return *agent.learn(state, both, progress, key), ()
+    def learn(state: LearnerState, prepared: Prepared, progress: jax.Array) -> Any:
+        return *agent.learn(state, prepared.batch, progress, jax.random.wrap_key_data(prepared.key)), ()
 
-    return Steps(add, draw, learn, lambda counts, ring, at, priorities: (ring, {}))
+    return Steps(add, lambda state, progress: Elders(), prepare, learn, lambda counts, ring, at, priorities: (ring, {}))
 
 
 def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
@@ -124,21 +159,26 @@ def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
     return beta(progress) if callable(beta) else jnp.float32(beta)
 
 
+def _reanalysed(agent: Agent, prepared: Prepared, target: Any) -> Prepared:
+    """What was prepared, reanalysed by a target's parameters, where that is not done and the agent does."""
+    if agent.reanalyse is None or jax.tree.leaves(prepared.version) or not jax.tree.leaves(target):
+        return prepared
+    key, reanalyse_key = jax.random.split(jax.random.wrap_key_data(prepared.key))
+    batch = agent.reanalyse(target, prepared.batch, reanalyse_key)
+    return Prepared(batch, jax.random.key_data(key), target.version)
+
+
 def _learning(agent: Agent, group: int) -> Callable[..., Any]:
-    """`Agent.learn` from a group of samples in turn, after reanalysis of all where the agent has one.
+    """`Agent.learn` from a group of samples in turn; metrics are sums over the updates of the group."""
 
-    Metrics are sums over the updates of the group.
-    """
-
-    def learn(state: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array) -> Any:
+    def learn(state: LearnerState, prepared: Prepared, progress: jax.Array) -> Any:
         more: Metrics = {}
+        if agent.target_params is not None:
+            prepared = _reanalysed(agent, prepared, agent.target_params(state, progress))
+        batch, key = prepared.batch, jax.random.wrap_key_data(prepared.key)
         if agent.reanalyse is not None:
-            assert agent.target_params is not None
-            key, reanalyse_key = jax.random.split(key)
-            target = agent.target_params(state, progress)
-            batch = agent.reanalyse(target, batch, reanalyse_key)
             # The updates of a group are learnt one later each.
-            staleness = (state.num_updates - target.version).astype(jnp.float32)
+            staleness = (state.num_updates - prepared.version).astype(jnp.float32)
             more = {"reanalyse/staleness": group * (staleness + (group - 1) / 2)}
         if group == 1:
             state, metrics, priorities = agent.learn(state, batch, progress, key)
@@ -190,7 +230,12 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         call = {"replay/size": size.astype(jnp.float32)}
         return counts._replace(owed=owed, pending=counts.pending + due), ring, call
 
-    def draw(counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: jax.Array) -> Any:
+    def elders(state: LearnerState, progress: jax.Array) -> Elders:
+        return Elders(
+            *(params(state, progress) if params else () for params in (agent.target_params, agent.refresh_params))
+        )
+
+    def draw(counts: Counts, ring: replay.Ring, progress: jax.Array, key: jax.Array) -> Any:
         at = replay.sample(plan, ring, counts.rollouts, key, group * n, _beta(spec, progress))
         if group > 1:  # an update has samples from all of the ring, in the order of which they are drawn
             at = jax.tree.map(lambda x: x.reshape(n, group).T, at)
@@ -201,17 +246,24 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         age = replay.transitions_since(plan, at, num_shards)
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
 
-    def sweep(state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array) -> Any:
-        """A part of the sweep that renews priorities, in front of group `number` of updates."""
-        if not spec.refresh_interval:
+    def sweep(params: Any, counts: Counts, ring: replay.Ring) -> Any:
+        """A part of the sweep that renews priorities."""
+        if agent.refresh is None:
             return ring, {}
-        assert agent.refresh_params is not None
-        assert agent.refresh is not None
-        renew = functools.partial(agent.refresh, agent.refresh_params(state, progress))
+        number, renew = counts.updates, functools.partial(agent.refresh, params)
         part = number % (spec.refresh_interval // group), spec.refresh_interval // group
         ring = priority_refresh.refresh(plan, spec, ring, counts.rollouts, renew, part, observations, num_shards)
         begun = jnp.maximum(number * group // spec.refresh_interval - 1, 0) * spec.refresh_interval
         return ring, {"refresh/age": (group * (number * group - begun)).astype(jnp.float32)}
+
+    def prepare(
+        elders: Elders, counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: Any, later: Any = 0
+    ) -> Any:
+        sample_key, learn_key = update_keys(key, counts.updates + later)
+        at, batch, drawn = draw(counts, ring, progress, sample_key)
+        ring, swept = sweep(elders.sweep, counts, ring)
+        prepared = _reanalysed(agent, Prepared(batch, jax.random.key_data(learn_key)), elders.target)
+        return ring, at, prepared, drawn | swept
 
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:
         overwritten = jnp.float32(0)
@@ -233,12 +285,11 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
             # Of the ring, an update changes nothing but the priorities.
             now = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
-            sample_key, learn_key = update_keys(key, counts.updates + i)
-            at, batch, drawn = draw(counts, now, (), progress, sample_key)
-            now, swept = sweep(state, counts, now, counts.updates + i, progress)
-            state, metrics, priorities = learn(state, batch, progress, learn_key)
+            then = counts._replace(updates=counts.updates + i)
+            now, at, prepared, seen = prepare(elders(state, progress), then, now, (), progress, key)
+            state, metrics, priorities = learn(state, prepared, progress)
             now, written = write(counts, now, at, priorities)
-            return state, (now.priority, now.largest, now.fresh), metrics | drawn | swept | written
+            return state, (now.priority, now.largest, now.fresh), metrics | seen | written
 
         def body(i: jax.Array, carry: Any) -> Any:
             state, changes, sums = carry
@@ -256,4 +307,4 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         ring = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
         return state, counts, ring, metrics
 
-    return Steps(add, draw, learn, write, drain)
+    return Steps(add, elders, prepare, learn, write, drain)

@@ -63,6 +63,9 @@ class RunConfig:
         learnt from together. One per process if None; equal replicas give equal results on any number of processes.
       actor_devices: of Sebulba; a quarter of the devices of a process if None.
       actor_threads: of Sebulba, per actor device.
+      reanalyser_devices: of Sebulba, with agents that reanalyse; devices of a process that hold the replay and
+        reanalyse; 0 leaves that to the learners.
+      prepare_ahead: with these; whether they work on the next group of updates while this one is learnt from.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
       queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
       env_timeout: of Sebulba; seconds that environments may take to answer.
@@ -91,6 +94,8 @@ class RunConfig:
     replicas: int | None = configs.field(None, low=1)
     actor_devices: int | None = configs.field(None, low=1)
     actor_threads: int = configs.field(1, low=1)
+    reanalyser_devices: int = configs.field(0, low=0)
+    prepare_ahead: bool = True
     updates_per_batch: int = configs.field(1, low=1)
     queue_capacity: int = configs.field(1, low=1)
     env_timeout: float = configs.field(60.0, low=0.1)
@@ -254,6 +259,8 @@ def _anakin(
 ) -> tuple[Driver, dict[str, int]]:
     if run.replicas is not None:
         raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
+    if run.reanalyser_devices:
+        raise ValueError(f"reanalyser_devices={run.reanalyser_devices}: only Sebulba has them; add arch='sebulba'.")
     if run.replay_memory != "device":
         raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
     if run.updates_per_call is not None:
@@ -304,6 +311,7 @@ def _sebulba(
         replicas=run.replicas,
         actor_devices=run.actor_devices,
         actor_threads=run.actor_threads,
+        reanalyser_devices=run.reanalyser_devices,
         updates_per_batch=run.updates_per_batch,
         devices=devices or jax.local_devices(),
     )
@@ -321,5 +329,6 @@ def _sebulba(
         replay_memory=run.replay_memory,
         updates_per_call=run.updates_per_call,
         final_updates=run.final_updates,
+        prepare_ahead=run.prepare_ahead,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards, "replicas": layout.replicas}

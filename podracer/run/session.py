@@ -28,7 +28,6 @@ from podracer.driver import (
     only_learner,
     without_replay,
 )
-from podracer.learning.learner import Experience
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
@@ -101,8 +100,8 @@ class Session:
                 self._checkpoints.close()
                 raise
             if not experiment.run.checkpoint_replay:
-                empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience.ring)
-                state = state._replace(experience=Experience(state.experience.counts.emptied(), empty))
+                empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience)
+                state = state._replace(experience=empty._replace(counts=state.experience.counts.emptied()))
             return state
         state = experiment.driver.init()
         if init_from:

@@ -61,6 +61,7 @@ class Sebulba:
       replay_memory: whether a replay is on the learner devices or in the host's memory.
       updates_per_call: pending updates that are done in one call at most (see `learning.make`).
       final_updates: updates behind the last step.
+      prepare_ahead: whether reanalysers work on the next group of updates while this one is learnt from.
 
     Raises:
       ValueError: where a setting does not fit the agent or the layout.
@@ -84,6 +85,7 @@ class Sebulba:
         replay_memory: Literal["device", "host"] = "device",
         updates_per_call: int | None = None,
         final_updates: int = 0,
+        prepare_ahead: bool = True,
     ):
         if mode == "serial" and updates_per_batch > 1:
             raise ValueError(
@@ -107,7 +109,9 @@ class Sebulba:
         at_once = getattr(environments, "lanes_at_once", None)
         self._at_once: int | None = at_once and at_once(layout.envs_per_actor)
         rollout = self._shapes(layout.actors[0]).rollout
-        self.learning = learning.make(agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call)
+        self.learning = learning.make(
+            agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call, prepare_ahead
+        )
         self._ballots = Ballots(layout.mesh)
         self._start = jax.jit(self.acting.start)
         self._begin: dict[Any, Callable[..., Any]] = {}
@@ -240,7 +244,7 @@ class Sebulba:
 
     def check(self) -> None:
         experience = jax.eval_shape(self.learning.experience)
-        devices = list(self._layout.mesh.devices.flat)
+        devices = list((self._layout.reanalysers or self._layout.mesh).devices.flat)
         require_room(experience, devices, on_host=self._replay_memory == "host")
         trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
         self.learning.trace(jax.eval_shape(self._initial_learner), experience, trajectory)

@@ -2,7 +2,7 @@
 
 A trajectory [T, R B], of a rollout of every replica, arrives spread along its lanes. Each device runs its logical
 shards side by side, as in Anakin, so equal shards give equal results on any number of learner devices. A replay may be
-in the host's memory instead (`podracer.sebulba.host_replay`).
+in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.split_replay`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from podracer.driver import program_bytes, require_memory
 from podracer.learning import learner, trajectories
 from podracer.learning.learner import Experience
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.assembly import Assembly, by_lane
-from podracer.sebulba.host_replay import HostReplay
 from podracer.sebulba.programs import Programs, policy_lag
-from podracer.topology import DATA_AXIS, HostTopology, compiling_for, quick_to_compile
+from podracer.sebulba.split_replay import SplitReplay
+from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpus, quick_to_compile
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -61,6 +62,7 @@ def make(
     updates_per_batch: int = 1,
     replay_memory: Literal["device", "host"] = "device",
     updates_per_call: int | None = None,
+    prepare_ahead: bool = False,
 ) -> Learning:
     """The learning functions on the learner mesh, whose only axis is `data`.
 
@@ -71,6 +73,7 @@ def make(
       updates_per_batch: parts of a trajectory that are learnt from in turn.
       replay_memory: where a replay is kept.
       updates_per_call: pending updates that are done in one call at most; as many as take a moment, if None.
+      prepare_ahead: whether reanalysers work on the next group of updates while this one is learnt from.
 
     Raises:
       ValueError: where a replay does not fit the layout.
@@ -89,12 +92,25 @@ def make(
     )
     if not core.drains and updates_per_call is not None:
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
-    if replay_memory == "device":
-        place: Any = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
+    if layout.reanalysers is not None:
+        if replay_memory == "host":
+            raise ValueError("replay_memory='host': the replay is where it is reanalysed; use 'device'.")
+        if agent.reanalyse is None or core.steps is None:
+            raise ValueError(
+                f"reanalyser_devices={layout.reanalysers.size}: {agent.name} does not reanalyse; leave it out."
+            )
+        if updates_per_call is not None:
+            raise ValueError(f"updates_per_call={updates_per_call}: reanalysers go one by one; leave it out.")
+        place: Any = SplitReplay(core.steps, layout, layout.reanalysers, reanalyses=True, ahead=prepare_ahead)
+    elif replay_memory == "device":
+        place = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
     elif agent.replay is not None and agent.replay.refresh_interval:
         raise ValueError("replay_memory='host': priorities are refreshed where the network is; use 'device'.")
     elif core.steps is not None:
-        place = HostReplay(core.steps, layout)
+        hosts = Mesh(
+            np.asarray(host_cpus("replay_memory='host'", layout.mesh)), (DATA_AXIS,), axis_types=(AxisType.Auto,)
+        )
+        place = SplitReplay(core.steps, layout, hosts)
     else:
         raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
 
@@ -102,7 +118,10 @@ def make(
         shards = layout.shards_per_replica
         on_a_shard = jax.eval_shape(lambda t: jax.tree.map(lambda x: x[0], split_lanes(t, shards)), rollout)
         ring = jax.eval_shape(core.ring, on_a_shard)
-        return Experience(core.counts(), jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring))
+        ring = jax.tree.map(lambda x: jnp.zeros((num_shards, *x.shape), x.dtype), ring)
+        hyper = {name: jnp.float32(0) for name in agent.hyper}
+        state = jax.eval_shape(agent.init, jax.random.key(0), hyper)
+        return Experience(core.counts(), ring, place.ahead(state, core.counts(), ring))
 
     def publish(learner: LearnerState, progress: jax.Array) -> ActorParams:
         # Copied: the learner's own arrays are donated to the next update, and jit passes inputs on without a copy.
@@ -166,6 +185,9 @@ class OnDevices:
         shared = layout.platform != "cpu" and not set(layout.actors).isdisjoint(layout.mesh.devices.flat)
         self._seconds = 0.005 if shared else 0.1  # actions wait for what was dispatched before them
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
+        self.experience_sharding = Experience(  # type: ignore[arg-type]
+            NamedSharding(layout.mesh, everywhere), NamedSharding(layout.mesh, by_shard)
+        )
         experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
 
         def jitted(function: Callable[..., Any], donate: tuple[int, ...], in_specs: Any, out_specs: Any) -> Any:
@@ -186,7 +208,6 @@ class OnDevices:
         self._add = jitted(self._add_shards, (0,), (experience, by_lane(), everywhere), (experience, everywhere))
         self._drain = jitted(self._drain_shards, (0, 1), (*both, *[everywhere] * 4), (*both, everywhere))
         self.trajectory_mesh = layout.mesh
-        self.experience_sharding = Experience(*(NamedSharding(layout.mesh, spec) for spec in experience))  # type: ignore[arg-type]
 
     # On one device: its shards side by side. What learning returns is reduced over shards and so has no shard axis:
     # out_axes=None refuses anything else.
@@ -263,6 +284,10 @@ class OnDevices:
 
         ring, (new, now, metrics) = self._over_shards(shard, experience.ring)
         return new, Experience(now, ring), jax.tree.map(jnp.add, sums, (metrics,)) if sums else (metrics,)
+
+    def ahead(self, *shapes: Any) -> tuple[()]:
+        """Nothing is prepared before it is due."""
+        return ()
 
     def trace(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Any:
         """See `Learning.trace`."""

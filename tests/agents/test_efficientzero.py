@@ -294,7 +294,7 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
     begin = learner_of(agent)
     key = jax.random.key(5)
     run = harness.alone(steps._learning(agent, 4))
-    together, sums, priorities = run(begin, batch, jnp.float32(0), key)
+    together, sums, priorities = run(begin, steps.Prepared(batch, jax.random.key_data(key)), jnp.float32(0))
     state, each, errors = begin, [], []
     learn_key, reanalyse_key = jax.random.split(key) if reanalyse else (key, key)
     for i in range(4):

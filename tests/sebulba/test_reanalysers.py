@@ -1,0 +1,93 @@
+"""Reanalysers on devices of their own: as learners that reanalyse themselves, or a group of updates ahead of them.
+
+Simulated devices, as in `test_devices`.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import harness
+import jax
+import numpy as np
+import pytest
+
+import podracer
+
+pytestmark = pytest.mark.slow
+
+APART = {"reanalyser_devices": 2, "prepare_ahead": False}
+AHEAD = {"reanalyser_devices": 2}
+SMALL = {
+    "hidden_sizes": (16,),
+    "state_size": 8,
+    "head_size": 8,
+    "lstm_size": 8,
+    "projection_size": 16,
+    "forecast_size": 8,
+    "num_bins": 11,
+    "simulations": 4,
+    "unroll_length": 2,
+    "n_step": 2,
+    "batch_size": 16,
+    "replay_min_size": 64,
+    "replay_capacity": 2_000,
+    "samples_per_row": 2.0,
+    "target_interval": 8,
+    "reanalyse_group": 2,
+    "refresh_interval": 4,
+    "max_grad_norm": 0.1,
+}
+DRIVER = {"arch": "sebulba", "mode": "lockstep", "num_shards": 4, "num_envs": 8, "total_steps": 800, "eval_episodes": 2}
+
+
+def train(log=None, **settings):
+    settings = DRIVER | settings
+    return podracer.train("efficientzero", "catch", config=SMALL, progress=False, log=log, **settings)
+
+
+def numbers(result):
+    return harness.numbers_of(result.learner._replace(hyper=()))
+
+
+def mean(result, name):
+    return np.nanmean([row[name] for row in result.history if name in row])
+
+
+def on_five_devices(directory):
+    devices = {"actor_devices": 1}
+    fused, apart = train(**devices), train(**devices, **APART)
+    assert int(np.max(fused.learner.num_updates)) > 50
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), numbers(apart), numbers(fused))
+    ahead = train(**devices, **AHEAD, run_dir=directory / "ahead")
+    same = lambda a, b: jax.tree.map(np.testing.assert_array_equal, numbers(a), numbers(b))  # noqa: E731
+    differ = [np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (numbers(ahead), numbers(apart))))]
+    assert any(differ), "priorities, and at times targets, are of a group earlier"
+    same(train(**devices, **AHEAD), ahead)
+    # Targets are 0 to 7 updates old, in steps of a group, and older by a group that was prepared ahead.
+    assert 3.0 < mean(fused, "reanalyse/staleness") < 4.0
+    assert 1.0 < mean(ahead, "reanalyse/staleness") - mean(fused, "reanalyse/staleness") <= 2.0
+    stops = iter((30, 47))
+    for stop in stops:
+        part = train(
+            lambda steps, row, stop=stop: row["updates"] >= stop,
+            **devices,
+            **AHEAD,
+            run_dir=directory / "stopped",
+            resume=True,
+        )
+        assert not part.summary["complete"]
+    same(train(**devices, **AHEAD, run_dir=directory / "stopped", resume=True), ahead)
+
+
+def test_they_are_as_learners_that_reanalyse(tmp_path):
+    tests = pathlib.Path(__file__).parent
+    code = (
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 5); import test_reanalysers; "
+        f"test_reanalysers.on_five_devices(pathlib.Path({str(tmp_path)!r}))"
+    )
+    path = os.pathsep.join((str(tests), str(tests.parent)))
+    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
