@@ -178,7 +178,7 @@ def _learning(agent: Agent, group: int) -> Callable[..., Any]:
         batch, key = prepared.batch, jax.random.wrap_key_data(prepared.key)
         if agent.reanalyse is not None:
             # The updates of a group are learnt one later each.
-            staleness = (state.num_updates - prepared.version).astype(jnp.float32)
+            staleness = collectives.global_max((state.num_updates - prepared.version).astype(jnp.float32))
             more = {"reanalyse/staleness": group * (staleness + (group - 1) / 2)}
         if group == 1:
             state, metrics, priorities = agent.learn(state, batch, progress, key)

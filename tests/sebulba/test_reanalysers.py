@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import harness
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.sebulba.split_replay import SplitReplay
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +81,28 @@ def on_five_devices(directory):
         )
         assert not part.summary["complete"]
     same(train(**devices, **AHEAD, run_dir=directory / "stopped", resume=True), ahead)
+    fail(directory, ahead, devices)
+
+
+def fail(directory, ahead, devices):
+    """A program of the reanalysers fails: the run ends in a line, its threads too, and goes on as if it had not."""
+    update, threads = SplitReplay._update, threading.active_count()
+    problems = (RuntimeError("a reanalyser fell over"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"))
+    for problem, expected in zip(problems, ("fell over", "a device is out of memory .*: lower num_envs")):
+        calls = iter(range(20))
+
+        def failing(*args, calls=calls, problem=problem):
+            if next(calls, None) is None:
+                raise problem
+            return update(*args)
+
+        SplitReplay._update = failing
+        with pytest.raises(RuntimeError, match=expected):
+            train(**devices, **AHEAD, run_dir=directory / "failed", resume=True)
+        assert threading.active_count() == threads
+        SplitReplay._update = update
+    result = train(**devices, **AHEAD, run_dir=directory / "failed", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, numbers(result), numbers(ahead))
 
 
 def test_they_are_as_learners_that_reanalyse(tmp_path):
