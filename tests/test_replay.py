@@ -460,7 +460,7 @@ class Learns:
     class config:  # noqa: N801
         rollout_length = T
 
-    reanalyse = None
+    reanalyse = target_params = refresh = refresh_params = None
 
     def __init__(self, spec):
         self.replay, self.name = spec, "learns"

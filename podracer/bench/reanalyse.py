@@ -101,7 +101,7 @@ def main(arguments: ReanalyseArguments) -> int:
     measured = {}
     for name, changed in variants(arguments).items():
         print(f"compiling {name} ...", file=sys.stderr, flush=True)
-        common = {"batch_size": arguments.batch_size, "simulations": arguments.simulations}
+        common: dict[str, Any] = {"batch_size": arguments.batch_size, "simulations": arguments.simulations}
         common |= {"channels": arguments.channels, "replay_capacity": arguments.rows, "rollout_length": 16}
         measured[name] = Updates(efficientzero.make(spec, EfficientZeroConfig(**(common | changed))), spec, arguments)
     print("measuring ...", file=sys.stderr, flush=True)

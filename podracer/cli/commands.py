@@ -29,7 +29,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
-  podracer bench anakin|sebulba|dqn|remote|replay|search|scaling  measure speed
+  podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling  measure speed
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 

@@ -185,9 +185,8 @@ class OnDevices:
         shared = layout.platform != "cpu" and not set(layout.actors).isdisjoint(layout.mesh.devices.flat)
         self._seconds = 0.005 if shared else 0.1  # actions wait for what was dispatched before them
         everywhere, by_shard = PartitionSpec(), PartitionSpec(DATA_AXIS)
-        self.experience_sharding = Experience(  # type: ignore[arg-type]
-            NamedSharding(layout.mesh, everywhere), NamedSharding(layout.mesh, by_shard)
-        )
+        whole: Any = NamedSharding(layout.mesh, everywhere)
+        self.experience_sharding = Experience(whole, NamedSharding(layout.mesh, by_shard))
         experience: Any = Experience(everywhere, by_shard)  # type: ignore[arg-type]
 
         def jitted(function: Callable[..., Any], donate: tuple[int, ...], in_specs: Any, out_specs: Any) -> Any:

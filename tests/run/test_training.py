@@ -136,6 +136,8 @@ def test_config_is_resolved(finished):
             "replicas": None,
             "actor_devices": None,
             "actor_threads": 1,
+            "reanalyser_devices": 0,
+            "prepare_ahead": True,
             "updates_per_batch": 1,
             "queue_capacity": 1,
         },

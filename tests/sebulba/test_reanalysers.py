@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import harness
 import jax
@@ -62,47 +63,37 @@ def on_five_devices(directory):
     fused, apart = train(**devices), train(**devices, **APART)
     assert int(np.max(fused.learner.num_updates)) > 50
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), numbers(apart), numbers(fused))
-    ahead = train(**devices, **AHEAD, run_dir=directory / "ahead")
-    same = lambda a, b: jax.tree.map(np.testing.assert_array_equal, numbers(a), numbers(b))  # noqa: E731
+    ahead = train(**devices, **AHEAD)
     differ = [np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (numbers(ahead), numbers(apart))))]
     assert any(differ), "priorities, and at times targets, are of a group earlier"
-    same(train(**devices, **AHEAD), ahead)
     # Targets are 0 to 7 updates old, in steps of a group, and older by a group that was prepared ahead.
     assert 3.0 < mean(fused, "reanalyse/staleness") < 4.0
     assert 1.0 < mean(ahead, "reanalyse/staleness") - mean(fused, "reanalyse/staleness") <= 2.0
-    stops = iter((30, 47))
-    for stop in stops:
-        part = train(
-            lambda steps, row, stop=stop: row["updates"] >= stop,
-            **devices,
-            **AHEAD,
-            run_dir=directory / "stopped",
-            resume=True,
-        )
-        assert not part.summary["complete"]
-    same(train(**devices, **AHEAD, run_dir=directory / "stopped", resume=True), ahead)
-    fail(directory, ahead, devices)
+    run = {**devices, **AHEAD, "run_dir": directory / "run", "resume": True}
+    assert not train(lambda steps, row: row["updates"] >= 30, **run).summary["complete"]
+    for problem in PROBLEMS:
+        fail(problem, **run)
+    jax.tree.map(np.testing.assert_array_equal, numbers(train(**run)), numbers(ahead))
 
 
-def fail(directory, ahead, devices):
-    """A program of the reanalysers fails: the run ends in a line, its threads too, and goes on as if it had not."""
-    update, threads = SplitReplay._update, threading.active_count()
-    problems = (RuntimeError("a reanalyser fell over"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"))
-    for problem, expected in zip(problems, ("fell over", "a device is out of memory .*: lower num_envs")):
-        calls = iter(range(20))
+PROBLEMS = (
+    (RuntimeError("a reanalyser fell over"), "fell over"),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), "a device is out of memory .*: lower num_envs"),
+)
 
-        def failing(*args, calls=calls, problem=problem):
-            if next(calls, None) is None:
-                raise problem
-            return update(*args)
 
-        SplitReplay._update = failing
-        with pytest.raises(RuntimeError, match=expected):
-            train(**devices, **AHEAD, run_dir=directory / "failed", resume=True)
-        assert threading.active_count() == threads
-        SplitReplay._update = update
-    result = train(**devices, **AHEAD, run_dir=directory / "failed", resume=True)
-    jax.tree.map(np.testing.assert_array_equal, numbers(result), numbers(ahead))
+def fail(problem, **run):
+    """A program of the reanalysers fails: the run ends in a line, and its threads too."""
+    update, threads, calls = SplitReplay._update, threading.active_count(), iter(range(20))
+
+    def failing(*args):
+        if next(calls, None) is None:
+            raise problem[0]
+        return update(*args)
+
+    with mock.patch.object(SplitReplay, "_update", failing), pytest.raises(RuntimeError, match=problem[1]):
+        train(**run)
+    assert threading.active_count() == threads
 
 
 def test_they_are_as_learners_that_reanalyse(tmp_path):
