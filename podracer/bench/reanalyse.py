@@ -7,8 +7,10 @@
     refreshing          reanalysing, and all priorities are renewed every 10 updates
     sgd, clipped lars   learning, with one optimiser and the other
     layer norm, batch norm   learning, with one norm and the other
+    product             of two matrices, which says what the machine can do
 
-Samples are of a full replay, whose rows are random: how long it takes does not depend on what is in them.
+Samples are of a full replay, whose rows are random: how long it takes does not depend on what is in them. The floor of
+an update is its network's operations at the speed of the product.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from jax.sharding import Mesh, PartitionSpec
 from podracer import config as configs
 from podracer import environments, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.bench.measure import describe_machine, in_turns, table, write
+from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
 from podracer.learning import collectives, learner
+from podracer.run import presets
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 from podracer.version import __version__
 
@@ -39,39 +42,53 @@ INTERVAL = 10
 """Updates of a sweep (Mei et al. 2023)."""
 
 
+SMALL = {"batch_size": 32, "simulations": 16, "channels": 16}
+"""Of the agent where no preset is given: what two cores can do."""
+
+SIZE = 1024
+"""Of the matrices."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ReanalyseArguments:
     """Measure updates of EfficientZero.
 
     Attributes:
       env: whose observations are seen.
-      batch_size: samples of an update.
-      simulations: of a search.
-      channels: of convolutions.
+      preset: settings of the agent, for games of Atari.
+      batch_size: samples of an update; of a preset its own, or else 32.
+      simulations: of a search; of a preset its own, or else 16.
+      channels: of convolutions; of a preset its own, or else 16.
       rows: of the replay.
       lanes: of the replay.
+      only: what is measured beside learning; all if None.
       repeats: measurements of each thing; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
     """
 
     env: str = "pixel_catch"
-    batch_size: int = configs.field(32, low=1)
-    simulations: int = configs.field(16, low=1)
-    channels: int = configs.field(16, low=1)
+    preset: str | None = None
+    batch_size: int | None = configs.field(None, low=1)
+    simulations: int | None = configs.field(None, low=1)
+    channels: int | None = configs.field(None, low=1)
     rows: int = configs.field(10_000, low=1_000)
     lanes: int = configs.field(8, low=1)
+    only: tuple[str, ...] | None = None
     repeats: int = configs.field(5, low=1)
     seconds: float = configs.field(2.0, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
 
     def __post_init__(self):
         configs.check(self)
+        unknown = set(self.only or ()) - set(variants(1))
+        if unknown:
+            raise ValueError(f"only={unknown.pop()!r}: unknown; there are {', '.join(variants(1))}.")
 
 
-def variants(arguments: ReanalyseArguments) -> dict[str, dict[str, Any]]:
-    """Settings that are measured, beside those of all."""
-    B, alone = arguments.batch_size, {"reanalyse": 0.0}
+def variants(B: int) -> dict[str, dict[str, Any]]:
+    """Settings that are measured, beside those of all, by the samples of an update."""
+    alone = {"reanalyse": 0.0}
     return {
         "learning": alone,
         "reanalysing": {},
@@ -80,7 +97,7 @@ def variants(arguments: ReanalyseArguments) -> dict[str, dict[str, Any]]:
         "refreshing": {"refresh_interval": INTERVAL},
         "sgd": alone | {"optimizer": "sgd"},
         "clipped lars": alone | {"optimizer": "clipped_lars", "lars_start": 0},
-        "layer norm": alone | {"batch_size": 4 * B},
+        "layer norm": alone | {"batch_size": 4 * B, "norm": "layer"},
         "batch norm": alone | {"batch_size": 4 * B, "norm": "batch"},
     }
 
@@ -97,41 +114,65 @@ RATIOS = (
 
 def main(arguments: ReanalyseArguments) -> int:
     """Measures, prints a table, writes JSON."""
-    spec = environments.make(arguments.env).spec
-    measured = {}
-    for name, changed in variants(arguments).items():
-        print(f"compiling {name} ...", file=sys.stderr, flush=True)
-        common: dict[str, Any] = {"batch_size": arguments.batch_size, "simulations": arguments.simulations}
-        common |= {"channels": arguments.channels, "replay_capacity": arguments.rows, "rollout_length": 16}
-        measured[name] = Updates(efficientzero.make(spec, EfficientZeroConfig(**(common | changed))), spec, arguments)
+    settings = presets.merge("efficientzero", arguments.env, arguments.preset, None, presets.Settings())
+    spec = environments.make(arguments.env, **settings.env).spec
+    given = {name: getattr(arguments, name) for name in SMALL if getattr(arguments, name)}
+    common = {**settings.agent, **({} if arguments.preset else SMALL), **given, "rollout_length": 16}
+    common |= {"replay_capacity": arguments.rows, "reanalyse_group": 1, "refresh_interval": 0}
+    measured: dict[str, Updates] = {}
+    for name, changed in variants(common["batch_size"]).items():
+        if arguments.only is None or name in ("learning", *arguments.only):
+            print(f"compiling {name} ...", file=sys.stderr, flush=True)
+            config = configs.from_json(EfficientZeroConfig, common | changed)
+            measured[name] = Updates(efficientzero.make(spec, config), spec, arguments)
     print("measuring ...", file=sys.stderr, flush=True)
-    rates = in_turns(measured, arguments.repeats, arguments.seconds)
-    agent = measured["reanalysing"].agent
-    floor = 1.0 + reanalysis_operations(agent, spec) / measured["learning"].operations
+    rates = in_turns({**measured, "product": _product()}, arguments.repeats, arguments.seconds)
+    speed = float(np.median(rates.pop("product")))
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}; {arguments.env}")
-    lines = [["", "samples an update", "samples/s", "ms an update"]]
+    operations = {name: operations_of(updates, measured["learning"], spec) for name, updates in measured.items()}
+    lines = [["", "samples an update", "samples/s", "ms an update", "floor", "times that"]]
     for name, updates in measured.items():
         rate, B = float(np.median(rates[name])), updates.agent.config.batch_size
-        lines.append([name, str(B), f"{rate:,.0f}", f"{B / rate * 1e3:.2f}"])
+        floor = operations[name] * B / speed
+        taken = [f"{rate:,.1f}", f"{B / rate * 1e3:.1f}", f"{floor * 1e3:.1f}", f"{B / rate / floor:.1f}"]
+        lines.append([name, str(B), *taken])
     print(table(lines))
     ratios = {}
     for ours, other in RATIOS:
-        low, median, high = np.percentile(np.divide(rates[other], rates[ours]), (25, 50, 75)).tolist()
-        ratios[f"{ours} / {other}"] = low, median, high
-        beside = f"; its operations are {floor:.2f} of it" if ours == "reanalysing" else ""
-        print(f"{ours} / {other}: {median:.2f} ({low:.2f} to {high:.2f}) seconds a sample{beside}")
+        if {ours, other} <= measured.keys():
+            low, median, high = np.percentile(np.divide(rates[other], rates[ours]), (25, 50, 75)).tolist()
+            least = operations[ours] / operations[other]
+            ratios[f"{ours} / {other}"] = low, median, high, least
+            of_time = f"{ours} / {other}: {median:.2f} ({low:.2f} to {high:.2f}) seconds a sample"
+            print(f"{of_time}, {least:.2f} operations")
     print("Medians of measurements in turns; ratios of neighbours, with their quartiles.")
+    print(f"Floor: operations of the network at the {speed / 1e9:,.0f} GFLOP/s of a product of matrices.")
     if arguments.json:
-        results = {"rates": rates, "ratios": ratios, "operations": floor}
+        results = {"rates": rates, "ratios": ratios, "operations_a_sample": operations, "product": speed}
         write(arguments.json, "podracer bench reanalyse", arguments, results)
     return 0
+
+
+def _product() -> Measured:
+    """Operations of products of matrices."""
+    matrix = jnp.ones((SIZE, SIZE), jnp.float32)
+    multiply = jax.jit(lambda x: x @ matrix / SIZE)
+
+    def run(n: int) -> int:
+        x = matrix
+        for _ in range(n):
+            x = multiply(x)
+        jax.block_until_ready(x)
+        return n * 2 * SIZE**3
+
+    return run
 
 
 class Updates:
     """Updates of an agent from a full replay, on the first device (see `measure.Measured`).
 
     Attributes:
-      operations: floating-point operations of an update in a sample, of which XLA counts loops once.
+      operations: floating-point operations for a sample, where nothing is reanalysed: of loops, XLA counts a turn.
     """
 
     def __init__(self, agent: Agent, spec: EnvSpec, arguments: ReanalyseArguments):
@@ -174,23 +215,29 @@ class Updates:
         return n * self._samples
 
 
-def reanalysis_operations(agent: Agent, spec: EnvSpec, rows: int = 64) -> float:
-    """Floating-point operations of a sample's reanalysis: of the model, without those of the tree."""
-    plan = efficientzero.planner(spec, agent.config)
+def operations_of(updates: Updates, learning: Updates, spec: EnvSpec, rows: int = 64) -> float:
+    """Floating-point operations of the network for a sample: of learning, of reanalysis, and its part of a sweep."""
+    agent, config = updates.agent, updates.agent.config
+    if not config.reanalyse:
+        return updates.operations
+    plan = efficientzero.planner(spec, config)
     hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
     actor = agent.actor_params(jax.jit(agent.init)(jax.random.key(0), hyper), jnp.float32(0))
     variables = plan.variables(actor)
     observation = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), spaces.zeros(plan.space))
-    root = jax.jit(plan.model.root)(variables, observation)
+    root = jax.eval_shape(plan.model.root, variables, observation)
 
-    def operations(function: Any, *of: Any) -> float:
+    def count(function: Any, *of: Any) -> float:
         costs: Any = jax.jit(function).lower(variables, *of).compile().cost_analysis() or {}
         return costs.get("flops", float("nan")) / rows
 
-    of_root = operations(plan.model.root, observation)
-    of_step = operations(plan.model.step, root.embedding, jnp.zeros(rows, jnp.int32))
-    K, n = agent.config.unroll_length, agent.config.n_step
-    return (K + n + 1) * of_root + (K + 1) * agent.config.simulations * of_step
+    of_root = count(plan.model.root, observation)
+    of_step = count(plan.model.step, root.embedding, jnp.zeros(rows, jnp.int32))
+    K, n = config.unroll_length, config.n_step
+    reanalysis = (K + n + 1) * of_root + (K + 1) * config.simulations * of_step
+    interval = config.refresh_interval
+    refreshed = config.replay_capacity / (interval * config.batch_size) * of_root if interval else 0.0
+    return learning.operations + reanalysis + refreshed
 
 
 def _random(agent: Agent, spec: EnvSpec, lanes: int, state: Any) -> Trajectory:

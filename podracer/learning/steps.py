@@ -51,10 +51,12 @@ class Elders(NamedTuple):
     Attributes:
       target: what `Agent.reanalyse` acts by.
       sweep: what `Agent.refresh` makes priorities by.
+      number: int32 []; updates before these samples are drawn, of an agent that reanalyses.
     """
 
     target: Any = ()
     sweep: Any = ()
+    number: Any = ()
 
 
 class Prepared(NamedTuple):
@@ -64,11 +66,13 @@ class Prepared(NamedTuple):
       batch: what `Agent.learn` takes, for all updates of the group.
       key: uint32; data of the key that they consume, for keys are no arrays on their way between devices.
       version: int32 []; the update that the target is of by which it is reanalysed; () where it is not, or not yet.
+      drawn: int32 []; updates before it was drawn, or ().
     """
 
     batch: Any
     key: jax.Array
     version: Any = ()
+    drawn: Any = ()
 
 
 class Steps(NamedTuple):
@@ -165,11 +169,15 @@ def _reanalysed(agent: Agent, prepared: Prepared, target: Any) -> Prepared:
         return prepared
     key, reanalyse_key = jax.random.split(jax.random.wrap_key_data(prepared.key))
     batch = agent.reanalyse(target, prepared.batch, reanalyse_key)
-    return Prepared(batch, jax.random.key_data(key), target.version)
+    return prepared._replace(batch=batch, key=jax.random.key_data(key), version=target.version)
 
 
 def _learning(agent: Agent, group: int) -> Callable[..., Any]:
     """`Agent.learn` from a group of samples in turn; metrics are sums over the updates of the group."""
+
+    def since(state: LearnerState, number: jax.Array) -> jax.Array:
+        age = collectives.global_max((state.num_updates - number).astype(jnp.float32))
+        return group * (age + (group - 1) / 2)  # the updates of a group are learnt one later each
 
     def learn(state: LearnerState, prepared: Prepared, progress: jax.Array) -> Any:
         more: Metrics = {}
@@ -177,9 +185,10 @@ def _learning(agent: Agent, group: int) -> Callable[..., Any]:
             prepared = _reanalysed(agent, prepared, agent.target_params(state, progress))
         batch, key = prepared.batch, jax.random.wrap_key_data(prepared.key)
         if agent.reanalyse is not None:
-            # The updates of a group are learnt one later each.
-            staleness = collectives.global_max((state.num_updates - prepared.version).astype(jnp.float32))
-            more = {"reanalyse/staleness": group * (staleness + (group - 1) / 2)}
+            more = {
+                "reanalyse/staleness": since(state, prepared.version),
+                "replay/priority_staleness": since(state, prepared.drawn),
+            }
         if group == 1:
             state, metrics, priorities = agent.learn(state, batch, progress, key)
             return state, metrics | more, priorities
@@ -231,9 +240,10 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         return counts._replace(owed=owed, pending=counts.pending + due), ring, call
 
     def elders(state: LearnerState, progress: jax.Array) -> Elders:
-        return Elders(
-            *(params(state, progress) if params else () for params in (agent.target_params, agent.refresh_params))
+        target, sweep = (
+            params(state, progress) if params else () for params in (agent.target_params, agent.refresh_params)
         )
+        return Elders(target, sweep, state.num_updates if agent.reanalyse else ())
 
     def draw(counts: Counts, ring: replay.Ring, progress: jax.Array, key: jax.Array) -> Any:
         at = replay.sample(plan, ring, counts.rollouts, key, group * n, _beta(spec, progress))
@@ -262,7 +272,8 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         sample_key, learn_key = update_keys(key, counts.updates + later)
         at, batch, drawn = draw(counts, ring, progress, sample_key)
         ring, swept = sweep(elders.sweep, counts, ring)
-        prepared = _reanalysed(agent, Prepared(batch, jax.random.key_data(learn_key)), elders.target)
+        prepared = Prepared(batch, jax.random.key_data(learn_key), drawn=elders.number)
+        prepared = _reanalysed(agent, prepared, elders.target)
         return ring, at, prepared, drawn | swept
 
     def write(counts: Counts, ring: replay.Ring, at: replay.Sample, priorities: jax.Array) -> Any:

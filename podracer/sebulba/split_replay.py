@@ -91,8 +91,10 @@ class SplitReplay:
             return jax.jit(mapped, donate_argnums=donate)
 
         def elders(state: LearnerState, progress: jax.Array) -> Elders:
+            elders = steps.elders(state, progress)
+            elders = elders if reanalyses else Elders(number=elders.number)
             # Copied: the learner's own arrays are donated to the update, and jit passes inputs on without a copy.
-            return jax.tree.map(jnp.copy, steps.elders(state, progress)) if reanalyses else Elders()
+            return jax.tree.map(jnp.copy, elders)
 
         newest = () if steps.drain else by_lane()
         ring = (everywhere, by_shard)

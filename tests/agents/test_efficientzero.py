@@ -294,7 +294,8 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
     begin = learner_of(agent)
     key = jax.random.key(5)
     run = harness.alone(steps._learning(agent, 4))
-    together, sums, priorities = run(begin, steps.Prepared(batch, jax.random.key_data(key)), jnp.float32(0))
+    prepared = steps.Prepared(batch, jax.random.key_data(key), drawn=begin.num_updates)
+    together, sums, priorities = run(begin, prepared, jnp.float32(0))
     state, each, errors = begin, [], []
     learn_key, reanalyse_key = jax.random.split(key) if reanalyse else (key, key)
     for i in range(4):
@@ -313,7 +314,7 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float) -> None:
     np.testing.assert_allclose(priorities, np.concatenate(errors), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(sums["loss/total"], sum(m["loss/total"] for m in each), rtol=1e-4)
     if reanalyse:
-        assert float(sums["reanalyse/staleness"]) == 0 + 1 + 2 + 3
+        assert float(sums["reanalyse/staleness"]) == float(sums["replay/priority_staleness"]) == 0 + 1 + 2 + 3
 
 
 def test_refreshed_priorities_are_those_that_learning_would_return() -> None:

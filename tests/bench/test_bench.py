@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracer.bench import dqn, measure, remote, replay, search, sebulba
+from podracer.bench import dqn, measure, reanalyse, remote, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 
@@ -53,6 +53,20 @@ def test_replay_is_measured(tmp_path):
     (result,) = json.loads((tmp_path / "replay.json").read_text())["results"]
     assert result["sequences"] == 64
     assert min(result[name] for name in ("add_ms", "sample_ms", "gather_ms", "update_ms")) > 0
+
+
+@pytest.mark.slow
+def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
+    small = {"env": "catch", "batch_size": 4, "simulations": 2, "channels": 2, "rows": 1000, "seconds": 0.01}
+    arguments = {"only": ("reanalysing", "refreshing"), "repeats": 1, "json": tmp_path / "reanalyse.json"}
+    assert reanalyse.main(reanalyse.ReanalyseArguments(**small, **arguments)) == 0
+    found = json.loads((tmp_path / "reanalyse.json").read_text())["results"]
+    assert list(found["rates"]) == ["learning", "reanalysing", "refreshing"]
+    operations = found["operations_a_sample"]
+    assert 0 < operations["learning"] < operations["reanalysing"] < operations["refreshing"]
+    assert "refreshing / reanalysing: " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="only='speed': unknown; there are learning, "):
+        reanalyse.ReanalyseArguments(only=("speed",))
 
 
 @pytest.mark.slow

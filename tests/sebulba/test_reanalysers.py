@@ -69,6 +69,9 @@ def on_five_devices(directory):
     # Targets are 0 to 7 updates old, in steps of a group, and older by a group that was prepared ahead.
     assert 3.0 < mean(fused, "reanalyse/staleness") < 4.0
     assert 1.0 < mean(ahead, "reanalyse/staleness") - mean(fused, "reanalyse/staleness") <= 2.0
+    # All groups but the first are drawn one earlier.
+    assert mean(fused, "replay/priority_staleness") == mean(apart, "replay/priority_staleness") == 0.5
+    assert 2.3 < mean(ahead, "replay/priority_staleness") <= 2.5
     run = {**devices, **AHEAD, "run_dir": directory / "run", "resume": True}
     assert not train(lambda steps, row: row["updates"] >= 30, **run).summary["complete"]
     for problem in PROBLEMS:
