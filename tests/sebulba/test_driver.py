@@ -190,7 +190,7 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     agent = agent_of(name, lstm_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
-    counts, rings = final.experience
+    counts, rings, _ = final.experience
     assert int(counts.batches) * T * B >= 3000
     assert np.min(counts.rollouts) > 3
     assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
