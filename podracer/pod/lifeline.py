@@ -181,9 +181,11 @@ class Lifeline:
         for index, when in heard.items():
             if now - when > self._silence:
                 return self._lose(index, f"has been silent for {self._silence:.0f} s")
-        states = {0: self._status} | {i: member.status for i, member in self._members.items() if not member.left}
-        ahead = max(status.round for status in states.values())
-        for index, status in states.items():
+        members = {i: member for i, member in self._members.items() if not member.left}
+        ahead = max([self._status.round, *(member.status.round for member in members.values())])
+        # Who has missed a beat is on the way to be silent, which says more than stuck.
+        states = {i: member.status for i, member in members.items() if now - member.heard < 2 * BEAT}
+        for index, status in ({0: self._status} | states).items():
             if status.doing == WORKING and status.round < ahead and now - status.since > self._stall:
                 return self._lose(index, f"has been stuck in round {status.round} for {self._stall:.0f} s")
 

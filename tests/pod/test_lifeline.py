@@ -82,6 +82,19 @@ def test_who_stays_behind_is_named(lines):
     assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s"
 
 
+def test_who_is_silent_is_not_called_stuck(lines):
+    """It was behind when it fell silent, for longer than would make it stuck."""
+    zero, one, two = lines(0, silence=1.0, stall=0.3), lines(1), lines(2)
+    for each in (one, two):
+        each.doing(lifeline.WORKING, 1)
+    pods.until(lambda: {1, 2} == set(zero._members) and zero._members[2].status.round == 1)
+    two._left.set()  # ends its watch, not its connection
+    two._thread.join()
+    zero.doing(lifeline.WORKING, 2)
+    one.doing(lifeline.WORKING, 2)
+    assert zero.wait(5) == f"lost {NAMES[2]}, which has been silent for 1 s"
+
+
 def test_strangers_are_not_listened_to(lines):
     zero, one = lines(0), lines(1)
     address = (lines.address["host"], lines.address["port"])
