@@ -180,9 +180,8 @@ def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None
 
 @pytest.mark.slow
 @discrete
-@rescaled
-def test_action_values_of_a_probe_alone(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, *trained_r2d2(probe, rescaling), rescaling, together=False)
+def test_action_values_of_a_probe_alone(probe: probes.Probe) -> None:
+    check_action_values(probe, *trained_r2d2(probe, True), rescaling=True, together=False)
 
 
 # DQN.
