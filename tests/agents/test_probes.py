@@ -98,7 +98,6 @@ MUZERO: dict[str, Any] = {
 TOGETHER = probes.Together()
 by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
 discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
-rescaled = pytest.mark.parametrize("rescaling", [True, False])
 KINDS = ("mean", "categorical", "quantile")
 
 
