@@ -1,11 +1,15 @@
 """AlphaZero on connect four, against a solver's answers and against other players.
 
-    python benchmarks/connect_four.py [--steps 3000000] [--seed 0] [--run-dir DIR]
+    python benchmarks/connect_four.py [--steps 3000000] [--seed 0] [--run-dir DIR] [--decay]
 
 Trains with `--preset board`, and then says of each of the run's snapshots in how many of 600 solved positions
 (`connect_four_positions.py`) the move keeps the value, by the network alone and by PUCT with 50 simulations; and of the
 last one how many games it wins, from both seats. A random move keeps the value in about a third of the positions.
 Writes `benchmarks/results/connect_four.json` and `.png`. A run directory that is there is examined, not trained again.
+
+Beside each snapshot are the seconds until it and the CPU seconds, of all threads together. What 1,800 of the latter
+reach is said apart: a program of one process needs at least as many as it takes on a quiet machine, so half an hour of
+two cores reaches that too, and what else the machine did does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +44,8 @@ WON = {"random": 0.95, "tactical": 0.70}
 """What must be reached."""
 
 GAMES = 400
+HALF_AN_HOUR = 1800.0
+"""CPU seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Settings:
 
     steps: int
     seed: int
+    decay: bool
 
 
 def positions() -> tuple[np.ndarray, np.ndarray]:
@@ -74,14 +82,30 @@ def kept(environment: podracer.types.Environment, player: matches.Player) -> flo
 def examine(result: podracer.Result) -> dict[str, list[float]]:
     """Shares of moves that keep the value at each snapshot, by player, beside the steps."""
     environment = result.environment
-    found: dict[str, list[float]] = {"steps": []}
+    found: dict[str, list[float]] = {"steps": [], "train_seconds": [], "cpu_seconds": []}
     for step in result.snapshots():
         found["steps"].append(step)
+        for name, seconds in spent(result.history, step).items():
+            found[name].append(seconds)
         for name, simulations in PLAYERS.items():
             player = result.player(simulations=simulations, search="puct" if simulations else None, step=step)
             found.setdefault(name, []).append(kept(environment, player))  # type: ignore[arg-type]
         print(f"{step:>12,} steps", *(f"{name} {found[name][-1]:.1%}" for name in PLAYERS), sep="   ", flush=True)
     return found
+
+
+def spent(history: list[dict[str, Any]], step: int) -> dict[str, float]:
+    """Seconds, and CPU seconds of all threads, until a number of steps."""
+    names = ("train_seconds", "cpu_seconds")
+    rows = [row for row in history if f"time/{names[-1]}" in row]
+    steps = [row["env_steps"] for row in rows]
+    return {name: float(np.interp(step, steps, [row[f"time/{name}"] for row in rows])) for name in names}
+
+
+def within(found: dict[str, list[float]], seconds: float) -> dict[str, float] | None:
+    """The newest snapshot that took no more CPU seconds than these; None where the first one took more."""
+    last = sum(x <= seconds for x in found["cpu_seconds"]) - 1
+    return {name: values[last] for name, values in found.items()} if last >= 0 else None
 
 
 def draw(found: dict[str, list[float]], path: pathlib.Path) -> None:
@@ -107,6 +131,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run-dir", type=pathlib.Path)
+    parser.add_argument("--decay", action="store_true", help="of the learning rate, to 0 over the run")
     arguments = parser.parse_args()
     if arguments.run_dir and arguments.run_dir.exists():
         result = podracer.load(arguments.run_dir)
@@ -115,6 +140,7 @@ def main() -> int:
             "alphazero",
             "connect_four",
             preset="board",
+            config={"learning_rate_decay": arguments.decay},
             total_steps=arguments.steps,
             seed=arguments.seed,
             run_dir=arguments.run_dir or pathlib.Path(tempfile.mkdtemp()) / "run",
@@ -134,13 +160,19 @@ def main() -> int:
     holds &= all(
         won[name][seat][0] / (GAMES // 2) >= share for name, share in WON.items() for seat in ("first", "second")
     )
-    print(f"{result.summary['train_seconds']:.0f} s of training; the bounds {'hold' if holds else 'do not hold'}")
+    seconds = {name: result.summary[name] for name in ("train_seconds", "cpu_seconds")}
+    print(", ".join(f"{value:.0f} {name}" for name, value in seconds.items()), end="; ")
+    print(f"the bounds {'hold' if holds else 'do not hold'}")
+    half_an_hour = within(found, HALF_AN_HOUR)
+    if half_an_hour:
+        print(f"in {HALF_AN_HOUR:.0f} CPU seconds:", *(f"{name} {half_an_hour[name]:.1%}" for name in PLAYERS))
     RESULTS.mkdir(exist_ok=True)
     draw(found, RESULTS / "connect_four.png")
     command = "python benchmarks/connect_four.py"
-    seconds = {name: result.summary[name] for name in ("train_seconds", "cpu_seconds")}
-    results = {**seconds, "kept": found, "won": won, "holds": holds}
-    measure.write(RESULTS / "connect_four.json", command, Settings(arguments.steps, arguments.seed), results)
+    decay = bool(result.agent.config.learning_rate_decay)
+    settings = Settings(arguments.steps, arguments.seed, decay)
+    results = {**seconds, "kept": found, "half_an_hour": half_an_hour, "won": won, "holds": holds}
+    measure.write(RESULTS / "connect_four.json", command + " --decay" * decay, settings, results)
     return 0 if holds else 1
 
 

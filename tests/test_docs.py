@@ -1,6 +1,7 @@
 """The guides: what they link to is there, and what they show runs, or is parsed, as it stands."""
 
 import importlib.util
+import json
 import pathlib
 import re
 import sys
@@ -141,3 +142,50 @@ def test_pages_have_the_results_that_are_committed(monkeypatch):
         assert readme.filled(page) == text
         assert set(re.findall(r"<!-- table: ([\w-]+) -->", text)) == set(tables)
     assert {line.split("`")[1] for line in learn.table()[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}
+
+
+def test_figures_of_searches_and_games_are_those_that_are_committed():
+    """README's sentences and the table of ADR 20, which no script writes."""
+    results = {
+        name: json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        for name in ("search", "tic_tac_toe", "connect_four")
+    }
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    said = []
+
+    runs = results["tic_tac_toe"]["results"]["runs"]
+    *trained, control = runs
+    assert all(p == {"value_kept": 1.0, "lost_games": 0} for run in trained for p in run["players"].values())
+    seconds = [run["seconds"] for run in trained]
+    said.append(f"{min(seconds):.0f} to {max(seconds):.0f} s, three seeds, [benchmarks/tic_tac_toe.py]")
+    said.append(
+        f"Without random openings the network knows {control['players']['network']['value_kept']:.0%} (control)"
+    )
+
+    game = results["connect_four"]["results"]
+    network, searched = game["kept"]["network"][-1], game["kept"]["50 simulations"][-1]
+    said.append(f"the network's move keeps it in {network:.0%} and that of PUCT with 50 simulations in {searched:.0%}")
+    said.append(f"{game['train_seconds'] / 60:.0f} minutes, one seed, [benchmarks/connect_four.py]")
+    won, of = ({x: sum(game["won"][x][seat][0] for seat in ("first", "second")) for x in game["won"]}, 400)
+    assert won["random"] == of
+    said.append(f"won all of {of} games against random moves and {won['tactical'] / of:.0%} of {of} against a player")
+    for name in ("tic_tac_toe", "connect_four"):
+        said.append(f"[benchmarks/{name}.py](benchmarks/{name}.py), commit {results[name]['commit']}")
+
+    ratios = [row["ratios"] for row in results["search"]["results"]]
+    for pair, words in (
+        ("puct / muzero_policy", "PUCT is {} to {} times as fast as mctx's `muzero_policy`"),
+        ("gumbel / gumbel_muzero_policy", "Gumbel {} to {} times as `gumbel_muzero_policy`"),
+    ):
+        medians = [row[pair][1] for row in ratios]
+        said.append(words.format(f"{min(medians):.1f}", f"{max(medians):.0f}"))
+    assert [words for words in said if words not in readme] == []
+
+    decision = (DOCS / "adr" / "0020-own-tree-search.md").read_text()
+    assert results["search"]["commit"] in decision
+    for row in results["search"]["results"]:
+        cells = [
+            "{1:.1f} ({0:.1f} to {2:.1f})".format(*row["ratios"][pair])
+            for pair in ("puct / muzero_policy", "puct / mctx without draws", "gumbel / gumbel_muzero_policy")
+        ]
+        assert " | ".join([f"| {row['N']}, {row['A']}", *cells]) + " |" in decision

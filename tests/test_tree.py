@@ -57,7 +57,8 @@ def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
     for size in (1, 8):
         split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(size, -1))
         alike(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
-    for levels in (2, 8):
+    assert tree.block() == 2, "what was expected"
+    for levels in (1, 4, 8):
         monkeypatch.setattr(tree, "block", lambda levels=levels: levels)
         run.clear_cache()
         same(find(state=BATCH), expected)

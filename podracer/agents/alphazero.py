@@ -56,6 +56,7 @@ class AlphaZeroConfig(search.Settings):
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
+      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth, in steps).
       adam_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       l2_cost: weight of the parameters' squared norm in the loss (paper: 1e-4).
@@ -78,6 +79,7 @@ class AlphaZeroConfig(search.Settings):
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(4_000, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
+    learning_rate_decay: bool = False
     adam_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     l2_cost: float = configs.field(0.0, low=0.0)
@@ -215,7 +217,7 @@ def make(
             grads,
             learner.opt_state,
             learner.params,
-            learning_rate=learner.hyper["learning_rate"],
+            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
             max_grad_norm=learner.hyper["max_grad_norm"],
             l2_cost=config.l2_cost,
         )

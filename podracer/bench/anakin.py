@@ -202,13 +202,13 @@ def _environment_only(agent: Agent, environment: Environment, layout: topology.T
             return jnp.floor(jax.random.uniform(key, (B,)) * space.num_values).astype(jnp.int32), {}, memory
         return jax.vmap(space.sample)(jax.random.split(key, B)), {}, memory  # type: ignore[union-attr]
 
-    idle = agent._replace(act=act, learn=_learn_nothing, start=lambda lanes, num_lanes: ())
+    idle = agent._replace(act=act, learn=learn_nothing, start=lambda lanes, num_lanes: ())
     return trainer(idle, environment, layout, T)
 
 
 def _acting_only(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Measured:
     """Rollouts into a trajectory as training does them, without learning."""
-    return trainer(agent._replace(learn=_learn_nothing), environment, layout, T)
+    return trainer(agent._replace(learn=learn_nothing), environment, layout, T)
 
 
 def trainer(agent: Agent, environment: Environment, layout: topology.Topology, T: int) -> Training:
@@ -220,7 +220,8 @@ def trainer(agent: Agent, environment: Environment, layout: topology.Topology, T
     return Training(compiled, state, anakin.limits, T * layout.num_envs)
 
 
-def _learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
+def learn_nothing(learner: Any, trajectory: Any, progress: jax.Array, key: jax.Array) -> Any:
+    """`Agent.learn` that only waits for its trajectory."""
     # Every part of the trajectory is read, or the compiler would not make it.
     total = sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(trajectory._replace(actor_state=())))
     return learner, {"sum": collectives.global_sum(total)}

@@ -19,8 +19,12 @@ import numpy as np
 import tyro
 from jax import lax
 
+import envs_jax
 from podracer import config as configs
+from podracer import topology
+from podracer.bench import anakin
 from podracer.bench.measure import describe_machine, in_turns, table, write
+from podracer.run.experiment import make_agent
 from podracer.search import Model, Root, SearchConfig, Step, search
 from podracer.version import __version__
 
@@ -34,10 +38,14 @@ class SearchArguments:
 
     Attributes:
       lanes: roots.
-      actions: of the policy.
-      simulations: of a search.
-      network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" EfficientZero's convolutions of 6x6x64.
+      actions: of the policy; connect_four has 7 whatever is asked.
+      simulations: of a search. Of several, the time of a simulation among the most beside that among the fewest is
+        printed too.
+      network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" EfficientZero's convolutions of 6x6x64,
+        "connect_four" the rules of the game with a layer on its board.
       max_depth: the depth cap of all searches.
+      embedding_dtype: what our trees store embeddings as; None: their own.
+      anakin: measure PUCT inside of Anakin's program as well, as an agent that acts by it.
       repeats: measurements of each thing, taken in turns.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -46,8 +54,10 @@ class SearchArguments:
     lanes: tuple[int, ...] = configs.field((32,), low=1)
     actions: tuple[int, ...] = configs.field((6,), low=1)
     simulations: tuple[int, ...] = configs.field((50,), low=1)
-    network: Literal["toy", "mlp", "planes"] = "toy"
+    network: Literal["toy", "mlp", "planes", "connect_four"] = "toy"
     max_depth: int | None = configs.field(None, low=1)
+    embedding_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    anakin: bool = False
     repeats: int = configs.field(11, low=1)
     seconds: float = configs.field(0.2, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
@@ -61,7 +71,8 @@ def main(arguments: SearchArguments) -> int:
     if not importlib.util.find_spec("mctx"):
         print("no yardstick: mctx, of the extra [search], is not installed.", file=sys.stderr)
     results = []
-    for N, A, S in itertools.product(arguments.lanes, arguments.actions, arguments.simulations):
+    actions = (7,) if arguments.network == "connect_four" else arguments.actions
+    for N, A, S in itertools.product(arguments.lanes, actions, arguments.simulations):
         print(f"measuring {N} roots, {A} actions, {S} simulations ...", file=sys.stderr, flush=True)
         results.append(measure(N, A, S, arguments))
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}; network {arguments.network}")
@@ -76,10 +87,25 @@ def main(arguments: SearchArguments) -> int:
     for r in results:
         for name, (low, median, high) in r["ratios"].items():
             print(f"{r['N']}, {r['A']}, {r['S']}: {name} {median:.2f} ({low:.2f} to {high:.2f})")
+    for line in growth(results):
+        print(line)
     print("Medians of measurements in turns; ratios of neighbours, with their quartiles.")
     if arguments.json:
         write(arguments.json, "podracer bench search", arguments, results)
     return 0
+
+
+def growth(results: list[dict[str, Any]]) -> list[str]:
+    """How much longer a simulation takes among many than among few, by cell and algorithm."""
+    lines = []
+    for N, A in dict.fromkeys((r["N"], r["A"]) for r in results):
+        cells = {r["S"]: r["programs"] for r in results if (r["N"], r["A"]) == (N, A)}
+        few, many = min(cells), max(cells)
+        if few < many:
+            for name in ("puct", "gumbel"):
+                ratio = cells[few][name]["rate"] / cells[many][name]["rate"]
+                lines.append(f"{N}, {A}: {name}, time of a simulation at {many} / at {few}: {ratio:.2f}")
+    return lines
 
 
 def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any]:
@@ -87,10 +113,12 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
     step, variables, root = _model(N, A, arguments.network)
     model = Model(lambda variables, observation: root, step)
     programs: dict[str, Callable[..., Any]] = {"network alone": functools.partial(_alone, step, S)}
-    trees = {}
+    searches, trees = {}, {}
     for algorithm in ("puct", "gumbel"):
-        config = SearchConfig(algorithm, simulations=S, max_depth=arguments.max_depth)
-        run = functools.partial(search, model, config=config)
+        config = SearchConfig(
+            algorithm, simulations=S, max_depth=arguments.max_depth, embedding_dtype=arguments.embedding_dtype
+        )
+        run = searches[algorithm] = functools.partial(search, model, config=config)
         programs[algorithm] = lambda variables, root, key, run=run: run(variables, root, key)[:-1]
         trees[algorithm] = jax.jit(functools.partial(run, keep_tree=True))
     if importlib.util.find_spec("mctx"):
@@ -103,6 +131,10 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
         seconds, memory = time.perf_counter() - start, compiled.memory_analysis()
         found[name] = {"compile": seconds, "temporary": memory.temp_size_in_bytes if memory else 0}
         measured[name] = functools.partial(_repeat, compiled, variables, root, key, N * S)
+    if arguments.anakin:
+        inside = _in_anakin(searches["puct"], variables, root)
+        measured["puct in Anakin"] = lambda n: S * inside(n)
+        found["puct in Anakin"] = {"compile": inside.compiled.seconds, "temporary": 0}
     for name, tree in trees.items():
         found[name] |= _depths(np.asarray(tree(variables, root, key).tree.child))
     rates = in_turns(measured, arguments.repeats, arguments.seconds)
@@ -111,6 +143,7 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
         found[name] |= {"rate": rate, "ms": N * S / rate * 1e3, "rates": values}
 
     pairs = [(algorithm, other) for algorithm in ("puct", "gumbel") for other in ("network alone",)]
+    pairs += [("puct in Anakin", "puct")] if arguments.anakin else []
     pairs += [("puct", "muzero_policy"), ("puct", "mctx without draws"), ("gumbel", "gumbel_muzero_policy")]
     ratios = {
         f"{ours} / {other}": np.percentile(np.divide(rates[ours], rates[other]), (25, 50, 75)).tolist()
@@ -139,6 +172,8 @@ def _depths(child: np.ndarray) -> dict[str, Any]:
 
 def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root]:
     """A random network: what it does is not the point, how long it takes is."""
+    if network == "connect_four":
+        return _game(N)
     keys = iter(jax.random.split(jax.random.key(0), 8))
     draw = lambda *shape: jax.random.normal(next(keys), shape) / np.prod(shape[:-1]) ** 0.5  # noqa: E731
     if network == "planes":
@@ -160,6 +195,42 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
 
     first = step(variables, draw(N, *shape), jnp.zeros(N, jnp.int32))
     return step, variables, Root(first.logits, first.value, first.embedding)
+
+
+def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
+    """The rules of connect four, and a layer on the board that says policies and values."""
+    game = envs_jax.make("connect_four")
+    start = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *jnp.shape(x))), game.start())
+    variables = 0.1 * jax.random.normal(jax.random.key(0), (start.board[0].size, 8))
+
+    def evaluate(variables: Any, state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        out = jnp.tanh(state.board.reshape(len(state.board), -1).astype(jnp.float32) @ variables)
+        legal = jax.vmap(game.observe)(state)["action_mask"] > 0
+        return jnp.where(legal, out[:, 1:], -1e9), out[:, 0], legal
+
+    def step(variables: Any, state: Any, action: jax.Array) -> Step:
+        state, after = jax.vmap(game.step, (0, 0, None))(state, action, jax.random.key(0))
+        logits, value, legal = evaluate(variables, state)
+        return Step(after.reward, after.discount, logits, value, state, legal)
+
+    logits, value, legal = evaluate(variables, start)
+    return step, variables, Root(logits, value, start, legal)
+
+
+def _in_anakin(run: Callable[..., Any], variables: Any, root: Root) -> anakin.Training:
+    """Rollouts of an agent that acts by a search from the same roots, whatever its lanes show, and learns nothing."""
+    N, environment = len(root.value), envs_jax.make("catch")
+    number = environment.spec.action_space.num_values
+
+    def act(params: Any, memory: Any, timestep: Any, key: jax.Array, evaluation: bool) -> Any:
+        # The reward, which is finite, ties the search to the step that it is made in.
+        found = run(variables, root._replace(value=root.value + 1e-6 * timestep.reward), key)
+        return found.action % number, {"policy": found.policy, "value": found.value}, memory
+
+    agent = make_agent("ppo", environment, anakin.PRESETS["ppo"])
+    agent = agent._replace(act=act, learn=anakin.learn_nothing, start=lambda lanes, num_lanes: ())
+    layout = topology.make(num_envs=N, envs_per_device=N, devices=jax.local_devices()[:1])
+    return anakin.trainer(agent, environment, layout, 16)
 
 
 def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: jax.Array) -> Any:

@@ -98,9 +98,14 @@ def test_values_are_the_movers_own(n: int, value_mix: float) -> None:
 
 
 def test_the_loss_is_the_formulas() -> None:
-    agent = made(symmetries=False, value_cost=0.7)
+    agent = made(symmetries=False, value_cost=0.7, learning_rate_decay=True)
     batch, learner = windows(3), learner_of(agent)
-    _, metrics, _ = harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0))
+    learn = harness.alone(agent.learn)
+    (begun, metrics, _), (done, _, _) = (
+        learn(learner, batch, jnp.float32(progress), jax.random.key(0)) for progress in (0, 1)
+    )
+    jax.tree.map(np.testing.assert_array_equal, done.params, learner.params)
+    assert all(np.any(x != y) for x, y in zip(jax.tree.leaves(begun.params), jax.tree.leaves(learner.params)))
     network = nets.make_board(GAME.spec, hidden_sizes=(16,))
     observation, weight = batch.trajectory.timesteps.observation, np.asarray(batch.weight)
     B = len(weight)

@@ -199,23 +199,28 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     np.testing.assert_allclose(extras["value"][: K + n + 1, some].ravel(), value, rtol=1e-4, atol=1e-5)
 
 
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4), None)
+
+
 @pytest.mark.slow
-def test_one_batch_is_learnt_by_heart() -> None:
+@pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=lambda spec: spec.name)
+def test_one_batch_is_learnt_by_heart(spec: EnvSpec) -> None:
     """A learner that sees nothing else says its rewards, values and policies."""
-    agent = made(unroll_length=2, hidden_sizes=(64,), state_size=32, head_size=32, learning_rate=5e-3)
-    small = taken(batch_of(agent), np.arange(8))._replace(weight=jnp.ones(8))
-    update = jax.jit(
-        lambda learner: jax.lax.fori_loop(
-            0, 400, lambda _, x: harness.alone(agent.learn)(x, small, jnp.float32(0), jax.random.key(0))[0], learner
-        )
-    )
-    begin = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
-    _, before, _ = learn(agent, small, begin)
-    _, after, _ = learn(agent, small, update(begin))
-    floor = float(after["policy/target_entropy"])
-    assert float(after["loss/reward"]) < 0.5 * float(before["loss/reward"])
-    assert float(after["value/error"]) < 0.1 * float(before["value/error"])
-    assert float(after["loss/policy"]) < 2.2 * floor
+    sizes: Any = {"hidden_sizes": (64,), "state_size": 32, "channels": 8, "head_size": 32, "num_bins": 11}
+    torso = "convolutions" if spec is IMAGES else "mlp"
+    config = MuZeroConfig(unroll_length=2, n_step=3, learning_rate=5e-3, torso=torso, **sizes)
+    agent = agents.muzero.make(spec, config)
+    batch = harness.batch_of(agent, A, shape=(16, 16, 1) if spec is IMAGES else (3,))
+    small = taken(batch, np.arange(8))._replace(weight=jnp.ones(8))
+    update = jax.jit(lambda learner: harness.alone(agent.learn)(learner, small, jnp.float32(0), jax.random.key(0)))
+    learner, seen = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)), []
+    for _ in range(401):
+        learner, metrics, _ = update(learner)
+        seen.append(metrics)
+    before, after = ({name: float(x) for name, x in seen[i].items()} for i in (0, -1))
+    assert after["loss/reward"] < 0.5 * before["loss/reward"]
+    assert after["value/error"] < 0.1 * before["value/error"]
+    assert after["loss/policy"] < 2.2 * after["policy/target_entropy"]
 
 
 def test_bad_settings_are_one_sentence() -> None:

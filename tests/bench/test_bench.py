@@ -83,15 +83,26 @@ def test_remote_environments_are_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_search_is_measured(tmp_path):
-    small = {"lanes": (2,), "actions": (3,), "simulations": (4,), "network": "planes", "repeats": 2, "seconds": 0.01}
+@pytest.mark.parametrize("network", ["planes", "connect_four"])
+def test_search_is_measured(network, tmp_path):
+    small = {"lanes": (2,), "actions": (3,), "simulations": (4,), "repeats": 2, "seconds": 0.01}
+    arguments = search.SearchArguments(
+        **small, network=network, anakin=network == "connect_four", json=tmp_path / "search.json"
+    )
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # mctx's
-        assert search.main(search.SearchArguments(**small, json=tmp_path / "search.json")) == 0
+        assert search.main(arguments) == 0
     (result,) = json.loads((tmp_path / "search.json").read_text())["results"]
     programs = {"network alone", "puct", "gumbel", "muzero_policy", "mctx without draws", "gumbel_muzero_policy"}
-    assert set(result["programs"]) == programs
-    assert len(result["ratios"]) == 5
+    assert set(result["programs"]) == programs | ({"puct in Anakin"} if arguments.anakin else set())
+    assert len(result["ratios"]) == 5 + arguments.anakin
+    assert result["A"] == (7 if arguments.anakin else 3)
     assert 1 <= result["programs"]["puct"]["depth"] <= result["programs"]["puct"]["deepest"] <= 4
+
+
+def test_time_of_a_simulation_among_many_and_few():
+    cell = lambda N, S, rate: {"N": N, "A": 6, "S": S, "programs": {x: {"rate": rate} for x in ("puct", "gumbel")}}  # noqa: E731
+    lines = search.growth([cell(32, 50, 300.0), cell(32, 200, 200.0), cell(8, 50, 100.0)])
+    assert lines == [f"32, 6: {x}, time of a simulation at 200 / at 50: 1.50" for x in ("puct", "gumbel")]
 
 
 def test_depths_of_trees():
