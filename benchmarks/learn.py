@@ -1,7 +1,7 @@
 """Learning curves: every agent on every environment, three seeds each, against the return it must reach.
 
     make learn                             # all of them
-    python benchmarks/learn.py cartpole    # only rows whose name contains a word
+    python benchmarks/learn.py cartpole    # only rows whose name contains a word; of a row's whole name, that row alone
     python benchmarks/readme.py            # writes what there is into README's table
 
 Each row is the command line that a user would type, run once a seed, and then evaluated on 1,000 fresh episodes.
@@ -208,8 +208,10 @@ def table() -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Runs the rows that contain one of the words, or all."""
-    chosen = [row for row in ROWS if not words or any(word in row.name for word in words)]
+    """Runs the rows that have one of the words as their name, or in it, or all."""
+    names = {row.name for row in ROWS}
+    fits = lambda name: any(word == name if word in names else word in name for word in words)  # noqa: E731
+    chosen = [row for row in ROWS if not words or fits(row.name)]
     missed = [row.name for row in chosen if not run(row)]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} claims hold")
     if missed:

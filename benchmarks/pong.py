@@ -1,0 +1,149 @@
+"""Does a value-based agent play Pong, learning on two cores?
+
+    python benchmarks/pong.py pqn --run-dir DIR [--steps 10000000]
+    python benchmarks/pong.py dqn --run-dir DIR [--steps 2000000] [--replay 200000]
+    python benchmarks/pong.py pqn --run-dir DIR --report
+
+`pqn` has its paper's settings with a shallow network, 16 lanes and minibatches of 128 rows; `dqn` is the `fast_dqn`
+preset with a shallow network, double Q-learning, three-step returns and a replay, a period and an exploration for two
+million steps. Both play whole games, unclipped, of 30 no-ops at most.
+
+Stopped by a signal, and started again in the same directory, it goes on where it was. At the end (with `--report`, at
+any time) the newest checkpoint and the best one play fresh games, and `benchmarks/results/atari/pong-pqn.json` and
+`pong-pqn.png` (or `-dqn`) are written. The exit code says whether the best checkpoint reaches 18, and a shell's how
+a signal ended it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import podracer
+from podracer.bench import measure
+from podracer.run import plots, rundir
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "atari"
+BOUND = 18.0
+GAMES = 30
+EVALUATIONS = 20
+"""Over a run of full length; a checkpoint goes with each."""
+
+STEPS = {"pqn": 10_000_000, "dqn": 2_000_000}
+SETTINGS = {
+    "pqn": "--preset atari --agent.torso shallow --num-envs 16 --agent.num-minibatches 4",
+    "dqn": "--preset fast_dqn --agent.torso shallow --agent.optimizer adam --agent.double --agent.n-step 3 "
+    "--agent.replay-min-size 10000 --agent.target-period 2000 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains, or goes on, and reports."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("agent", choices=SETTINGS)
+    parser.add_argument("--run-dir", type=pathlib.Path, required=True)
+    parser.add_argument("--steps", type=int, help="10M of PQN, 2M of DQN if left out")
+    parser.add_argument("--replay", type=int, default=200_000, help="rows that DQN keeps, 7 KB each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", action="store_true", help="of what there is, without training on")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS, help="folder of the JSON and the picture")
+    arguments = parser.parse_args(argv)
+    command = training(arguments)
+    if not arguments.report:
+        note = arguments.run_dir / "started.json"
+        if not note.exists():  # the checkout may change while it trains
+            arguments.run_dir.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps({"commit": measure.commit(), "machine": measure.describe_machine()}))
+        code = follow([sys.executable, "-m", "podracer", *command])
+        if code:
+            print(f"not complete (exit code {code}); the same command goes on with it.", file=sys.stderr)
+            return code
+    return report(arguments, command)
+
+
+def training(arguments: argparse.Namespace) -> list[str]:
+    """What `podracer` is called with."""
+    steps = arguments.steps or STEPS[arguments.agent]
+    every = max(1, STEPS[arguments.agent] // EVALUATIONS)
+    replay = ["--agent.replay-capacity", str(arguments.replay)] if arguments.agent == "dqn" else []
+    return [
+        *("train", arguments.agent, "envpool:Pong-v5", *SETTINGS[arguments.agent].split(), *replay),
+        *("--total-steps", str(steps), "--seed", str(arguments.seed)),
+        *("--eval-every", str(every), "--eval-episodes", str(GAMES), "--checkpoint-every", str(every)),
+        *("--env-timeout", "100000", "--run-dir", str(arguments.run_dir), "--resume"),
+    ]
+
+
+def follow(command: Sequence[str]) -> int:
+    """Runs a command, which gets this process' signals; returns its exit code."""
+    process = subprocess.Popen(command, start_new_session=True)  # Ctrl-C comes once, from here
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def report(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+    """Plays games with the newest checkpoint and the best one; writes JSON and a picture."""
+    newest = podracer.load(arguments.run_dir)
+    checkpoints = {"best": podracer.load(arguments.run_dir, step="best"), "newest": newest}
+    rows = [row for row in newest.history if "time/cpu_seconds" in row]
+    evaluations = [row for row in newest.history if "eval/return_mean" in row]
+    steps, train_seconds, cpu_seconds = (
+        rows[-1][name] for name in ("env_steps", "time/train_seconds", "time/cpu_seconds")
+    )
+    results: dict[str, Any] = {
+        "command": f"python benchmarks/pong.py {arguments.agent} --run-dir RUN: podracer "
+        + " ".join(command).replace(str(arguments.run_dir), "RUN"),
+        **json.loads((arguments.run_dir / "started.json").read_text()),
+        "podracer": podracer.__version__,
+        "versions": measure.versions() | {"envpool": importlib.metadata.version("envpool")},
+        "settings": rundir.read(arguments.run_dir),
+        "env_steps": steps,
+        "total_steps": arguments.steps or STEPS[arguments.agent],
+        "train_seconds": train_seconds,
+        "cpu_seconds": cpu_seconds,
+        "rows_per_second": steps / train_seconds,
+        "rows_per_cpu_second": steps / cpu_seconds,
+        "evaluations": [
+            {"env_steps": row["env_steps"]} | {name: row[name] for name in row if name.startswith("eval/")}
+            for row in evaluations
+        ],
+        "protocol": f"{GAMES} fresh games each, whole, of up to 30 no-ops, unclipped returns, "
+        f"a share of {newest.agent.config.evaluation_epsilon:g} of actions random",
+        "bound": BOUND,
+    }
+    for name, result in checkpoints.items():
+        played = result.evaluate(GAMES, seed=arguments.seed + 1)
+        results[f"{name}_checkpoint"] = {
+            "env_steps": max(row["env_steps"] for row in result.history),
+            "mean": played.mean,
+            "std": played.std,
+            "interval": played.interval,
+            "episodes": played.episodes,
+            "unfinished": played.unfinished,
+        }
+        print(f"{name}: {played}", flush=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"pong-{arguments.agent}.json"
+    path.write_text(json.dumps(results, indent=2, default=str) + "\n")
+    title = f"{arguments.agent} on Pong, shallow network, seed {arguments.seed}"
+    plots.learning_curve(newest.curves(), path.with_suffix(".png"), title=title)
+    print(f"wrote {path}")
+    return 0 if results["best_checkpoint"]["mean"] >= BOUND else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
