@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
+from podracer.run.processes import ALONE, Processes
 from podracer.topology import memory_limit
 from podracer.types import EpisodeStats, LearnerState
 
@@ -187,6 +188,7 @@ class Driver(Protocol):
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         """Trains until every member has `total_steps`, or `should_stop()`.
 
@@ -197,6 +199,7 @@ class Driver(Protocol):
           on_progress: called every now and then.
           on_milestone: called with a state that is safe to read until it returns, and the steps done.
           should_stop: polled.
+          processes: that share the run; told when this one waits for the others.
 
         Returns:
           The final state, and whether it is final (False if it was stopped).

@@ -14,6 +14,7 @@ from podracer import spaces, topology
 from podracer.anakin import program, runner
 from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import final_groups, require_room
+from podracer.run.processes import ALONE, Processes
 from podracer.topology import Topology
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
@@ -89,6 +90,7 @@ class Anakin:
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         assert self._compiled is not None, "compile first"
         updates = -(-total_steps // self._rows_per_update)
@@ -104,6 +106,7 @@ class Anakin:
             on_progress=on_progress,
             on_milestone=on_milestone,
             should_stop=should_stop,
+            processes=processes,
         )
 
     def _culprit(self, episodes: EpisodeStats, state: RunState) -> str:

@@ -18,6 +18,7 @@ from podracer import topology
 from podracer.anakin.program import Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
 from podracer.learning.learner import means, owing
+from podracer.run.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
 SECONDS_PER_CALL = 0.5
@@ -63,6 +64,7 @@ def run(
     should_stop: Callable[[], bool],
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
     final_groups: int = 0,
+    processes: Processes = ALONE,
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `should_stop()`.
 
@@ -81,6 +83,7 @@ def run(
       should_stop: polled between calls.
       culprit: says what of the environment is not finite, where a metric is not.
       final_groups: groups of updates behind the last step; those of a run that is resumed are in its state.
+      processes: that share the run; told when this one waits for the others.
 
     Returns:
       The final state, and whether it is final (False if it was stopped).
@@ -88,7 +91,7 @@ def run(
     Raises:
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
-    reader = _Reader(state, on_progress, culprit)
+    reader = _Reader(state, on_progress, culprit, processes)
     per_call, pending = 1, None
 
     def finish(state: RunState) -> RunState:
@@ -132,10 +135,17 @@ def run(
 class _Reader:
     """Reads reports, keeps the time and decides how many updates the next call should do."""
 
-    def __init__(self, state: RunState, on_progress: Callable[[Progress], None], culprit: Callable[..., str]):
-        self._on_progress, self._culprit = on_progress, culprit
-        env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
-        self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
+    def __init__(
+        self,
+        state: RunState,
+        on_progress: Callable[[Progress], None],
+        culprit: Callable[..., str],
+        processes: Processes,
+    ):
+        self._on_progress, self._culprit, self._processes = on_progress, culprit, processes
+        with processes.together():
+            env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
+            self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
         self._clock = time.perf_counter()
         self.stopped = False
 
@@ -148,7 +158,8 @@ class _Reader:
 
     def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> int:
         """Waits for a report; returns how many updates the next call should do."""
-        report = jax.device_get(report)
+        with self._processes.together():
+            report = jax.device_get(report)
         self.stopped |= not report.max_updates[0]
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from podracer.run.processes import LOST
 
@@ -32,7 +32,7 @@ GRACE = 3.0
 LONGEST = 8192
 """Bytes of a line; who sends more is no process of ours."""
 
-WORKING = "training"
+WORKING, WAITING = "training", "waiting for the others"
 """What a process does that stays behind others only where it is stuck; other work takes as long as it takes."""
 
 
@@ -44,7 +44,8 @@ class Lifeline:
       names: of all processes, as messages have them.
       address: what process 0 said in `offer`.
       silence: seconds without a sign of life after which a process is given up.
-      stall: seconds that a process may be a round behind the others.
+      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 says whom it
+        waits for.
       server: of process 0, what `offer` returned beside the address.
 
     Attributes:
@@ -68,6 +69,8 @@ class Lifeline:
         self._index, self._names, self._token = index, names, address["token"]
         self._silence, self._stall = silence, stall
         self._status = _Status()
+        self._behind: dict[tuple[int, int], float] = {}
+        self._named = 0
         self._left, self._news, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._leaving, self._deadline = False, math.inf
         self._selector = selectors.DefaultSelector()
@@ -96,9 +99,12 @@ class Lifeline:
         self._thread.start()
         return self
 
-    def doing(self, what: str, round: int | None = None) -> None:
-        """Notes what this process does now, and how many rounds of training it has seen."""
-        self._status.note(what, self._status.round if round is None else round)
+    def doing(self, what: str, round: int) -> None:
+        """Notes what this process does now, and the newest round of training that it is in or was in.
+
+        A round begins where a process waits for all others, so that who is stuck before it is behind those who wait.
+        """
+        self._status = self._status.then(what, round)
 
     def stop(self) -> None:
         """Asks all other processes to stop, so that none waits for its environments before it votes to."""
@@ -167,9 +173,10 @@ class Lifeline:
                 os._exit(LOST)  # the main thread waits for what will not come
 
     def _beat(self, now: float) -> None:
+        own = self._status
         with self._lock:
             for member in self._others():
-                member.send({"doing": self._status.doing, "round": self._status.round})
+                member.send({"doing": own.doing, "round": own.round})
         if self.ended:
             return
         if self._zero is not None:
@@ -182,12 +189,23 @@ class Lifeline:
             if now - when > self._silence:
                 return self._lose(index, f"has been silent for {self._silence:.0f} s")
         members = {i: member for i, member in self._members.items() if not member.left}
-        ahead = max([self._status.round, *(member.status.round for member in members.values())])
-        # Who has missed a beat is on the way to be silent, which says more than stuck.
-        states = {i: member.status for i, member in members.items() if now - member.heard < 2 * BEAT}
-        for index, status in ({0: self._status} | states).items():
-            if status.doing == WORKING and status.round < ahead and now - status.since > self._stall:
-                return self._lose(index, f"has been stuck in round {status.round} for {self._stall:.0f} s")
+        states = {0: own} | {i: member.status for i, member in members.items()}
+        ahead = max(status.round for status in states.values())
+        late = {i: status for i, status in states.items() if status.round < ahead}
+        # Since when others have been ahead: a round may take all of them as long as it takes.
+        behind = {(i, status.round): now for i, status in late.items() if status.doing in (WORKING, WAITING)}
+        self._behind = {key: self._behind.get(key, since) for key, since in behind.items()}
+        for (index, round), since in self._behind.items():
+            # Who has missed a beat is on the way to be silent, which says more than stuck.
+            silent = index in members and now - members[index].heard >= 2 * BEAT
+            if now - since > self._stall and not silent:
+                return self._lose(
+                    index, f"has been stuck in round {round} for {self._stall:.0f} s ({states[index].doing})"
+                )
+        if own.doing == WAITING and own.round > self._named and now - own.since > max(self._stall / 6, 2 * BEAT):
+            self._named = own.round
+            for index, status in late.items():
+                os.write(2, f"podracer: waiting for {self._names[index]}: {status.doing}\n".encode())
 
     def _lose(self, index: int, how: str) -> None:
         """Process 0's verdict on one."""
@@ -273,18 +291,18 @@ class Lifeline:
                         other.send(line)
         member.left |= "left" in line
         if "doing" in line:
-            member.status.note(str(line["doing"]), int(line["round"]))
+            member.status = member.status.then(str(line["doing"]), int(line["round"]))
 
 
-class _Status:
+class _Status(NamedTuple):
     """What a process does, in which round of training, and since when it has been at that."""
 
-    def __init__(self):
-        self.doing, self.round, self.since = "starting", 0, time.monotonic()
+    doing: str = "starting"
+    round: int = 0
+    since: float = 0.0
 
-    def note(self, doing: str, round: int) -> None:
-        if (doing, round) != (self.doing, self.round):
-            self.doing, self.round, self.since = doing, round, time.monotonic()
+    def then(self, doing: str, round: int) -> _Status:
+        return self if (doing, round) == (self.doing, self.round) else _Status(doing, round, time.monotonic())
 
 
 class _Member:

@@ -6,6 +6,7 @@ The board is the key-value store of JAX's distributed runtime, which process 0 h
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -58,6 +59,7 @@ class Peers(Processes):
     def __init__(self, pod: Pod):
         self._pod, self._client = pod, _client()
         self._line: lifeline.Lifeline | None = None
+        self._rounds = 0
         self.index, self.count = jax.process_index(), jax.process_count()
         me = {"host": socket.gethostname(), "pid": os.getpid()}
         there = self.everyones(me)
@@ -94,9 +96,16 @@ class Peers(Processes):
         if broken:
             raise broken from error
 
-    def doing(self, what: str, round: int | None = None) -> None:
+    def doing(self, what: str) -> None:
         if self._line:
-            self._line.doing(what, round)
+            self._line.doing(what, self._rounds)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        self._rounds += 1
+        self.doing(lifeline.WAITING)
+        yield
+        self.doing(lifeline.WORKING)
 
     @property
     def stopping(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,8 +63,16 @@ class Processes:
         """What every process says here, by process; JSON can hold it."""
         return [value]
 
-    def doing(self, what: str, round: int | None = None) -> None:
-        """Notes what this process does now, and how many updates it has seen, for those that wait for it."""
+    def doing(self, what: str) -> None:
+        """Notes what this process does now, for those that wait for it."""
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """A round: what is done within waits for the other processes, which must all do it in the same order.
+
+        Whatever waits for a program of all processes while training belongs into one of its own, and nothing else: who
+        stays out of a round that another is in for too long is stuck.
+        """
+        return contextlib.nullcontext()
 
     @property
     def stopping(self) -> bool:

@@ -148,6 +148,7 @@ class Session:
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
                 should_stop=self._should_stop,
+                processes=self._processes,
             )
             result = self._finish(compile_seconds, complete)
             if self._watcher.error:
@@ -205,7 +206,6 @@ class Session:
         return max(1, self._experiment.run.total_steps // checkpoint.SNAPSHOTS_A_RUN)
 
     def _on_progress(self, now: Progress) -> None:
-        self._processes.doing("training", now.updates)
         self._train_seconds += now.seconds
         self._cpu_seconds += time.process_time() - self._cpu_clock
         self._cpu_clock = time.process_time()

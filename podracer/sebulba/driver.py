@@ -20,6 +20,7 @@ from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, final_groups, require_room
 from podracer.pod.settings import processes_of_host
+from podracer.run.processes import ALONE, Processes
 from podracer.sebulba import acting, learning, partial, runner
 from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
 from podracer.sebulba.ballots import Ballots
@@ -315,8 +316,9 @@ class Sebulba:
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
-        loop = self.learner(state, total_steps)
+        loop = self.learner(state, total_steps, processes)
         waiting = loop.pending and loop.env_steps < total_steps
         if not state.actors and waiting and not loop.drain(should_stop):  # what acts next is not there before
             return self._state(loop.learner, (), loop.env_steps, loop.experience), False
@@ -334,7 +336,7 @@ class Sebulba:
             )
             return self._snapshot(loop, crew), complete
 
-    def learner(self, state: RunState, total_steps: int = 2**50) -> runner.Learner:
+    def learner(self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE) -> runner.Learner:
         """The loop of a run, at a state."""
         learner = _without_member_axis(state.learner)
         return runner.Learner(
@@ -342,6 +344,7 @@ class Sebulba:
             publish=self.learning.publish,
             join=self.learning.join,
             ballots=self._ballots,
+            processes=processes,
             key=jax.random.fold_in(run_keys(self._seed)[1], 2**31 - 1),
             parts=self._parts,
             learner=learner,

@@ -12,6 +12,7 @@ import numpy as np
 
 from podracer.driver import Progress, TrainingDivergedError, episode_means
 from podracer.learning.learner import means
+from podracer.run.processes import Processes
 from podracer.sebulba.actor import STAGES, Rollout
 from podracer.sebulba.ballots import Ballots
 from podracer.types import EpisodeStats, Metrics
@@ -23,13 +24,14 @@ class Report:
     Args:
       updates: of the learner, where the run stands.
       ballots: of the run.
+      processes: that share it.
 
     Seconds count until a report that is timed: at a milestone with pending updates they do not yet, for what took them
     is not all done.
     """
 
-    def __init__(self, updates: int, ballots: Ballots):
-        self._updates, self._ballots = updates, ballots
+    def __init__(self, updates: int, ballots: Ballots, processes: Processes):
+        self._updates, self._ballots, self._processes = updates, ballots, processes
         self._no_episodes = EpisodeStats(*np.zeros(3, np.float32))  # type: ignore[arg-type]
         self._clear()
         self._restart_clock()
@@ -86,7 +88,8 @@ class Report:
         """
         if not self._metrics:
             return
-        fetched, episodes = jax.device_get((self._metrics, self._episodes))
+        with self._processes.together():
+            fetched, episodes = jax.device_get((self._metrics, self._episodes))
         every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
         sums = {name: values.sum(keepdims=True) for name, values in every.items()}
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
@@ -99,7 +102,8 @@ class Report:
         if episodes:
             self._no_episodes = jax.tree.map(np.zeros_like, episodes[0])
         totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), self._no_episodes, *episodes))
-        said = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
+        with self._processes.together():
+            said = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
         spent, totals = said[:, : -len(totals)], said[:, -len(totals) :].sum(axis=0, dtype=np.float64)
         metrics |= episode_means(jax.tree.unflatten(structure, totals[:, None]))
         self._clear()

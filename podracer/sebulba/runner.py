@@ -14,6 +14,7 @@ import numpy as np
 
 from podracer.driver import Progress
 from podracer.learning.learner import Experience, owing
+from podracer.run.processes import Processes
 from podracer.sebulba.actor import Resume, Rollout
 from podracer.sebulba.ballots import Ballots
 from podracer.sebulba.crew import Crew
@@ -41,6 +42,7 @@ class Learner:
         publish: Callable[[LearnerState, float], Any],
         join: Callable[[list[Trajectory]], Trajectory],
         ballots: Ballots,
+        processes: Processes,
         key: jax.Array,
         parts: int,
         learner: LearnerState,
@@ -52,7 +54,7 @@ class Learner:
         resumes: list[Resume],
     ):
         self._programs, self._publish, self._join, self._key = programs, publish, join, key
-        self.ballots = ballots
+        self.ballots, self._processes = ballots, processes
         self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
         self.learner, self.experience, self.rollouts = learner, experience, rollouts
         self.env_steps, self.resumes, self._final_groups = env_steps, resumes, final_groups
@@ -78,7 +80,7 @@ class Learner:
         should_stop: Callable[[], bool],
     ) -> bool:
         """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
-        report = Report(int(self.learner.num_updates), self.ballots)
+        report = Report(int(self.learner.num_updates), self.ballots, self._processes)
 
         def send(timed: bool = True) -> None:
             report.send(on_progress, self.env_steps, len(crew.actors), timed)
@@ -114,15 +116,18 @@ class Learner:
             target = next_milestone(self.env_steps)
             while self.env_steps < target:
                 clock = [time.perf_counter()]
+                self._processes.doing("waiting for its environments")
                 rollouts = crew.next_rollouts(self.rollouts, should_stop)
                 clock.append(time.perf_counter())
-                stops, transitions, seconds = self.ballots(*_ballot(rollouts, report.seconds)).T
+                with self._processes.together():
+                    stops, transitions, seconds = self.ballots(*_ballot(rollouts, report.seconds)).T
                 clock.append(time.perf_counter())
                 if rollouts is None or stops.any():
                     send()
                     return False
                 trajectory = self._join([rollout.trajectory for rollout in rollouts])
-                metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
+                with self._processes.together():
+                    metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
                 taken = int(transitions.sum(dtype=np.float64))
                 self.env_steps += taken
                 ended = self._final_groups > 0 and self.env_steps >= self._total_steps
@@ -164,17 +169,20 @@ class Learner:
         begin, before = time.perf_counter(), self.pending
         while self.pending:
             check()
-            stops, numbers, spent = self.ballots(should_stop(), self._pace.number, time.perf_counter() - begin).T
+            own = should_stop(), self._pace.number, time.perf_counter() - begin
+            with self._processes.together():
+                stops, numbers, spent = self.ballots(*own).T
             if stops.any():
                 return False
             if spent[0] > seconds and self.pending < before:
                 return True
             number = min(self.pending, int(numbers.min()))
-            self.learner, self.experience, self._sums = self._programs.drain(
-                self.learner, self.experience, self._sums, np.int32(number), progress, self._key
-            )
+            with self._processes.together():
+                self.learner, self.experience, self._sums = self._programs.drain(
+                    self.learner, self.experience, self._sums, np.int32(number), progress, self._key
+                )
+                self._pace.dispatched(number, self._sums)
             self.pending -= number
-            self._pace.dispatched(number, self._sums)
         return True
 
     def _learn(self, trajectory: Trajectory) -> list[Metrics]:
@@ -203,7 +211,8 @@ class Learner:
         return metrics
 
     def _publish_to(self, crew: Crew) -> None:
-        crew.wiring.store.publish(self.rollouts, self._publish(self.learner, self.progress))
+        with self._processes.together():  # it waits for the update
+            crew.wiring.store.publish(self.rollouts, self._publish(self.learner, self.progress))
 
 
 def _ballot(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:

@@ -79,7 +79,44 @@ def test_who_stays_behind_is_named(lines):
         each.doing(lifeline.WORKING, 1)
     zero.doing("evaluating and saving", 2)
     one.doing(lifeline.WORKING, 2)
-    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s"
+    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s (training)"
+
+
+def test_who_stays_out_of_what_others_wait_in_is_named(lines):
+    """Those who wait get no further than the round that one has not come to; process 0 says whom it waits for first."""
+    zero, one, two = lines(0, stall=1.0), lines(1), lines(2)
+    zero.doing(lifeline.WAITING, 2)
+    one.doing(lifeline.WAITING, 2)
+    two.doing(lifeline.WORKING, 1)
+    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 1 s (training)"
+    assert lines.said[0] == f"podracer: waiting for {NAMES[2]}: training\n"
+
+
+def test_an_environment_may_take_longer(lines):
+    """It has a limit of its own."""
+    zero, one = lines(0, stall=0.3), lines(1)
+    lines(2)
+    pods.until(lambda: len(zero._members) == 2)
+    one.doing("waiting for its environments", 1)
+    zero.doing(lifeline.WAITING, 2)
+    pods.until(lambda: lines.said, 5)
+    assert f"podracer: waiting for {NAMES[1]}: waiting for its environments\n" in lines.said
+    assert zero.wait(0.5) is None
+
+
+def test_a_round_may_take_all_of_them_long(lines):
+    """Who is the first to be through with it is ahead for a moment; nobody has been behind for long."""
+    zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
+    every = (zero, one, two)
+    for each in every:
+        each.doing(lifeline.WAITING, 1)
+    pods.until(lambda: [m.status.round for m in zero._members.values()] == [1, 1])
+    time.sleep(0.7)
+    zero.doing(lifeline.WAITING, 2)
+    assert zero.wait(0.2) is None
+    one.doing(lifeline.WORKING, 2)
+    two.doing(lifeline.WORKING, 2)
+    assert zero.wait(0.8) is None
 
 
 def test_who_is_silent_is_not_called_stuck(lines):

@@ -20,6 +20,7 @@ from podracer.environments.stepped import SteppedEnvironment
 from podracer.pod import peers
 from podracer.run import checkpoint
 from podracer.run.session import Session
+from podracer.sebulba import runner
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,19 @@ def _in_an_environment(function):
     once = iter([function])
     _in_place_of("_on_progress", lambda: calls.extend(once))
     mock.patch.object(SteppedEnvironment, "send", patched).start()
+
+
+def _in_its_learner(function):
+    """Calls `function` before parameters are published, once there is a checkpoint."""
+    publish, calls = runner.Learner._publish_to, []
+
+    def patched(self, *args):
+        calls.pop()() if calls else None
+        return publish(self, *args)
+
+    once = iter([function])
+    _in_place_of("_on_progress", lambda: calls.extend(once))
+    mock.patch.object(runner.Learner, "_publish_to", patched).start()
 
 
 def _in_its_log(function):
@@ -135,6 +149,7 @@ FAULTS = {
     "evaluates": lambda: _takes_its_time("_evaluate"),
     "saves": lambda: _takes_its_time("_saved"),
     "is stuck": lambda: _in_place_of("_on_progress", lambda: time.sleep(100)),
+    "its learner is stuck": lambda: _in_its_learner(lambda: time.sleep(100)),
     "drifts": _drifts,
     "disk": _fills_the_disk,
     "dies in a save": _dies_in_a_save,
@@ -305,11 +320,13 @@ def test_an_environment_that_is_replaced_in_one_process(begin):
     assert "starting new ones (0 restart(s) left)" in said[1]
 
 
-def test_a_process_that_is_stuck(begin):
-    codes, said = begin("is stuck").end()
+@pytest.mark.parametrize(("fault", "flags"), [("is stuck", ()), ("its learner is stuck", SEBULBA)])
+def test_a_process_that_is_stuck(fault, flags, begin):
+    """Under Sebulba the others wait for it in the next ballot, and so do not get ahead of it by a report."""
+    codes, said = begin(fault, (flags, flags)).end(timeout=60)
     assert codes == {0: 3, 1: 3}
     for text in said.values():
-        assert re.search(rf"lost process 1 .* stuck in round \d+ for {STALL} s", text)
+        assert re.search(rf"lost process 1 .* stuck in round \d+ for {STALL} s \(training\)", text)
 
 
 def test_training_that_diverges(begin):
