@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers learn lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-accelerator compilers learn picture lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -42,6 +42,9 @@ test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, what
 learn: $(VENV)/.test  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
 	$(BIN)/python benchmarks/learn.py
 
+picture: $(VENV)/.core  ## README's trained policy
+	$(BIN)/podracer train ppo cartpole --gif docs/images/cartpole.gif
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +58,7 @@ docs: $(VENV)/.core  ## the documentation site, in site/
 notebooks: $(VENV)/.test  ## run examples/notebooks and keep what they show; about ten minutes
 	$(BIN)/python docs/notebooks.py
 
-dist: $(VENV)/.core  ## sdist and wheel in dist/, checked; REPOSITORY=https://... makes README's links absolute
+dist: $(VENV)/.core  ## sdist and wheel in dist/, checked
 	$(BIN)/pip install --quiet --editable '.[release]'
 	rm -rf build dist
 	$(BIN)/python -m build

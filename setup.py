@@ -1,12 +1,9 @@
-"""What pyproject.toml cannot say: on a package index, README's links need the address of a repository.
+"""What pyproject.toml cannot say: on a package index, README's links need the address of the repository."""
 
-`REPOSITORY=https://github.com/OWNER/NAME make dist` has it; without one they stay as they are.
-"""
-
-import os
 import pathlib
 import re
 import runpy
+import tomllib
 
 import setuptools
 
@@ -25,7 +22,7 @@ def absolute(text: str, repository: str, version: str) -> str:
 
 if __name__ == "__main__":
     readme = (HERE / "README.md").read_text(encoding="utf-8")
-    address = os.environ.get("REPOSITORY", "")
-    if address:
-        readme = absolute(readme, address, runpy.run_path(str(HERE / "podracer" / "version.py"))["__version__"])
+    urls = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    version = runpy.run_path(str(HERE / "podracer" / "version.py"))["__version__"]
+    readme = absolute(readme, urls["Repository"], version)
     setuptools.setup(long_description=readme, long_description_content_type="text/markdown")

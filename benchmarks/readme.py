@@ -1,6 +1,7 @@
 """Tables of README.md and docs/scale.md, from results: `python benchmarks/readme.py` writes them between their markers.
 
-`<!-- table: anakin -->` opens one and `<!-- end -->` closes it; nothing between them is written by hand.
+`<!-- table: anakin -->` opens one and `<!-- end -->` closes it; nothing between them is written by hand. Within a line,
+`<!-- value: cartpole-seconds -->` does the same for a figure.
 """
 
 from __future__ import annotations
@@ -110,6 +111,13 @@ def remote_arithmetic() -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in _remote().get("arithmetic", [])]
 
 
+def cartpole_seconds() -> str:
+    """How long the three seeds of README's first command train."""
+    seeds = json.loads((RESULTS / "learning" / "cartpole-ppo.json").read_text())["seeds"]
+    seconds = [seed["train_seconds"] for seed in seeds]
+    return f"{min(seconds):.1f} to {max(seconds):.1f} seconds"
+
+
 def _remote() -> dict[str, Any]:
     path = RESULTS / "remote.json"
     return json.loads(path.read_text())["results"] if path.exists() else {}
@@ -144,17 +152,25 @@ TABLES = {
 """What fills the markers of each page."""
 
 
+VALUES = {README: {"cartpole-seconds": cartpole_seconds}}
+"""What fills the markers within lines."""
+
+
 def filled(page: pathlib.Path) -> str:
-    """The text of a page with the tables between its markers as they are measured.
+    """The text of a page with the tables and figures between its markers as they are measured.
 
     Raises:
-      KeyError: for a table that there is not.
+      KeyError: for one that there is not.
     """
 
     def table(found: re.Match[str]) -> str:
         return "\n".join([found[1], *TABLES[page][found[2]](), "<!-- end -->"])
 
-    return re.sub(r"(<!-- table: ([\w-]+) -->)\n.*?<!-- end -->", table, page.read_text(), flags=re.DOTALL)
+    def value(found: re.Match[str]) -> str:
+        return f"{found[1]}{VALUES[page][found[2]]()}<!-- end -->"
+
+    text = re.sub(r"(<!-- table: ([\w-]+) -->)\n.*?<!-- end -->", table, page.read_text(), flags=re.DOTALL)
+    return re.sub(r"(<!-- value: ([\w-]+) -->)[^\n]*?<!-- end -->", value, text)
 
 
 if __name__ == "__main__":

@@ -224,15 +224,23 @@ def _code(value: Any) -> str:
 
 
 def nav(entries: Any, written: pathlib.Path) -> Any:
-    """mkdocs.yml's navigation: a folder becomes the pages in it, index first; what is not there is left out."""
+    """mkdocs.yml's navigation, in which a folder becomes the pages in it, index first.
+
+    Raises:
+      FileNotFoundError: for a page that is not there, or a folder without any.
+    """
     if isinstance(entries, list):
-        return [kept for entry in entries if (kept := nav(entry, written))]
+        return [nav(entry, written) for entry in entries]
     if isinstance(entries, dict):
-        return {title: kept for title, entry in entries.items() if (kept := nav(entry, written))}
+        return {title: nav(entry, written) for title, entry in entries.items()}
     if entries.endswith("/"):
         pages = sorted((written / entries).glob("*.md"), key=lambda page: (page.stem != "index", page.name))
-        return [f"{entries}{page.name}" for page in pages]
-    return entries if (written / entries).exists() else None
+        found = [f"{entries}{page.name}" for page in pages]
+    else:
+        found = entries if (written / entries).exists() else ""
+    if not found:
+        raise FileNotFoundError(f"mkdocs.yml's navigation names {entries}, which is not in {written}.")
+    return found
 
 
 def generate() -> None:
@@ -248,6 +256,7 @@ def generate() -> None:
             (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
     navigation = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], DOCS)
     site = {"INHERIT": "../../mkdocs.yml", "docs_dir": "..", "site_dir": "../../site", "nav": navigation}
+    site["repo_url"] = notebooks.repository()
     (out / "mkdocs.yml").write_text(yaml.safe_dump(site, sort_keys=False))
 
 

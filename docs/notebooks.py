@@ -1,5 +1,8 @@
 """The notebooks in examples/notebooks: `python docs/notebooks.py [NAME ...]` runs them and keeps what they show.
 
+`python docs/notebooks.py --address` only writes the repository's address, which pyproject.toml has, wherever else it
+stands: where notebooks install from, and in the links that open them in Colab.
+
 The metadata of a notebook says what is particular to it, under `podracer`: `test`, the values that its cell tagged
 `parameters` has in a test, where it must be small; `seconds`, how long a cell may take there; and `code`, which code
 its outputs belong to, and is written here. docs/generate.py makes pages of them.
@@ -16,6 +19,7 @@ import re
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +27,9 @@ import nbformat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "notebooks"
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "start.md")
+"""Pages with links to Colab."""
 
 Notebook = nbformat.NotebookNode
 
@@ -36,9 +43,34 @@ def read(path: pathlib.Path) -> Notebook:
     return nbformat.read(path, as_version=4)
 
 
+def repository() -> str:
+    """Where the library is published: `project.urls.Repository` of pyproject.toml, the only place that says so."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def colab(path: pathlib.Path) -> str:
+    """The address that opens a notebook in Colab."""
+    name = path.relative_to(ROOT).as_posix()
+    return f"https://colab.research.google.com/github/{_account()}/blob/main/{name}"
+
+
+def addressed(text: str) -> str:
+    """A page, or the file of a notebook, with the repository's address where it has one."""
+    places = r'(colab\.research\.google\.com/github/|repository = \\?"https://github\.com/)[\w.-]+/[\w.-]+'
+    return re.sub(places, rf"\g<1>{_account()}", text)
+
+
+def _account() -> str:
+    return repository().removeprefix("https://github.com/")
+
+
 def code_of(notebook: Notebook) -> str:
-    """A hash of the code of a notebook, by which its outputs are known to be its own."""
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    """A hash of the code of a notebook, by which its outputs are known to be its own.
+
+    Without the cell that installs: it does nothing where outputs are made, and has the repository's address.
+    """
+    cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", ())]
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
     return hashlib.sha256("\0".join(code).encode()).hexdigest()[:16]
 
 
@@ -112,6 +144,8 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
         notebook = read(path)
         notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", ())]
         text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": path.stem})
+        title, _, rest = text.partition("\n")
+        text = f"{title}\n\n[Open in Colab]({colab(path)})\n{rest}"
         yield f"notebooks/{path.stem}.md", text
         for name, data in resources["outputs"].items():
             yield f"notebooks/{name}", data
@@ -121,6 +155,10 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 
 def main(names: Sequence[str]) -> None:
+    for path in (*PAGES, *paths()):
+        path.write_text(addressed(path.read_text()))
+    if "--address" in names:
+        return
     for path in [path for path in paths() if not names or path.stem in names]:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:

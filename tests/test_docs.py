@@ -129,6 +129,35 @@ def test_a_guide_runs(page, monkeypatch, tmp_path):
         exec(code_of(page), {"__name__": page.stem})
 
 
+def test_the_first_screen_of_the_readme_shows_what_it_says():
+    """A badge, two commands, a curve and a trained policy, in words that need no glossary."""
+    import json
+
+    from PIL import Image
+
+    screen = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    install, train = (line.partition("#")[0].strip() for line in screen.split("```")[1].strip().splitlines())
+    assert install == "pip install ."
+    podracer.cli.train.settings(train.removeprefix("podracer train ").split())
+    result = json.loads((ROOT / "benchmarks" / "results" / "learning" / "cartpole-ppo.json").read_text())
+    assert train == result["command"]
+    assert len(result["seeds"]) == 3
+    assert all(seed["mean"] == 500 and round(seed["env_steps"], -4) == 500_000 for seed in result["seeds"])
+    seconds = [seed["train_seconds"] for seed in result["seeds"]]
+    (said,) = re.findall(r"train in \[<!-- [\w: -]+ -->([\d.]+) to ([\d.]+) seconds<!-- end -->\]", screen)
+    assert [float(each) for each in said] == pytest.approx([min(seconds), max(seconds)], abs=0.051)
+    curve, policy = re.findall(r"!\[[^\]]+\]\(((?!https:)[^)]+)\)", screen)
+    assert curve == "benchmarks/results/learning/cartpole-ppo.png"
+    assert Image.open(ROOT / curve).size[0] > 400
+    assert Image.open(ROOT / policy).n_frames > 50
+    (made,) = re.findall(
+        r"podracer (train .+) --gif (\S+)$", (ROOT / "Makefile").read_text().split("\npicture:")[1], re.M
+    )
+    assert made == (train.removeprefix("podracer "), policy)
+    words = re.compile(r"\b(XLA|vmap\w*|pmap|jit|gRPC|HBM|shards?|lanes?|rollouts?|StableHLO|lockstep)\b")
+    assert words.findall(screen) == []
+
+
 def test_pages_have_the_results_that_are_committed(monkeypatch):
     """`python benchmarks/readme.py` writes them, from benchmarks/results."""
     for name in ("interconnects", "learn", "readme"):
@@ -141,6 +170,7 @@ def test_pages_have_the_results_that_are_committed(monkeypatch):
         text = page.read_text()
         assert readme.filled(page) == text
         assert set(re.findall(r"<!-- table: ([\w-]+) -->", text)) == set(tables)
+        assert set(re.findall(r"<!-- value: ([\w-]+) -->", text)) == set(readme.VALUES.get(page, ()))
     assert {line.split("`")[1] for line in learn.table()[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}
 
 

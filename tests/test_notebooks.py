@@ -112,9 +112,31 @@ def test_the_hash_is_of_code_alone(notebooks):
     notebook = notebooks.read(PATHS[0])
     before = notebooks.code_of(notebook)
     notebook.cells[0].source += "More."
+    notebook.cells[1].source += "\n# from elsewhere"
+    assert "install" in notebook.cells[1].metadata.tags
     assert notebooks.code_of(notebook) == before
     notebook.cells[-2].source += "\nprint()"
     assert notebooks.code_of(notebook) != before
+
+
+def test_the_repository_has_one_address(notebooks, monkeypatch):
+    """pyproject.toml's, which is everywhere that has any."""
+    readme, start = (page.read_text() for page in notebooks.PAGES)
+    first = notebooks.colab(PATHS[0])
+    assert re.match(
+        r"https://colab\.research\.google\.com/github/[\w.-]+/[\w.-]+/blob/main/examples/notebooks/1_", first
+    )
+    assert f"(https://colab.research.google.com/assets/colab-badge.svg)]({first})" in readme
+    assert f"]({first})" in start
+    files = (*notebooks.PAGES, *PATHS)
+    for file in files:
+        assert notebooks.addressed(file.read_text()) == file.read_text(), "python docs/notebooks.py --address"
+    here = notebooks.repository()
+    monkeypatch.setattr(notebooks, "repository", lambda: "https://github.com/a/b.c")
+    for file in files:
+        text = notebooks.addressed(file.read_text())
+        assert "a/b.c" in text
+        assert here.removeprefix("https://github.com/") not in text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +155,7 @@ def test_on_colab_what_fits_is_installed(there, extras, notebooks, monkeypatch):
     exec(code, {})
     (command,) = calls
     assert command[:5] == [sys.executable, "-m", "pip", "install", "-q"]
-    assert command[5].startswith(f"podracer-rl[{extras}] @ git+https://")
+    assert command[5] == f"podracer-rl[{extras}] @ git+{notebooks.repository()}"
     assert killed == [(os.getpid(), 9)], "this process has imported an older jax"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     exec(code, {})
@@ -151,6 +173,7 @@ def test_notebooks_are_pages_with_pictures(notebooks):
         assert f"]({path.stem}.md): " in pages["notebooks/index.md"]
         assert text.startswith("# ")
         assert "COLAB_RELEASE_TAG" not in text
+        assert f"\n\n[Open in Colab]({notebooks.colab(path)})\n\n" in text
         shown = re.findall(r"!\[\w+\]\((.*)\)", text)
         assert shown == [name for name in shown if f"notebooks/{name}" in pages]
         assert len(shown) == sum(name.startswith(f"notebooks/{path.stem}/") for name in pages)
@@ -182,12 +205,25 @@ def test_a_first_run_shows_what_it_did(notebooks):
     assert "dataframe" in shown("frame()")["text/html"][0]
 
 
+WARNINGS = "error,ignore::DeprecationWarning,ignore::PendingDeprecationWarning"
+"""Those that are not errors are for who wrote a library; the kernel has one of its own."""
+
+
+@pytest.mark.slow
+def test_a_warning_ends_a_notebook(notebooks, tmp_path):
+    exceptions = pytest.importorskip("nbclient.exceptions")
+    cell = notebooks.nbformat.v4.new_code_cell("import numpy as np\nnp.array([1.0]) / 0")
+    notebook = notebooks.nbformat.v4.new_notebook(cells=[cell])
+    with pytest.raises(exceptions.CellExecutionError, match="RuntimeWarning"):
+        notebooks.executed(notebook, tmp_path, os.environ | {"PYTHONWARNINGS": WARNINGS}, seconds=60)
+
+
 @pytest.mark.slow
 @by_name
-def test_a_notebook_runs(path, notebooks, tmp_path, monkeypatch):
+def test_a_notebook_runs(path, notebooks, tmp_path):
     pytest.importorskip("nbclient")
     notebook = notebooks.read(path)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONWARNINGS": WARNINGS}
     for strict in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
         environment.pop(strict)  # as a user has it
     settings = notebook.metadata.podracer

@@ -18,8 +18,8 @@ import pytest
 import podracer
 
 ROOT = pathlib.Path(__file__).parent.parent
-REPOSITORY = "https://github.com/example/podracer"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
 
 
 def load(path):
@@ -38,6 +38,14 @@ def test_a_tag_agrees_with_version_and_changelog():
             notes(tag, version, changelog)
     with pytest.raises(ValueError, match="unreleased"):
         notes("v0.2.0", "0.2.0", changelog.replace("2026-01-31", "unreleased"))
+
+
+def test_a_release_has_the_address_of_where_it_is_made():
+    release = load(ROOT / ".ci" / "release.py")
+    release.check_address("https://github.com/a/b", "https://github.com/a/b")
+    for address, published in (("https://github.com/OWNER/NAME", "https://github.com/a/b"), ("https://x.org/a/b", "")):
+        with pytest.raises(ValueError, match="--address"):
+            release.check_address(address, published)
 
 
 def test_version_changelog_and_citation_agree():
@@ -66,6 +74,27 @@ def test_yaml_files_parse_and_run_what_there_is(path):
         assert all({"uses", "run"} & set(step) for step in job["steps"])
         for command in re.findall(r"make (\S+)", " ".join(step.get("run", "") for step in job["steps"])):
             assert command in targets, (path, command)
+
+
+def test_what_is_supported_is_tested():
+    yaml = pytest.importorskip("yaml")
+    ci, nightly = (
+        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())["jobs"]
+        for name in ("ci", "nightly")
+    )
+    matrix = ci["test"]["strategy"]["matrix"]["include"]
+    named = [word.removeprefix("Programming Language :: Python :: ") for word in PROJECT["classifiers"]]
+    supported = [version for version in named if re.fullmatch(r"3\.\d+", version)]
+    assert [entry["python"] for entry in matrix if "constraints" not in entry] == supported
+    (lowest,) = (entry for entry in matrix if "constraints" in entry)
+    assert f">={lowest['python']}" == PROJECT["requires-python"] == f">={supported[0]}"
+    assert (ROOT / lowest["constraints"]).exists()
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in nightly.items()}
+    assert commands["everything"] == [".ci/run"]
+    assert commands["notebooks"] == ["make notebooks"]
+    assert {"make lint", "make test", "make docs", "make dist"} <= {
+        step.get("run") for job in ci.values() for step in job["steps"]
+    }
 
 
 def test_lowest_constraints_are_the_bounds():
@@ -113,7 +142,7 @@ def dist(tmp_path_factory):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "build", "--outdir", out, source]
-    built = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"REPOSITORY": REPOSITORY})
+    built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
     return out
 
@@ -173,10 +202,17 @@ def test_the_wheel_trains_in_an_environment_of_its_own(installed, tmp_path):
     run("pip", "check")
     where = run("python", "-c", "import podracer, envs_jax; print(podracer.__file__, envs_jax.__file__)").stdout
     assert where.count(str(tmp_path / "venv")) == 2
-    run("podracer", "train", "ppo", "catch", "--total-steps", "20000", "--run-dir", "run")
+    train = ("train", "ppo", "catch", "--total-steps", "20000")
+    run("podracer", *train, "--run-dir", "run", "--gif", "run/policy.gif")  # as `make demo` does
     assert json.loads((here / "run" / "summary.json").read_text())["complete"]
+    assert (here / "run" / "policy.gif").read_bytes().startswith(b"GIF89a")
+    assert (here / "run" / "curve.png").exists()
+    launch = ("python", "-m", "podracer.launch", "--processes", "2", "--")
+    run(*launch, *train, "--topology", "pod", "--run-dir", "pod")
+    summary = json.loads((here / "pod" / "summary.json").read_text())
+    assert (summary["complete"], summary["processes"], summary["devices"]) == (True, 2, 2)
     assert run("podracer", "--version").stdout == f"podracer {podracer.__version__}\n"
     quick = ("--agents", "vtrace", "--num-envs", "64", "--repeats", "1", "--seconds", "0.05")
     assert "no yardstick" in run("podracer", "bench", "anakin", *quick).stderr
-    assert [path.name for path in here.iterdir()] == ["run"]
+    assert {path.name for path in here.iterdir()} == {"run", "pod"}
     assert {path.name for path in home.iterdir()} <= {".cache", ".config"}

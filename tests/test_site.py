@@ -1,6 +1,8 @@
 """The documentation site: it builds without a warning, and every public name, agent and environment is on it."""
 
+import ast
 import importlib
+import itertools
 import os
 import pathlib
 import re
@@ -15,7 +17,6 @@ import podracer
 from podracer.run.experiment import AGENTS
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
-METRIC = re.compile(r"(loss|grad|policy|value|replay|sebulba|episode|eval|time)/[a-z_]+")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,11 @@ def test_every_public_name_is_on_the_site(site, generate):
 
 
 @pytest.mark.slow
+def test_the_site_leads_to_the_repository(site, generate):
+    assert f'href="{generate.notebooks.repository()}"' in (site / "index.html").read_text()
+
+
+@pytest.mark.slow
 def test_every_agent_environment_notebook_and_result_has_a_page(site):
     generated = site / "generated"
     assert set(AGENTS) <= {page.name for page in (generated / "agents").iterdir()}
@@ -90,8 +96,35 @@ def test_a_folder_in_the_navigation_stands_for_its_pages(generate, tmp_path):
     for name in ("a.md", "folder/b.md", "folder/index.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    asked = ["a.md", "missing.md", {"Folder": "folder/"}, {"Nothing": ["missing.md"]}]
-    assert generate.nav(asked, tmp_path) == ["a.md", {"Folder": ["folder/index.md", "folder/b.md"]}]
+    asked = ["a.md", {"Folder": "folder/"}, {"Nested": [{"Again": "a.md"}]}]
+    folder = ["folder/index.md", "folder/b.md"]
+    assert generate.nav(asked, tmp_path) == ["a.md", {"Folder": folder}, {"Nested": [{"Again": "a.md"}]}]
+
+
+@pytest.mark.parametrize("missing", ["missing.md", "empty/", "nowhere/"])
+def test_a_page_that_is_not_there_is_an_error(missing, generate, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.md").touch()
+    for asked in ([missing], ["a.md", {"Nested": [{"Again": missing}]}]):
+        with pytest.raises(FileNotFoundError, match=missing):
+            generate.nav(asked, tmp_path)
+
+
+def test_every_page_is_in_the_navigation_and_the_other_way_round(generate):
+    """Of those that are written by hand; what is generated is in folders."""
+    yaml = pytest.importorskip("yaml")
+
+    def named(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [name for each in (entry.values() if isinstance(entry, dict) else entry) for name in named(each)]
+
+    entries = named(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    names = [entry for entry in entries if not entry.startswith("generated/")]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("generated/")}
+    expanded = generate.nav(names, ROOT / "docs")
+    assert pages == {page for entry in expanded for page in named(entry)}
 
 
 def test_numbers_of_any_shape_become_tables(generate):
@@ -106,15 +139,37 @@ def test_numbers_of_any_shape_become_tables(generate):
 
 
 def metrics_in_code():
-    """The names of metrics that the library writes down."""
+    """The names of metrics that the library writes down, `KIND/NAME`, and what those that it puts together begin with."""
+    names, computed = set(), set()
     for path in ROOT.glob("podracer/**/*.py"):
         if path.parent.name not in ("bench", "suite", "cli"):
-            yield from (found[0][1:-1] for found in re.finditer(f'"{METRIC.pattern}"', path.read_text()))
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+                    computed |= {node.values[0].value} if re.fullmatch("[a-z]+/", node.values[0].value) else set()
+                elif isinstance(node, ast.Constant) and re.fullmatch("[a-z]+/[a-z_]+", str(node.value)):
+                    names.add(node.value)
+    return {name for name in names if not name.startswith(("image/", "text/"))}, computed - {"podracer/"}
 
 
 def test_every_metric_is_in_the_reference():
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    listed = {found[0] for found in METRIC.finditer(page)}
-    stages = {f"sebulba/{stage}_share" for stage in ("environment", "inference", "transfer", "queue", "parameters")}
-    computed = {"episode/length"} | stages
-    assert set(metrics_in_code()) | computed == listed
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)}
+    written, computed = metrics_in_code()
+    stages = ("environment", "inference", "transfer", "queue", "parameters")
+    counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
+    kinds = {
+        "episode/": {"episode/length", "episode/NAME"},
+        "loss/": {"loss/value"},
+        "sebulba/": {f"sebulba/{stage}_share" for stage in stages},
+        "remote/": {f"remote/{name}" for name in counts},
+    }
+    assert computed == set(kinds)
+    assert written | set().union(*kinds.values()) == listed
+
+
+def test_every_table_of_metrics_has_a_heading():
+    """A row without one is no table on the site."""
+    lines = (ROOT / "docs" / "reference" / "metrics.md").read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if line.startswith("|") and not before.startswith("|"):
+            assert line.startswith("| metric |"), line
