@@ -275,7 +275,8 @@ def messages(arguments: RemoteArguments) -> dict[str, float]:
             found[f"{streams} stream{'s'[: streams > 1]}"] = _together(made, arguments)
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
-    from podracer.remote.hub import Hub, Patience, Session
+    from podracer.remote.blocks import Patience, Session
+    from podracer.remote.hub import Hub
 
     layout = wire.Layout(Still.spec)
     hub = Hub(layout, Patience(), say=lambda line: None)

@@ -6,13 +6,12 @@ from typing import Any
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import Batching, Hub, Patience, RemoteError
+from podracer.remote.blocks import Batching, Patience
+from podracer.remote.hub import Hub, RemoteError
 from podracer.remote.pool import RemoteEnvironment
 from podracer.remote.prometheus import Exporter
-from podracer.remote.settings import Remote, require_grpc
+from podracer.remote.settings import DEFAULT_BLOCK, Remote, require_grpc
 from podracer.types import EnvSpec, HostEnvironments
-
-DEFAULT_BLOCK = 64
 
 
 class RemoteEnvironments:
@@ -63,7 +62,9 @@ class RemoteEnvironments:
             patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
             self._hub = Hub(wire.Layout(self.spec), patience)
             self._exporter = (
-                Exporter(settings.metrics, self.metrics, self._hub.histograms) if settings.metrics else None
+                Exporter(settings.metrics, self.metrics, self._hub.labelled, self._hub.histograms)
+                if settings.metrics
+                else None
             )
             self._server.serve(self._hub)
         except BaseException:

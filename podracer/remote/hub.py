@@ -8,14 +8,15 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from podracer.environments.seeds import first_seed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
+from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session
 from podracer.remote.histogram import Histogram
 from podracer.types import HostStep
 
@@ -31,7 +32,9 @@ FILLER = -1
 SAY_SECONDS = 10.0
 """How often those who wait for workers say so."""
 
-State = Literal["EMPTY", "OPENING", "READY", "STEPPING"]
+BREAKS: tuple[str, ...] = ("left", "violation", "failed", "late")
+"""Why a block was lost: its worker's stream ended, by itself or because it broke a rule; its environments failed, or
+took too long."""
 
 
 class RemoteError(RuntimeError):
@@ -40,157 +43,6 @@ class RemoteError(RuntimeError):
 
 class Woken(Exception):  # noqa: N818 - not an error: nobody waits any more
     """Who waited was woken."""
-
-
-@dataclasses.dataclass(eq=False)
-class Session:
-    """A worker's stream.
-
-    Attributes:
-      worker: its name, for messages.
-      lanes: that it can step at once.
-      send: takes a message for it; called with the hub's lock, so it only queues.
-      end: ends the stream, with a reason for the worker.
-      blocks: those it has, by number.
-      failures: when environments of it failed.
-    """
-
-    worker: str
-    lanes: int
-    send: Callable[[bytes], None]
-    end: Callable[[str], None]
-    blocks: dict[int, Block] = dataclasses.field(default_factory=dict)
-    failures: collections.deque[float] = dataclasses.field(default_factory=collections.deque)
-    busy: str = ""
-
-    @property
-    def free(self) -> int:
-        """Lanes that it can take more."""
-        return self.lanes - sum(block.lanes for block in self.blocks.values() if not block.pool.evaluation)
-
-    @property
-    def evaluating(self) -> int:
-        """Lanes of evaluations that it steps."""
-        return sum(block.lanes for block in self.blocks.values() if block.pool.evaluation)
-
-
-@dataclasses.dataclass(eq=False)
-class Block:
-    """Lanes with consecutive indices of one pool, which one worker steps together.
-
-    EMPTY -> OPENING -> READY <-> STEPPING -> EMPTY. It has at most one message of rows or actions under way.
-
-    Attributes:
-      pool: whose lanes they are.
-      start: the first one.
-      lanes: how many.
-      state: where it is.
-      number: of its opening among all of the hub's; what messages call it.
-      session: that steps it, unless EMPTY.
-      step: of its newest rows, -1 before the first.
-      openings: so far.
-      since: when it began to wait for its worker.
-      last: bool [n]; of the newest rows.
-      rows: the newest, while READY.
-      arrived: when they came.
-      shown: number of the opening whose rows its actor has and has not answered; FILLER for rows that stood for them,
-        and None if it has none.
-      count: rows that its lanes have shown.
-    """
-
-    pool: Pool
-    start: int
-    lanes: int
-    state: State = "EMPTY"
-    number: int = -1
-    session: Session | None = None
-    step: int = -1
-    openings: int = 0
-    since: float = 0.0
-    last: Any = None
-    rows: HostStep | None = None
-    arrived: float = 0.0
-    shown: int | None = None
-    count: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Batching:
-    """When rows of some lanes are enough.
-
-    Attributes:
-      least: lanes that are waited for, for `deadline` at most.
-      most: lanes that are taken at once; at least those of a block.
-      deadline: seconds that the oldest rows wait for others.
-    """
-
-    least: int
-    most: int
-    deadline: float
-
-
-@dataclasses.dataclass(eq=False)
-class Pool:
-    """The lanes of an actor or an evaluation.
-
-    Attributes:
-      lanes: B.
-      seed: of lane 0.
-      evaluation: what they are for.
-      batching: when some of them are enough; None waits for all that are at work.
-      blocks: its lanes, in order.
-      begun: whether all lanes have been there at once.
-      broken: why a block was lost since, or "".
-      woken: whether who waits for its rows is to wait no longer.
-    """
-
-    lanes: int
-    seed: int
-    evaluation: bool
-    batching: Batching | None = None
-    blocks: list[Block] = dataclasses.field(default_factory=list)
-    begun: bool = False
-    broken: str = ""
-    woken: bool = False
-
-    @property
-    def live(self) -> int:
-        """Lanes that a worker steps."""
-        return sum(block.lanes for block in self.blocks if block.state in ("READY", "STEPPING"))
-
-    def fitting(self, lanes: int) -> Block | None:
-        """An empty block of so many lanes at most. One that was never opened is cut to that size."""
-        empty = [block for block in self.blocks if block.state == "EMPTY"]
-        fits = next((block for block in empty if block.lanes <= lanes), None)
-        large = next((block for block in empty if not block.openings), None)
-        if fits or not large:
-            return fits
-        rest = Block(self, large.start + lanes, large.lanes - lanes)
-        large.lanes = lanes
-        self.blocks.insert(self.blocks.index(large) + 1, rest)
-        return large
-
-    @property
-    def stepping(self) -> bool:
-        """Whether a worker owes rows."""
-        return any(block.state == "STEPPING" for block in self.blocks)
-
-
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long a hub waits, and for what (see `settings.Remote`).
-
-    Attributes:
-      answer: seconds that a worker may take for a step.
-      join: seconds to wait for workers.
-      min_live: share of a pool's lanes that must be there.
-      strict: whether a lost block ends the run.
-    """
-
-    answer: float = 60.0
-    join: float = 600.0
-    min_live: float = 0.5
-    strict: bool = False
 
 
 class Hub:
@@ -219,6 +71,8 @@ class Hub:
         self._pools: list[Pool] = []
         self._numbers = 0
         self.counts: collections.Counter[str] = collections.Counter()
+        self._breaks: collections.Counter[str] = collections.Counter(dict.fromkeys(BREAKS, 0))
+        self._rejected: collections.Counter[str] = collections.Counter()
         self._env_seconds = 0.0
         self._seconds = {name: Histogram() for name in ("round", "env", "wait")}
 
@@ -230,14 +84,19 @@ class Hub:
             self._sessions.append(session)
             self._assign()
 
-    def leave(self, session: Session, why: str) -> None:
-        """A worker is gone, and its blocks are lost."""
+    def reject(self, reason: str) -> None:
+        """A stream was ended because of what its worker did."""
+        with self._condition:
+            self._rejected[reason] += 1
+
+    def leave(self, session: Session, why: str, reason: str = "left") -> None:
+        """A worker is gone, and its blocks are lost, for one of `BREAKS`."""
         with self._condition:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
             for block in list(session.blocks.values()):
-                self._lose(block, why)
+                self._lose(block, why, reason)
             self._assign()
 
     def rows(self, session: Session, message: Any, payload: memoryview) -> None:
@@ -249,7 +108,7 @@ class Hub:
         with self._condition:
             block = session.blocks.get(message.block)
             if block is None:
-                self._stale(message.block)
+                self._stale(session, message.block)
                 return
             if block.state not in ("OPENING", "STEPPING") or message.step != block.step + 1:
                 raise wire.ProtocolError(f"rows of step {message.step} came in step {block.step}, {block.state}.")
@@ -259,6 +118,7 @@ class Hub:
         self.layout.check_rows(step, opens)
         with self._condition:
             if session.blocks.get(message.block) is not block:
+                self._stale(session, message.block)
                 return
             now = self._clock()
             if block.state == "STEPPING":
@@ -272,9 +132,10 @@ class Hub:
             self._env_seconds += message.env_us * 1e-6
             self._condition.notify_all()
 
-    def _stale(self, number: int) -> None:
-        if number >= self._numbers:
-            raise wire.ProtocolError(f"rows of block {number}, which was never opened.")
+    def _stale(self, session: Session, number: int) -> None:
+        if number not in session.late:
+            raise wire.ProtocolError(f"rows of block {number}, which it does not have, nor owes rows of.")
+        session.late.remove(number)
         self.counts["stale"] += 1
 
     def failed(self, session: Session, number: int, error: str) -> None:
@@ -284,7 +145,7 @@ class Hub:
             if block is None:
                 return
             self._say(f"remote: environments of {session.worker} failed: {error}")
-            self._lose(block, f"its environments failed: {error}", told=True)
+            self._lose(block, f"its environments failed: {error}", "failed", told=True)
             now = self._clock()
             session.failures.append(now)
             while session.failures[0] < now - FAILURES_SECONDS:
@@ -293,13 +154,14 @@ class Hub:
                 session.end(f"its environments failed {FAILURES} times in a minute, the last time with: {error}")
                 self._sessions.remove(session)
                 for other in list(session.blocks.values()):
-                    self._lose(other, "its worker was sent away")
+                    self._lose(other, "its worker was sent away", "failed")
             self._assign()
 
     def alive(self, session: Session, message: Any) -> None:
         """A worker says what it is at."""
-        busy = zip(message.block, message.busy_ms)
-        session.busy = ", ".join(f"block {block} has been at it for {ms / 1000:.0f} s" for block, ms in busy)
+        with self._condition:
+            busy = {block: ms / 1000 for block, ms in zip(message.block, message.busy_ms) if block in session.blocks}
+            session.busy = ", ".join(f"block {block} has been at it for {s:.0f} s" for block, s in busy.items())
 
     def tick(self) -> None:
         """Gives up what takes too long; called now and then."""
@@ -315,17 +177,23 @@ class Hub:
                         why += f" ({session.busy})" if session.busy else ""
                         self._say(f"remote: {why}; lanes {block.start} to {block.start + block.lanes - 1} break.")
                         session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
-                        self._lose(block, why)
+                        self._lose(block, why, "late")
             self._assign()
 
     # Blocks
 
-    def _lose(self, block: Block, why: str, told: bool = False) -> None:
+    def _take_away(self, block: Block, told: bool = False) -> None:
+        """A worker has a block no more; unless it was told so, rows that it owes may still come."""
         assert block.session is not None
         del block.session.blocks[block.number]
+        if block.state in ("OPENING", "STEPPING") and not told:
+            block.session.late.add(block.number)
+
+    def _lose(self, block: Block, why: str, reason: str, told: bool = False) -> None:
+        self._take_away(block, told)
         if block.state != "OPENING":
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
-            self.counts["breaks"] += 1
+            self._breaks[reason] += 1
         block.state, block.session, block.rows, block.step = "EMPTY", None, None, -1
         self._condition.notify_all()
 
@@ -381,7 +249,7 @@ class Hub:
             for block in pool.blocks:
                 if block.session:
                     block.session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
-                    del block.session.blocks[block.number]
+                    self._take_away(block)
                     block.state, block.session = "EMPTY", None
             self._assign()
 
@@ -499,18 +367,34 @@ class Hub:
             found = [each.lines(f"podracer_remote_{name}_seconds") for name, each in self._seconds.items()]
         return [line for lines in found for line in lines]
 
+    def labelled(self) -> dict[str, tuple[str, Mapping[str, float]]]:
+        """Numbers of several kinds, as Prometheus has them: the label's name, and a number for each of its values."""
+        with self._condition:
+            lanes = dict.fromkeys(STATES, 0)
+            for pool in self._pools:
+                for block in pool.blocks:
+                    lanes[block.state] += block.lanes
+            return {
+                "lanes": ("state", {state.lower(): n for state, n in lanes.items()}),
+                "breaks": ("reason", dict(self._breaks)),
+                "rejected": ("reason", dict(self._rejected)),
+                "bytes": ("direction", {way: self.counts[f"bytes_{way}"] for way in ("up", "down")}),
+            }
+
     def metrics(self) -> dict[str, float]:
         """Numbers of what happened so far."""
         with self._condition:
             ready = sum(b.lanes for p in self._pools for b in p.blocks if b.state == "READY")
             lanes = sum(pool.lanes for pool in self._pools)
             working = sum(pool.live for pool in self._pools)
-            counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
+            counts = ("rows", "filler_rows", "stale", "bytes_up", "bytes_down", "messages")
             return {
                 "remote/sessions": float(len(self._sessions)),
                 "remote/lanes": float(lanes),
                 "remote/lanes_working": float(working),
                 "remote/lanes_ready": float(ready),
+                "remote/breaks": float(self._breaks.total()),
+                "remote/rejected": float(self._rejected.total()),
                 "remote/env_seconds": self._env_seconds,
                 "remote/batch_fill": 1.0 - self.counts["filler_rows"] / max(self.counts["shown_rows"], 1),
             } | {f"remote/{name}": float(self.counts[name]) for name in counts}

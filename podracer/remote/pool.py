@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer.remote.hub import Block, Hub, Pool, Woken
+from podracer.remote.blocks import Block, Pool
+from podracer.remote.hub import Hub, Woken
 from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
 

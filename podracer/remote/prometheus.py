@@ -8,18 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 from podracer.remote.settings import address
 
-GAUGES = ("sessions", "lanes", "lanes_working", "lanes_ready", "batch_fill", "loop_busy")
+Labelled = Mapping[str, tuple[str, Mapping[str, float]]]
+"""By name, a label and a number for each of its values."""
+
+GAUGES = ("sessions", "lanes", "batch_fill", "loop_busy_ratio")
 """Metrics that go up and down; the others are counted since the run began."""
 
+NAMES = {"loop_busy": "loop_busy_ratio"}
+IN_LABELS = ("lanes", "lanes_working", "lanes_ready", "breaks", "rejected", "bytes_up", "bytes_down")
+"""Metrics that `Hub.labelled` has in more detail."""
 
-def text(metrics: Mapping[str, float]) -> str:
+
+def text(metrics: Mapping[str, float], labelled: Labelled) -> str:
     """Metrics `remote/NAME` in Prometheus's format: `podracer_remote_NAME`, and `_total` where they are counted."""
+    plain = {name.removeprefix("remote/"): value for name, value in metrics.items()}
+    series = {NAMES.get(name, name): {"": value} for name, value in plain.items() if name not in IN_LABELS}
+    for name, (label, values) in labelled.items():
+        series[name] = {f'{{{label}="{kind}"}}': x for kind, x in values.items()}
     lines = []
-    for name, value in metrics.items():
-        name = name.removeprefix("remote/")
-        gauge = name in GAUGES
-        label = f"podracer_remote_{name}" + ("" if gauge else "_total")
-        lines += [f"# TYPE {label} {'gauge' if gauge else 'counter'}", f"{label} {value:.17g}"]
+    for name, values in series.items():
+        full = f"podracer_remote_{name}" + ("" if name in GAUGES else "_total")
+        lines.append(f"# TYPE {full} {'gauge' if name in GAUGES else 'counter'}")
+        lines += [f"{full}{label} {value:.17g}" for label, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -29,6 +39,7 @@ class Exporter:
     Args:
       where: HOST:PORT.
       metrics: asked at every request.
+      labelled: those with a label, asked likewise.
       histograms: lines of others, asked likewise.
 
     Raises:
@@ -39,6 +50,7 @@ class Exporter:
         self,
         where: str,
         metrics: Callable[[], Mapping[str, float]],
+        labelled: Callable[[], Labelled] = dict,
         histograms: Callable[[], Sequence[str]] = lambda: (),
     ):
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -48,7 +60,7 @@ class Exporter:
                 if self.path != "/metrics":
                     self.send_error(404)
                     return
-                body = (text(metrics()) + "".join(f"{line}\n" for line in histograms())).encode()
+                body = (text(metrics(), labelled()) + "".join(f"{line}\n" for line in histograms())).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import hmac
-import json
 import os
 import pathlib
 import secrets
@@ -21,8 +19,10 @@ import grpc.aio
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import Hub, Session
-from podracer.remote.settings import Remote, address, read, read_token
+from podracer.remote.blocks import Session
+from podracer.remote.hub import Hub
+from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
+from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.types import EnvSpec
 from podracer.version import __version__
 
@@ -32,6 +32,9 @@ ALIVE_SECONDS = 5.0
 TICK_SECONDS = 0.2
 GOODBYE_SECONDS = 2.0
 MAX_SESSIONS, MAX_SILENT = 1024, 64
+MAX_SPEC = 1024 * 1024
+"""Bytes of a message before it is known what the environment is."""
+
 MAX_CONTROL = 100
 """Messages a second without rows that a worker may send."""
 
@@ -39,18 +42,6 @@ LOGINS, LOGIN_SECONDS = 5, 60.0
 """So many failed logins from an address close it for so many seconds."""
 
 Why = pb.Goodbye.Why
-
-
-class Refused(Exception):  # noqa: N818 - how a session ends, not an error of ours
-    """A session ends with a status."""
-
-    def __init__(self, code: grpc.StatusCode, text: str):
-        super().__init__(text)
-        self.code = code
-
-
-class Gone(Exception):  # noqa: N818 - likewise
-    """A worker is not there any more."""
 
 
 def _lost_peer(error: BaseException | None) -> bool:
@@ -95,10 +86,11 @@ class Server:
       options: of the environment, as canonical JSON that workers must have too; None compares nothing.
       spec: of the environment, or None to take that of the first worker.
       say: takes a line for the user.
+      clock: seconds, monotonic.
 
     Raises:
       OSError: where the address cannot be listened at.
-      ValueError: where a file that settings name cannot be used.
+      ValueError: where a file or folder that settings name cannot be used.
     """
 
     def __init__(
@@ -107,9 +99,11 @@ class Server:
         options: str | None,
         spec: EnvSpec | None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        clock: Callable[[], float] = time.monotonic,
     ):
+        assert settings.listen is not None
+        self._clock = clock
         self._settings, self._options, self.spec, self._say = settings, options, spec, say
-        self._layout = wire.Layout(spec) if spec else None
         self._spec_known = threading.Event()
         if spec:
             self._spec_known.set()
@@ -117,28 +111,35 @@ class Server:
         self.busy = 0.0  # share of its time that the loop's thread computes
         self._hub_known = asyncio.Event()
         self._token = read_token(settings.token_file)
-        self._streams: dict[int, _Stream] = {}
-        self._silent = 0
-        self._logins: dict[str, collections.deque[float]] = {}
+        self._streams: dict[int, Stream] = {}
+        self._silent: dict[Stream, asyncio.Task[Any]] = {}  # the oldest first
+        self._logins: dict[str, list[float]] = {}
         self._unlogged: dict[str, float] = {}
         self._loop = _shared_loop()
-        self._outbox = _Outbox(self._loop.loop)
+        self._outbox = Outbox(self._loop.loop)
         try:
-            self.where = self._loop.run(self._start())
+            self.where = self._loop.run(self._start(settings.listen))
         except RuntimeError as error:  # of gRPC, which says no more than that it cannot
             raise OSError(f"remote: cannot listen at {settings.listen}: the address is in use, or not ours.") from error
         if settings.announce:
             _announce(settings.announce, self.where)
 
-    async def _start(self) -> str:
+    def _most(self) -> int:
+        """Bytes of the largest message that may come: rows of the largest block, or Ready."""
+        if self.spec is None:
+            return MAX_SPEC
+        rows = wire.Layout(self.spec).row_bytes * (self._settings.block or DEFAULT_BLOCK)
+        return min(max(rows, wire.spec_to_proto(self.spec).ByteSize()) + wire.OVERHEAD, 2**31 - 1)
+
+    async def _start(self, listen: str) -> str:
         settings = self._settings
-        assert settings.listen is not None
-        most = wire.MAX_ROW_BYTES * 64 if self._layout is None else self._layout.row_bytes * wire.MAX_LANES
-        most = min(most, 2**31 - 1 - wire.OVERHEAD) + wire.OVERHEAD
+        self._sized = self.spec is not None
+        if listen.startswith("unix:") and not settings.insecure:
+            make_private(pathlib.Path(address(listen)[0]).absolute().parent)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # or a second learner would share the port, and nobody would notice
-                ("grpc.max_receive_message_length", most),
+                ("grpc.max_receive_message_length", self._most()),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 16384),
                 ("grpc.max_concurrent_streams", 4),
@@ -156,10 +157,6 @@ class Server:
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         service, _, method = METHOD[1:].partition("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        listen = settings.listen
-        if listen.startswith("unix:"):
-            folder = pathlib.Path(address(listen)[0]).absolute().parent
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if settings.tls_cert and settings.tls_key:
             pair = (read(settings.tls_key, "tls_key"), read(settings.tls_cert, "tls_cert"))
             ca = read(settings.client_ca, "client_ca") if settings.client_ca else None
@@ -179,11 +176,31 @@ class Server:
         self._loop.loop.call_soon_threadsafe(self._hub_known.set)
 
     def wait_for_spec(self, seconds: float) -> EnvSpec | None:
-        """The spec of the first worker, or None if none came."""
+        """The spec of the first worker, or None if none came.
+
+        Raises:
+          OSError: where another process took the address meanwhile.
+        """
         until = time.monotonic() + seconds
         while not self._spec_known.wait(10.0) and time.monotonic() < until:
             self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
+        if self.spec and not self._sized:
+            self._loop.run(self._restart())
         return self.spec
+
+    async def _restart(self) -> None:
+        """Listens anew: gRPC takes the size of messages, which follows from the spec, when it begins to listen only."""
+        self._ticking.cancel()
+        await self._server.stop(GOODBYE_SECONDS)
+        until = time.monotonic() + GOODBYE_SECONDS
+        while True:
+            try:
+                await self._start(self.where)
+                return
+            except RuntimeError as error:
+                if time.monotonic() > until:
+                    raise OSError(f"remote: cannot listen at {self.where} again: the address is in use.") from error
+                await asyncio.sleep(0.05)
 
     def close(self, why: int, text: str = "") -> None:
         """Says goodbye to all workers, and why, and stops listening."""
@@ -212,81 +229,95 @@ class Server:
 
     async def _session(self, _: Any, context: Any) -> None:
         peer = context.peer()
-        stream = _Stream(context, self._outbox)
+        stream = Stream(context, self._outbox)
         try:
             await self._talk(stream, peer)
         except Gone:
             pass
         except Refused as refused:
-            self._log(peer, f"remote: {stream.name or peer} is sent away: {refused}")
-            if self.hub:
-                self.hub.counts["rejected"] += 1
-            await context.abort(refused.code, wire.printable(str(refused)))
+            await self._reject(stream, peer, refused.code, "is sent away", str(refused))
         except wire.ProtocolError as error:
-            self._log(peer, f"remote: {stream.name or peer} broke the protocol: {error}")
-            if self.hub:
-                self.hub.counts["rejected"] += 1
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wire.printable(str(error)))
+            await self._reject(stream, peer, grpc.StatusCode.INVALID_ARGUMENT, "broke the protocol", str(error))
         except Exception as error:
             if not _lost_peer(error):
                 raise
 
+    async def _reject(self, stream: Stream, peer: str, code: grpc.StatusCode, what: str, text: str) -> None:
+        self._log(peer, f"remote: {stream.name or peer} {what}: {text}")
+        if self.hub:
+            self.hub.reject(code.name.lower())
+        await stream.context.abort(code, wire.printable(text))
+
     def _log(self, peer: str, line: str) -> None:
         """Says it, once a minute of an address."""
-        host, now = peer.rpartition(":")[0], time.monotonic()
+        host, now = peer.rpartition(":")[0], self._clock()
         if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
-            self._unlogged[host] = now
+            self._unlogged = {h: at for h, at in self._unlogged.items() if now - at < 60.0} | {host: now}
             self._say(line)
 
-    async def _talk(self, stream: _Stream, peer: str) -> None:
+    async def _talk(self, stream: Stream, peer: str) -> None:
         self._authenticate(stream.context, peer)
-        if self._silent >= MAX_SILENT or len(self._streams) >= MAX_SESSIONS:
+        if len(self._streams) >= MAX_SESSIONS:
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
-        self._silent += 1
-        try:
-            hello = await self._greet(stream)
-        finally:
-            self._silent -= 1
+        hello = await self._hear(stream)
         older = self._streams.get(hello.run)
         if older:
             older.end("the same process has come again.")
         self._streams[hello.run] = stream
-        session, why = None, "it went away"
+        session, why, reason = None, "it went away", "left"
         try:
             welcome = pb.Welcome(
                 session=secrets.randbits(63), options=self._options or "", alive_ms=int(1000 * ALIVE_SECONDS)
             )
             await stream.send(pb.ToWorker(welcome=welcome))
             await self._compare(stream)
+            if not self._sized:  # it comes again once there is room for its rows
+                await stream.send(pb.ToWorker(goodbye=pb.Goodbye(why=Why.RESTARTING)))
+                return
             await self._hub_known.wait()
             assert self.hub is not None
             session = Session(stream.name, hello.lanes, stream.post, stream.end)
             self.hub.join(session)
             await self._converse(stream, session)
         except (Refused, wire.ProtocolError) as error:
-            why = str(error)
+            why, reason = str(error), "left" if isinstance(error, Refused) else "violation"
             raise
         finally:
             if self._streams.get(hello.run) is stream:
                 del self._streams[hello.run]
             if session and self.hub:
-                self.hub.leave(session, f"{stream.name}: {why}")
+                self.hub.leave(session, f"{stream.name}: {why}", reason)
 
     def _authenticate(self, context: Any, peer: str) -> None:
         if self._token is None:
             return
-        host, now = peer.rpartition(":")[0], time.monotonic()
-        failed = self._logins.setdefault(host, collections.deque())
-        while failed and failed[0] < now - LOGIN_SECONDS:
-            failed.popleft()
+        host, now = peer.rpartition(":")[0], self._clock()
+        failed = [at for at in self._logins.get(host, ()) if at > now - LOGIN_SECONDS]
         said = dict(context.invocation_metadata() or ()).get("authorization", "")
         said = said if isinstance(said, bytes) else said.encode()
         if len(failed) < LOGINS and hmac.compare_digest(said, b"Bearer " + self._token):
             return
-        failed.append(now)
+        if len(failed) < LOGINS:
+            # The last one closes the address for as long as if all had been now; what comes then does not prolong it.
+            failed = [*failed, now] if len(failed) < LOGINS - 1 else [now] * LOGINS
+            self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS} | {host: failed}
         raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
 
-    async def _greet(self, stream: _Stream) -> Any:
+    async def _hear(self, stream: Stream) -> Any:
+        """A worker's Hello. Of too many who have not said it, the one that has waited longest makes room."""
+        if len(self._silent) >= MAX_SILENT:
+            self._silent.pop(next(iter(self._silent))).cancel()
+        task = self._silent[stream] = asyncio.create_task(self._greet(stream))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if stream in self._silent:
+                raise
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "it said nothing, and others wait.") from None
+        finally:
+            self._silent.pop(stream, None)
+
+    async def _greet(self, stream: Stream) -> Any:
         message, _ = await stream.receive(HELLO_SECONDS)
         if message.WhichOneof("kind") != "hello":
             raise wire.ProtocolError("the first message is no Hello.")
@@ -302,7 +333,7 @@ class Server:
             raise wire.ProtocolError(f"{hello.lanes} lanes; a worker has 1 to {wire.MAX_LANES}.")
         return hello
 
-    async def _compare(self, stream: _Stream) -> None:
+    async def _compare(self, stream: Stream) -> None:
         message, _ = await stream.receive(READY_SECONDS)
         if message.WhichOneof("kind") != "ready":
             raise wire.ProtocolError("the second message is not Ready.")
@@ -310,15 +341,15 @@ class Server:
         if len(message.ready.options) > wire.MAX_OPTIONS:
             raise wire.ProtocolError("its options are too long.")
         if self.spec is None:
-            self.spec, self._layout = spec, wire.Layout(spec)
+            self.spec = spec
             self._spec_known.set()
         difference = wire.spec_difference(self.spec, spec)
-        if not difference and self._options is not None and message.ready.options != self._options:
-            difference = _option_difference(self._options, message.ready.options)
+        if not difference and self._options is not None:
+            difference = wire.options_difference(self._options, message.ready.options)
         if difference:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
 
-    async def _converse(self, stream: _Stream, session: Session) -> None:
+    async def _converse(self, stream: Stream, session: Session) -> None:
         loop = asyncio.get_running_loop()
         # One task each for as long as the stream lasts: one for every message would cost more than the message.
         tasks = [loop.create_task(stream.write()), loop.create_task(self._listen(stream, session))]
@@ -330,7 +361,7 @@ class Server:
             for task in tasks:
                 task.cancel()
 
-    async def _listen(self, stream: _Stream, session: Session) -> None:
+    async def _listen(self, stream: Stream, session: Session) -> None:
         assert self.hub is not None
         control, second = 0, time.monotonic()
         while (data := await stream.read()) is not None:
@@ -339,6 +370,8 @@ class Server:
             if kind == "rows":
                 self.hub.rows(session, message.rows, payload)
                 continue
+            if len(data) > wire.OVERHEAD:
+                raise wire.ProtocolError(f"{len(data)} bytes of {kind}: too large.")
             now = time.monotonic()
             control, second = (control + 1, second) if now - second < 1.0 else (1, now)
             if control > MAX_CONTROL:
@@ -353,82 +386,8 @@ class Server:
                 raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
 
 
-class _Outbox:
-    """Hands messages of other threads to the loop, and wakes it once for all that come together."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
-        self._items: collections.deque[tuple[asyncio.Queue[bytes | None], bytes | None]] = collections.deque()
-        self._waking = False
-
-    def put(self, queue: asyncio.Queue[bytes | None], data: bytes | None) -> None:
-        self._items.append((queue, data))
-        if not self._waking:
-            self._waking = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._waking = False  # first: what is put from now on wakes again
-        while self._items:
-            queue, data = self._items.popleft()
-            queue.put_nowait(data)
-
-
-class _Stream:
-    """A worker's stream: what is read, and a queue of what is to be written."""
-
-    def __init__(self, context: Any, outbox: _Outbox):
-        self.context, self.name = context, ""
-        self._outbox = outbox
-        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._end = ""
-
-    def post(self, data: bytes) -> None:
-        """Queues a message, from any thread."""
-        self._outbox.put(self.queue, data)
-
-    def end(self, why: str) -> None:
-        """Ends the stream, from any thread."""
-        self._end = self._end or why
-        self._outbox.put(self.queue, None)
-
-    async def send(self, message: Any) -> None:
-        await self.context.write(wire.pack(message))
-
-    async def read(self) -> bytes | None:
-        """The next message, or None at the end."""
-        data = await self.context.read()
-        return None if data is grpc.aio.EOF else data  # type: ignore[attr-defined]
-
-    async def receive(self, seconds: float) -> tuple[Any, memoryview]:
-        try:
-            data = await asyncio.wait_for(self.read(), seconds)
-        except TimeoutError:
-            raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"it said nothing for {seconds:.0f} s.") from None
-        if data is None:
-            raise Gone
-        return wire.unpack(pb.FromWorker, data)
-
-    async def write(self) -> None:
-        """Writes what is queued, until the stream is to end."""
-        while (data := await self.queue.get()) is not None:
-            await self.context.write(data)
-        if self._end:
-            raise Refused(grpc.StatusCode.ABORTED, self._end)
-
-
 def _announce(path: str, where: str) -> None:
     """Writes where the learner is to a file that appears at once."""
     partial = pathlib.Path(f"{path}.{os.getpid()}.partial")
     partial.write_text(where + "\n")
     partial.replace(path)
-
-
-def _option_difference(mine: str, theirs: str) -> str:
-    try:
-        here, there = json.loads(mine), json.loads(theirs)
-        names = [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
-        name = names[0]
-    except (ValueError, TypeError, IndexError):
-        return "its options are not ours"
-    return f"{wire.printable(str(name))} is {wire.printable(str(there.get(name)))} there and {here.get(name)} here"

@@ -5,9 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import ipaddress
+import os
+import pathlib
+import stat
 from typing import Literal
 
 from podracer import config as configs
+
+DEFAULT_BLOCK = 64
+"""Lanes that a worker steps together at most, unless `Remote.block` says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +116,23 @@ def is_private(text: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def make_private(folder: pathlib.Path) -> None:
+    """Makes a folder that none but this user can enter, or sees that it is one.
+
+    Raises:
+      ValueError: where others can.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid() or mode & 0o077:
+        whose = "another user's" if found.st_uid != os.geteuid() else f"open to others (mode {mode:o})"
+        raise ValueError(
+            f"remote: the folder {folder} of the socket is {whose}: use one of your own with mode 700, which is made "
+            "if it is not there; insecure=True does without."
+        )
 
 
 def read_token(path: str | None) -> bytes | None:

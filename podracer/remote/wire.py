@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -338,7 +339,7 @@ def _space_from_proto(message: Any, depth: int = 0) -> Any:
             raise ProtocolError("a spec has too many heads.")
         return spaces.MultiDiscrete(tuple(message.multi.n))
     if kind == "box":
-        box, shape = message.box, tuple(message.box.shape)
+        box, shape = message.box, tuple(message.box.shape[: MAX_DIMS + 1])
         size = math.prod(shape)
         if len(shape) > MAX_DIMS or size > MAX_ROW_BYTES:
             raise ProtocolError(f"a spec has a Box of shape {shape[:MAX_DIMS]}: too large.")
@@ -375,3 +376,25 @@ def spec_difference(mine: EnvSpec, theirs: EnvSpec) -> str:
             if _space_to_proto(one.space) != _space_to_proto(other.space):
                 return f"{one.name} is {other.space} there and {one.space} here"
     return ""
+
+
+def options_difference(mine: str, theirs: str) -> str:
+    """The first option in which two environments differ, with both values, or "".
+
+    Raises:
+      ProtocolError: where theirs are no JSON object.
+    """
+    if theirs == mine:
+        return ""
+    try:
+        there = json.loads(theirs)
+        if not isinstance(there, dict):
+            raise TypeError
+        here = json.loads(mine)
+        for name in sorted({*here, *there}):
+            if here.get(name) != there.get(name):
+                said = printable(str(there.get(name)))
+                return f"{printable(name)} is {said} there and {here.get(name)} here"
+    except (ValueError, TypeError, RecursionError):
+        raise ProtocolError("its options are no JSON object.") from None
+    return "its options are written otherwise than ours"

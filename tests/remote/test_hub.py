@@ -13,7 +13,8 @@ pytest.importorskip("grpc")
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.hub import FILLER, Batching, Hub, Patience, RemoteError, Session, Woken
+from podracer.remote.blocks import Batching, Patience, Session
+from podracer.remote.hub import FILLER, Hub, RemoteError, Woken
 from podracer.remote.pool import RemoteEnvironment
 from podracer.sebulba.channels import Closed
 
@@ -92,7 +93,7 @@ def test_random_schedules(chunk):
     for seed in range(100 * chunk, 100 * chunk + 100):
         rng = np.random.default_rng(seed)
         lanes, block = int(rng.choice([2, 4, 6])), 2
-        hub, _, _ = made(min_live=0.01, answer=1000.0)
+        hub, clock, _ = made(min_live=0.01, answer=50.0)
         pool = hub.open_pool(lanes, block, 7)
         environment = RemoteEnvironment(hub, pool, SPEC)
         peers = [Peer(hub, lanes, f"w{i}") for i in range(2)]
@@ -141,9 +142,18 @@ def test_random_schedules(chunk):
                         hub.failed(peer.session, number, "boom")
                     elif luck < 0.9:
                         peer.answer(number)
+            if rng.random() < 0.1:  # whoever has not answered yet is late
+                late = [(p, number, p.owed[number][0]) for p in peers if not p.gone for number in p.owed]
+                clock.now += 400.0
+                hub.tick()
+                assert not pool.stepping
+                stale += late
             for peer, number, step in stale:  # what comes late is dropped
                 if number not in peer.session.blocks:
-                    with np.errstate(all="ignore"):
+                    count = hub.counts["stale"]
+                    peer.send(number, step, HostStep.zeros(SPEC, block))
+                    assert hub.counts["stale"] == count + 1
+                    with pytest.raises(wire.ProtocolError, match="which it does not have"):
                         peer.send(number, step, HostStep.zeros(SPEC, block))
             stale.clear()
             if rng.random() < 0.3:
@@ -157,7 +167,7 @@ def test_one_answer_per_row_and_what_is_late_is_dropped():
     peer.answer(0)
     with pytest.raises(wire.ProtocolError, match="rows of step 1 came in step 0, READY"):
         peer.send(0, 1, HostStep.zeros(SPEC, 2))
-    with pytest.raises(wire.ProtocolError, match="never opened"):
+    with pytest.raises(wire.ProtocolError, match="rows of block 99, which it does not have"):
         peer.send(99, 0, HostStep.zeros(SPEC, 2))
     hub.take(pool)
     hub.act(pool, {0}, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
@@ -165,11 +175,34 @@ def test_one_answer_per_row_and_what_is_late_is_dropped():
     other = Peer(hub, 2)
     with pytest.raises(wire.ProtocolError, match="step 5"):
         peer.send(0, 5, HostStep.zeros(SPEC, 2))
-    other.send(0, 1, HostStep.zeros(SPEC, 2))  # of a block that is another's
-    assert hub.counts["stale"] == 1
+    with pytest.raises(wire.ProtocolError, match="rows of block 0, which it does not have"):
+        other.send(0, 1, HostStep.zeros(SPEC, 2))  # of a block that is another's
     hub.close_pool(pool)
     peer.send(0, 1, HostStep.zeros(SPEC, 2))
-    assert hub.counts["stale"] == 2
+    assert hub.counts["stale"] == 1
+    with pytest.raises(wire.ProtocolError, match="nor owes rows of"):
+        peer.send(0, 1, HostStep.zeros(SPEC, 2))
+
+
+def test_why_blocks_were_lost_is_counted():
+    hub, clock, _ = made(answer=5.0, min_live=0.0)
+    pool = hub.open_pool(3, 1, 5)
+    peers = [Peer(hub, 1, f"w{i}") for i in range(3)]
+    for peer in peers:
+        peer.answer(*peer.owed)
+    hub.take(pool)
+    hub.leave(peers[0].session, "it broke a rule", "violation")
+    hub.failed(peers[1].session, *peers[1].session.blocks, "boom")
+    hub.act(pool, {0, 1, 2}, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    clock.now += 6.0
+    hub.tick()
+    hub.reject("aborted")
+    labelled = hub.labelled()
+    assert labelled["breaks"] == ("reason", {"left": 0, "violation": 1, "failed": 1, "late": 1})
+    assert labelled["lanes"] == ("state", {"empty": 1, "opening": 2, "ready": 0, "stepping": 0})
+    assert labelled["rejected"] == ("reason", {"aborted": 1})
+    metrics = hub.metrics()
+    assert (metrics["remote/breaks"], metrics["remote/rejected"]) == (3.0, 1.0)
 
 
 def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
@@ -358,11 +391,24 @@ def test_what_is_lost_follows_the_slowest_that_is_at_work():
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_schedules_of_whatever_is_ready(chunk):
-    """Each lane's own rows in order, one action for each, fillers between streams; and nobody waits for the lost."""
+    """Each lane's own rows in order, one action for each, fillers between streams; and nobody waits for the lost.
+
+    Blocks are of random sizes, for they are cut to what workers have room for.
+    """
     for seed in range(100 * chunk, 100 * chunk + 100):
         rng = np.random.default_rng(seed)
-        hub, clock, pool, peers, environment = ready_pool(most=int(rng.integers(1, 5)), min_live=0.01)
-        steps, counts = np.full(4, -1), np.zeros(4, int)
+        hub, clock, _ = made(min_live=0.01, answer=50.0)
+        total, most_of_block = int(rng.integers(4, 9)), int(rng.integers(1, 4))
+        batching = Batching(1, int(rng.integers(most_of_block, total + 1)), 1.0)
+        pool = hub.open_pool(total, most_of_block, 5, batching=batching)
+        environment = RemoteEnvironment(hub, pool, SPEC)
+        peers: list = []
+        while any(block.state == "EMPTY" for block in pool.blocks):
+            peers.append(Peer(hub, int(rng.integers(1, 4)), f"w{len(peers)}"))
+        for peer in peers:
+            for number in list(peer.owed):
+                peer.answer(number)
+        steps, counts = np.full(total, -1), np.zeros(total, int)
         held: list = []
         for _ in range(60):
             for peer in peers:
@@ -375,18 +421,23 @@ def test_random_schedules_of_whatever_is_ready(chunk):
                         peer.answer(number)
             peers = [peer for peer in peers if not peer.gone]
             if rng.random() < 0.2:
-                peers.append(Peer(hub, int(rng.integers(1, 3)), "new"))
-            clock.now += rng.exponential(0.5)
+                peers.append(Peer(hub, int(rng.integers(1, 4)), "new"))
+            clock.now += rng.exponential(0.5) if rng.random() < 0.95 else 400.0
+            hub.tick()
             with hub._condition:
                 there = pool.live and hub._chosen(pool, clock.now)[0]
             if there:
                 lanes, rows = environment.recv()
-                assert len(lanes) <= pool.batching.most
+                assert len(lanes) <= batching.most
                 assert len(set(lanes.tolist())) == len(lanes)
                 held.append((lanes, rows))
-                for i, lane in enumerate(lanes):
+                blocks = {lane: b for b in pool.blocks for lane in range(b.start, b.start + b.lanes)}
+                for block in {id(blocks[lane]): blocks[lane] for lane in lanes.tolist()}.values():
+                    assert set(range(block.start, block.start + block.lanes)) <= set(lanes.tolist()), "whole blocks"
+                others = [b.count for b in pool.blocks if b.state in ("READY", "STEPPING")]
+                for i, lane in enumerate(lanes.tolist()):
                     counts[lane] += 1
-                    filler = pool.blocks[lane].shown == FILLER
+                    filler = blocks[lane].shown == FILLER
                     if filler or rows.scalars[2, i]:
                         assert rows.scalars[2, i] == 1
                         assert rows.scalars[0, i] == 0
@@ -394,7 +445,6 @@ def test_random_schedules_of_whatever_is_ready(chunk):
                     else:
                         steps[lane] += 1
                         assert rows.observation[i, 0] == steps[lane], "rows are lost, or come before their answer"
-                    others = [b.count for b in pool.blocks if b.state in ("READY", "STEPPING")]
                     assert not filler or counts[lane] <= min(others)
             if held and (rng.random() < 0.7 or not there):
                 lanes, _ = held.pop(int(rng.integers(len(held))))

@@ -11,12 +11,20 @@ from podracer.remote.prometheus import Exporter, text
 
 
 def test_gauges_and_counters():
-    lines = text({"remote/sessions": 2.0, "remote/rows": 1e7 + 1}).splitlines()
-    assert lines == [
+    metrics = {"remote/sessions": 2.0, "remote/rows": 1e7 + 1, "remote/breaks": 3.0, "remote/loop_busy": 0.5}
+    labelled = {"breaks": ("reason", {"left": 1.0, "late": 2.0}), "lanes": ("state", {"ready": 4.0})}
+    assert text(metrics, labelled).splitlines() == [
         "# TYPE podracer_remote_sessions gauge",
         "podracer_remote_sessions 2",
         "# TYPE podracer_remote_rows_total counter",
         "podracer_remote_rows_total 10000001",
+        "# TYPE podracer_remote_loop_busy_ratio gauge",
+        "podracer_remote_loop_busy_ratio 0.5",
+        "# TYPE podracer_remote_breaks_total counter",
+        'podracer_remote_breaks_total{reason="left"} 1',
+        'podracer_remote_breaks_total{reason="late"} 2',
+        "# TYPE podracer_remote_lanes gauge",
+        'podracer_remote_lanes{state="ready"} 4',
     ]
 
 
@@ -58,7 +66,9 @@ def test_a_learner_answers():
     made = RemoteEnvironments("counting", workers.Counting(), None, settings, answer_timeout=9.0, strict=False)
     with urllib.request.urlopen(f"http://{made._exporter.where}/metrics") as answer:
         said = answer.read().decode()
-        assert "podracer_remote_lanes 0\n" in said
+        assert 'podracer_remote_lanes{state="stepping"} 0\n' in said
+        assert 'podracer_remote_bytes_total{direction="up"} 0\n' in said
+        assert 'podracer_remote_breaks_total{reason="late"} 0\n' in said
         assert 'podracer_remote_round_seconds_bucket{le="+Inf"} 0\n' in said
         assert "podracer_remote_loop_busy" in said
     made.close(Goodbye.FINISHED)

@@ -1,107 +1,25 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
-import contextlib
-import queue
-import socket
 import threading
 import time
 
 import numpy as np
 import pytest
 import workers
+from peers import COUNTING, FINISHED, RemoteEnvironments, first_rows, hello, learner, packed, peer, played
 
+from podracer import spaces
+from podracer.remote import session_pb2 as pb
 from podracer.remote.settings import Remote
+from podracer.sebulba.channels import Closed
+from podracer.types import EnvSpec, HostStep
 
 grpc = pytest.importorskip("grpc")
-pb = pytest.importorskip("podracer.remote.session_pb2")
 server = pytest.importorskip("podracer.remote.server")
 wire = pytest.importorskip("podracer.remote.wire")
 worker = pytest.importorskip("podracer.remote.worker")
-RemoteEnvironments = pytest.importorskip("podracer.remote.environments").RemoteEnvironments
 
-COUNTING = workers.Counting()
 TOKEN = b"a secret of sixteen bytes"
-
-
-@contextlib.contextmanager
-def learner(environments=COUNTING, options=None, **settings):
-    made = RemoteEnvironments(
-        "counting", environments, options, Remote(**{"listen": "127.0.0.1:0", "join_timeout": 20.0} | settings),
-        answer_timeout=settings.pop("answer_timeout", 30.0), strict=False,
-    )  # fmt: skip
-    try:
-        yield made
-    finally:
-        made.close(pb.Goodbye.FINISHED)
-
-
-class Peer:
-    """A client written by hand."""
-
-    def __init__(self, where, metadata=(), credentials=None):
-        self.outgoing = queue.SimpleQueue()
-        self.channel = grpc.insecure_channel(where, [("grpc.use_local_subchannel_pool", 1)])
-        self.call = self.channel.stream_stream(server.METHOD)(iter(self.outgoing.get, None), metadata=metadata)
-
-    def send(self, **kind):
-        self.raw(wire.pack(pb.FromWorker(**kind)))
-
-    def raw(self, data):
-        self.outgoing.put(data)
-
-    def hello(self, lanes=4, run=1, protocol=wire.PROTOCOL):
-        self.send(hello=pb.Hello(protocol=protocol, run=run, worker="by hand", lanes=lanes))
-
-    def ready(self, spec=COUNTING.spec, options=""):
-        assert self.receive("welcome").session
-        self.send(ready=pb.Ready(spec=wire.spec_to_proto(spec), options=options))
-
-    def receive(self, kind):
-        message, _ = wire.unpack(pb.ToWorker, next(self.call))
-        assert message.WhichOneof("kind") == kind
-        return getattr(message, kind)
-
-    def rows(self, block, step, rows):
-        parts = wire.Layout(COUNTING.spec).pack_rows(rows)
-        self.raw(wire.pack(pb.FromWorker(rows=pb.Rows(block=block, step=step)), parts))
-
-    def status(self):
-        """How the stream ends."""
-        with pytest.raises(grpc.RpcError) as raised:
-            for _ in self.call:
-                pass
-        return raised.value.code(), raised.value.details()
-
-    def close(self):
-        self.outgoing.put(None)
-        self.channel.close()
-
-
-@contextlib.contextmanager
-def peer(where, **kwargs):
-    made = Peer(where, **kwargs)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def played(environment, steps):
-    """Steps that all lanes were played."""
-    lanes, rows = environment.recv()
-    for _ in range(steps):
-        environment.send(lanes, np.ones(len(lanes), np.int32))
-        lanes, rows = environment.recv()
-    return rows
-
-
-def first_rows(n=4, **changes):
-    rows = COUNTING.make(n, 0).recv()[1]
-    for index, value in changes.get("scalars", {}).items():
-        rows.scalars[index] = value
-    if "observation" in changes:
-        rows.observation[changes["observation"]] = np.nan
-    return rows
 
 
 def test_rows_cross_in_both_directions():
@@ -120,12 +38,14 @@ def test_rows_cross_in_both_directions():
 
 WRONG = {
     "rows": (lambda p: p.rows(0, 1, first_rows()), "rows of step 1 came in step -1"),
-    "another block": (lambda p: p.rows(7, 0, first_rows()), "block 7, which was never opened"),
+    "without waiting": (lambda p: [p.rows(0, i, first_rows()) for i in range(2)], "rows of step 1 came in step 0, READY"),
+    "another block": (lambda p: p.rows(7, 0, first_rows()), "block 7, which it does not have"),
     "too few lanes": (lambda p: p.rows(0, 0, first_rows(3)), "rows of 4 lanes have"),
+    "a byte too many": (lambda p: p.long(0, 0, first_rows()), "rows of 4 lanes have"),
     "a reward that is no number": (lambda p: p.rows(0, 0, first_rows(scalars={(0, 2): np.nan})), "lane 2: reward is nan"),
     "an observation that is none": (lambda p: p.rows(0, 0, first_rows(observation=(1, 0))), "lane 1: observation"),
     "not first": (lambda p: p.rows(0, 0, first_rows(scalars={(2, 3): 0.0})), "lane 3: first is 0"),
-    "hello again": (lambda p: p.hello(), "does not belong here: hello"),
+    "hello again": (lambda p: p.raw(hello()), "does not belong here: hello"),
     "nothing": (lambda p: p.send(), "does not belong here: None"),
     "garbage": (lambda p: p.raw(b"\xff" * 40), "40 bytes are no FromWorker"),
     "a flood": (lambda p: [p.send(alive=pb.Alive()) for _ in range(500)], "a flood of messages"),
@@ -142,11 +62,13 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
         # Another's lanes, that nobody else has room for.
         other = made.make(4, 9)
         with peer(made.where) as bad:
-            bad.hello()
-            bad.ready()
+            bad.join()
             number = bad.receive("open").block
-            original = bad.rows
-            bad.rows = lambda block, step, rows: original(number if block == 0 else block + number, step, rows)
+            place = lambda block: number if block == 0 else block + number  # noqa: E731
+            bad.rows = lambda block, step, rows: bad.raw(packed(place(block), step, rows))
+            rest = wire.pack(pb.FromWorker(rows=pb.Rows(block=number)))
+            payload = b"".join(wire.Layout(COUNTING.spec).pack_rows(first_rows())) + b"\0"
+            bad.long = lambda *_: bad.raw(wire.pack(pb.FromWorker(), [payload]) + rest)
             do(bad)
             code, details = bad.status()
             assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -155,6 +77,7 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
         assert not rows.scalars[2].all(), "the other worker goes on"
         assert "worker by hand broke the protocol" in capfd.readouterr().err
         assert made.metrics()["remote/rejected"] == 1
+        assert np.isfinite(list(made.metrics().values())).all()
         other.close()
         environment.close()
     thread.join(5.0)
@@ -164,20 +87,18 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
 def test_refusals_name_both_sides_and_are_final():
     with learner(options='{"sticky": 0.25}') as made:
         with peer(made.where) as old:
-            old.hello(protocol=2)
+            old.raw(hello(protocol=2))
             code, details = old.status()
             assert code == grpc.StatusCode.FAILED_PRECONDITION
             assert "protocol 2 there" in details
             assert f"and {wire.PROTOCOL} here" in details
         with peer(made.where) as other:
-            other.hello()
-            other.ready(workers.Counting(length=9).spec)
+            other.join(spec=workers.Counting(length=9).spec)
             code, details = other.status()
             assert code == grpc.StatusCode.FAILED_PRECONDITION
             assert "max_episode_steps is 9 there and 5 here" in details
         with peer(made.where) as other:
-            other.hello()
-            other.ready(options='{"sticky": 0.0}')
+            other.join(options='{"sticky": 0.0}')
             assert "sticky is 0.0 there and 0.25 here" in other.status()[1]
         with pytest.raises(worker.RefusedError, match="max_episode_steps is 9 there"):
             worker.serve_envs(workers.Counting(length=9), made.where, quiet=True)
@@ -185,10 +106,8 @@ def test_refusals_name_both_sides_and_are_final():
 
 def test_of_one_process_the_older_stream_ends():
     with learner() as made, peer(made.where) as one, peer(made.where) as two:
-        one.hello()
-        one.ready()
-        two.hello()
-        two.ready()
+        one.join()
+        two.join()
         assert one.status() == (grpc.StatusCode.ABORTED, "the same process has come again.")
         environment = made.make(4, 0)
         assert two.receive("open").lanes == 4
@@ -210,13 +129,22 @@ def test_a_token_is_asked_for(tmp_path, capfd):
     thread.join(5.0)
     assert thread.error is None
     with learner(token_file=str(tmp_path / "token")) as made:
+        now = 1000.0
+        made._server._clock = lambda: now
         for _ in range(5):
             with peer(made.where) as wrong:
-                wrong.hello()
+                wrong.raw(hello())
                 assert wrong.status()[0] == grpc.StatusCode.UNAUTHENTICATED
-        with peer(made.where, metadata=[("authorization", f"Bearer {TOKEN.decode()}")]) as right:
-            right.hello()
-            assert right.status()[0] == grpc.StatusCode.UNAUTHENTICATED, "nobody guesses on"
+            now += 1.0
+        proof = [("authorization", f"Bearer {TOKEN.decode()}")]
+        for seconds in (0.0, 58.0):
+            now = 1004.0 + seconds
+            with peer(made.where, metadata=proof) as right:
+                right.raw(hello())
+                assert right.status()[0] == grpc.StatusCode.UNAUTHENTICATED, "nobody guesses on"
+        now = 1065.0
+        with peer(made.where, metadata=proof) as right:
+            right.join()
     assert TOKEN.decode() not in capfd.readouterr().err
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match="holds 5 bytes"):
@@ -261,50 +189,163 @@ def test_a_taken_port_is_said():
         RemoteEnvironments("counting", COUNTING, None, Remote(listen=made.where), answer_timeout=1.0, strict=False)
 
 
-def test_who_says_nothing_keeps_nobody_out(monkeypatch):
-    monkeypatch.setattr(server, "HELLO_SECONDS", 1.0)
-    with learner() as made:
-        host, _, port = made.where.rpartition(":")
-        silent = [socket.create_connection((host, int(port))) for _ in range(64)]
-        with contextlib.ExitStack() as stack:
-            mute = [stack.enter_context(peer(made.where)) for _ in range(8)]
-            thread = workers.Thread(workers.Counting(), made.where)
-            environment = made.make(4, 5)
-            begin = time.monotonic()
-            played(environment, 5)
-            assert time.monotonic() - begin < 5.0
-            assert {each.status()[0] for each in mute} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        environment.close()
-        for each in silent:
-            each.close()
-    thread.join(5.0)
-    assert thread.error is None
-
-
-def test_hundreds_of_mutated_messages_leave_others_alone():
-    rng = np.random.default_rng(0)
-    sound = [
-        wire.pack(pb.FromWorker(hello=pb.Hello(protocol=1, run=9, worker="x", lanes=4))),
-        wire.pack(pb.FromWorker(ready=pb.Ready(spec=wire.spec_to_proto(COUNTING.spec)))),
-        wire.pack(pb.FromWorker(rows=pb.Rows()), wire.Layout(COUNTING.spec).pack_rows(first_rows())),
-    ]
-    with learner() as made:
-        thread = workers.Thread(workers.Counting(), made.where, lanes=4)
-        environment = made.make(4, 5)
-        for _ in range(60):
+def test_options_that_are_no_object_are_the_peers_fault():
+    deep = "[" * 15_000
+    wrong = ("[]", '"x"', "7", "null", "{", "", deep, '{"a": ' + deep, '{"sticky": ' + "[" * 500 + "]" * 500 + "}")
+    with learner(options='{"sticky": 0.25}') as made:
+        for i, options in enumerate(wrong):
             with peer(made.where) as bad:
-                for message in sound:
-                    changed = bytearray(message)
-                    for _ in range(rng.integers(0, 3)):
-                        changed[rng.integers(len(changed))] = rng.integers(256)
-                    bad.raw(bytes(changed))
-                bad.raw(b"\xff" * 20)
-                bad.status()
-        rows = played(environment, 11)
-        assert not rows.scalars[2].all()
+                bad.join(run=i, options=options)
+                assert bad.status()[0] in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+                assert made.metrics()["remote/rejected"] == i + 1
+        kinds = made._hub.labelled()["rejected"][1]
+        assert kinds["invalid_argument"] >= len(wrong) - 1
+
+
+def test_rows_of_anothers_block_are_refused_and_late_ones_come_once():
+    with learner(block=4) as made:
+        environment = made.make(4, 5)
+        with peer(made.where) as one, peer(made.where) as two:
+            one.join(run=1)
+            number = one.receive("open").block
+            two.join(run=2)
+            two.rows(number, 0, first_rows())
+            assert two.status() == (
+                grpc.StatusCode.INVALID_ARGUMENT, f"rows of block {number}, which it does not have, nor owes rows of."
+            )  # fmt: skip
+            one.rows(number, 0, first_rows())
+            environment.recv()
+            environment.send(np.arange(4), np.ones(4, np.int32))
+            assert one.receive("act").step == 0
+            environment.close()
+            assert one.receive("close").block == number
+            for _ in range(2):
+                one.rows(number, 1, first_rows())
+            assert one.status()[0] == grpc.StatusCode.INVALID_ARGUMENT, "a block owed them once"
+        assert made.metrics()["remote/stale"] == 1
+
+
+def test_a_clock_that_jumps_changes_nothing(monkeypatch):
+    real, step = time.time, 2 * server.TICK_SECONDS  # longer than it takes to look who is late
+    with learner() as made:
+        thread = workers.Thread(workers.Counting(misbehave=lambda _: time.sleep(step)), made.where)
+        environment = made.make(4, 5)
+        environment.recv()
+        for hours in (1, -1):
+            environment.send(np.arange(4), np.ones(4, np.int32))
+            monkeypatch.setattr(time, "time", lambda hours=hours: real() + 3600 * hours)
+            _, rows = environment.recv()
+            assert not rows.scalars[2].any()
+        metrics = made.metrics()
+        assert (metrics["remote/breaks"], metrics["remote/rejected"], metrics["remote/sessions"]) == (0, 0, 1)
         environment.close()
     thread.join(5.0)
     assert thread.error is None
+
+
+def test_a_socket_is_in_a_folder_of_ones_own(tmp_path):
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(ValueError, match=r"^remote: the folder .*/open of the socket is open to others \(mode 755\)"):
+        RemoteEnvironments(
+            "counting", COUNTING, None, Remote(listen=f"unix:{tmp_path}/open/s"), answer_timeout=1.0, strict=False
+        )
+    with learner(listen=f"unix:{tmp_path}/open/s", insecure=True):
+        pass
+    with learner(listen=f"unix:{tmp_path}/made/s"):
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+
+
+class Large:
+    """Rows of half a megabyte that show the last action, and a leaf of nothing."""
+
+    def __init__(self):
+        parts = {"large": spaces.Box(0, 255, (512, 1024), np.uint8), "none": spaces.Box(0.0, 1.0, (0, 3))}
+        self.spec = EnvSpec("large", spaces.Dict(parts), spaces.Discrete(9))
+
+    def make(self, num_lanes, seed, *, evaluation=False):
+        made, self.lanes, self.shown, self.first = self, np.arange(num_lanes), np.zeros(num_lanes, int), True
+        return made
+
+    def recv(self):
+        n = len(self.lanes)
+        large = np.broadcast_to(self.shown[:, None, None], (n, 512, 1024)).astype(np.uint8)
+        observation = {"large": large, "none": np.zeros((n, 0, 3), np.float32)}
+        never = np.zeros(n, bool)
+        return self.lanes, HostStep.of(observation, np.zeros(n), never, ~never & self.first, never)
+
+    def send(self, lanes, actions):
+        self.shown, self.first = np.asarray(actions), False
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_large_array_and_an_empty_one(known, tmp_path):
+    """Larger than gRPC takes by default, from a worker that is the first to say what its environment is too."""
+    where = f"file:{tmp_path}/where"
+    thread = workers.Thread(Large(), where, lanes=16)
+    with learner(Large() if known else None, announce=f"{tmp_path}/where") as made:
+        assert made._server._most() == 16 * 4 * (512 * 1024 + 16) + wire.OVERHEAD
+        environment = made.make(16, 5)
+        lanes, _ = environment.recv()
+        environment.send(lanes, np.arange(16, dtype=np.int32) % 9)
+        _, rows = environment.recv()
+        assert rows.observation["none"].shape == (16, 0, 3)
+        np.testing.assert_array_equal(rows.observation["large"].min(axis=(1, 2)), np.arange(16) % 9)
+        np.testing.assert_array_equal(rows.observation["large"].max(axis=(1, 2)), np.arange(16) % 9)
+        environment.close()
+    thread.join(10.0)
+    assert thread.error is None
+
+
+def test_messages_are_as_large_as_the_largest_block_and_no_larger():
+    with learner() as made:
+        layout = wire.Layout(COUNTING.spec)
+        most = 64 * layout.row_bytes + wire.OVERHEAD
+        for size, code, said in (
+            (wire.OVERHEAD + 100, grpc.StatusCode.INVALID_ARGUMENT, "failed: too large"),
+            (most + 1, grpc.StatusCode.RESOURCE_EXHAUSTED, f"larger than max ({most + 1} vs. {most})"),
+        ):
+            with peer(made.where) as bad:
+                bad.join(run=size)
+                empty = pb.FromWorker(failed=pb.Failed(error="x" * 60_000))
+                bad.send(failed=pb.Failed(error="x" * (size - empty.ByteSize() + 60_000)))
+                found = bad.status()
+                assert found[0] == code, found
+                assert said in found[1]
+
+
+def test_ten_workers_and_a_shutdown_in_the_middle():
+    with learner(block=1) as made:
+        threads = [workers.Thread(workers.Counting(), made.where, lanes=1) for _ in range(10)]
+        environment = made.make(10, 5)
+        ended = []
+
+        def act():
+            try:
+                for _ in range(10):
+                    played(environment, 10)
+                    environment.send(np.arange(10), np.ones(10, np.int32))
+                made.close(FINISHED)
+                played(environment, 10_000)
+            except Closed:
+                ended.append(True)
+
+        actor = threading.Thread(target=act)
+        actor.start()
+        for each in threads:
+            each.join(30.0)
+            assert (each.is_alive(), each.error) == (False, None)
+        assert made.metrics()["remote/rows"] >= 1000
+        environment.wake()
+        actor.join(10.0)
+        assert ended
+        made.close(FINISHED)  # a second time is none
+        with pytest.raises(RuntimeError, match="have been sent home"):
+            made.make(10, 5)
+        with learner(listen=made.where):  # the address is free again
+            pass
 
 
 def test_threads_end_with_the_learner():

@@ -26,8 +26,8 @@ def random_space(rng, depth=0):
         return spaces.Discrete(int(rng.integers(1, 9)))
     if kind == 1:
         return spaces.MultiDiscrete(tuple(int(x) for x in rng.integers(1, 5, rng.integers(1, 4))))
-    shape = tuple(int(x) for x in rng.integers(1, 5, rng.integers(0, 4)))
-    low = rng.integers(0, 3, shape).tolist() if rng.integers(2) and shape else 0
+    shape = tuple(int(x) for x in rng.integers(0 if rng.random() < 0.2 else 1, 5, rng.integers(0, 4)))
+    low = rng.integers(0, 3, shape).tolist() if rng.integers(2) and np.prod(shape) else 0
     return spaces.Box(low, 7, shape, np.dtype(str(rng.choice(DTYPES))))
 
 
@@ -185,6 +185,7 @@ def test_every_truncation_and_ten_thousand_mutations_are_one_error():
     [
         (lambda m: m.observation.box.shape.extend([2**20, 2**20]), "too large"),
         (lambda m: m.observation.box.shape.extend([1] * 9), "too large"),
+        (lambda m: m.observation.box.shape.extend([2**32 - 1] * 100_000), "too large"),
         (lambda m: setattr(m.observation.box, "dtype", "O"), "Box of 'O'"),
         (lambda m: m.observation.box.low.extend([1.0, 2.0]), "3 bounds for 4 elements"),
         (lambda m: m.observation.ClearField("box"), "no kind"),
@@ -212,6 +213,13 @@ def test_what_differs_is_named_with_both_values():
         (mine._replace(observation_space=spaces.Dict({"x": spaces.Discrete(2)})), "observations are"),
     ):
         assert said in wire.spec_difference(mine, theirs)
+
+
+def test_options_that_differ_are_named():
+    assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 2}') == ""
+    assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 there and 2 here"
+    assert wire.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   there and None here"
+    assert wire.options_difference('{"a": 1}', '{ "a": 1}') == "its options are written otherwise than ours"
 
 
 def test_the_generated_module_is_that_of_the_protocol():

@@ -1,0 +1,167 @@
+"""Workers, blocks of lanes, and the pools that they are of, as the hub has them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from podracer.types import HostStep
+
+State = Literal["EMPTY", "OPENING", "READY", "STEPPING"]
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """A worker's stream.
+
+    Attributes:
+      worker: its name, for messages.
+      lanes: that it can step at once.
+      send: takes a message for it; called with the hub's lock, so it only queues.
+      end: ends the stream, with a reason for the worker.
+      blocks: those it has, by number.
+      failures: when environments of it failed.
+      late: numbers of blocks that it lost while it owed rows, which may be under way still.
+      busy: what it says that its blocks are at.
+    """
+
+    worker: str
+    lanes: int
+    send: Callable[[bytes], None]
+    end: Callable[[str], None]
+    blocks: dict[int, Block] = dataclasses.field(default_factory=dict)
+    failures: collections.deque[float] = dataclasses.field(default_factory=collections.deque)
+    late: set[int] = dataclasses.field(default_factory=set)
+    busy: str = ""
+
+    @property
+    def free(self) -> int:
+        """Lanes that it can take more."""
+        return self.lanes - sum(block.lanes for block in self.blocks.values() if not block.pool.evaluation)
+
+    @property
+    def evaluating(self) -> int:
+        """Lanes of evaluations that it steps."""
+        return sum(block.lanes for block in self.blocks.values() if block.pool.evaluation)
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    """Lanes with consecutive indices of one pool, which one worker steps together.
+
+    EMPTY -> OPENING -> READY <-> STEPPING -> EMPTY. It has at most one message of rows or actions under way.
+
+    Attributes:
+      pool: whose lanes they are.
+      start: the first one.
+      lanes: how many.
+      state: where it is.
+      number: of its opening among all of the hub's; what messages call it.
+      session: that steps it, unless EMPTY.
+      step: of its newest rows, -1 before the first.
+      openings: so far.
+      since: when it began to wait for its worker.
+      last: bool [n]; of the newest rows.
+      rows: the newest, while READY.
+      arrived: when they came.
+      shown: number of the opening whose rows its actor has and has not answered; FILLER for rows that stood for them,
+        and None if it has none.
+      count: rows that its lanes have shown.
+    """
+
+    pool: Pool
+    start: int
+    lanes: int
+    state: State = "EMPTY"
+    number: int = -1
+    session: Session | None = None
+    step: int = -1
+    openings: int = 0
+    since: float = 0.0
+    last: Any = None
+    rows: HostStep | None = None
+    arrived: float = 0.0
+    shown: int | None = None
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """When rows of some lanes are enough.
+
+    Attributes:
+      least: lanes that are waited for, for `deadline` at most.
+      most: lanes that are taken at once; at least those of a block.
+      deadline: seconds that the oldest rows wait for others.
+    """
+
+    least: int
+    most: int
+    deadline: float
+
+
+@dataclasses.dataclass(eq=False)
+class Pool:
+    """The lanes of an actor or an evaluation.
+
+    Attributes:
+      lanes: B.
+      seed: of lane 0.
+      evaluation: what they are for.
+      batching: when some of them are enough; None waits for all that are at work.
+      blocks: its lanes, in order.
+      begun: whether all lanes have been there at once.
+      broken: why a block was lost since, or "".
+      woken: whether who waits for its rows is to wait no longer.
+    """
+
+    lanes: int
+    seed: int
+    evaluation: bool
+    batching: Batching | None = None
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+    begun: bool = False
+    broken: str = ""
+    woken: bool = False
+
+    @property
+    def live(self) -> int:
+        """Lanes that a worker steps."""
+        return sum(block.lanes for block in self.blocks if block.state in ("READY", "STEPPING"))
+
+    def fitting(self, lanes: int) -> Block | None:
+        """An empty block of so many lanes at most. One that was never opened is cut to that size."""
+        empty = [block for block in self.blocks if block.state == "EMPTY"]
+        fits = next((block for block in empty if block.lanes <= lanes), None)
+        large = next((block for block in empty if not block.openings), None)
+        if fits or not large:
+            return fits
+        rest = Block(self, large.start + lanes, large.lanes - lanes)
+        large.lanes = lanes
+        self.blocks.insert(self.blocks.index(large) + 1, rest)
+        return large
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a worker owes rows."""
+        return any(block.state == "STEPPING" for block in self.blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a hub waits, and for what (see `settings.Remote`).
+
+    Attributes:
+      answer: seconds that a worker may take for a step.
+      join: seconds to wait for workers.
+      min_live: share of a pool's lanes that must be there.
+      strict: whether a lost block ends the run.
+    """
+
+    answer: float = 60.0
+    join: float = 600.0
+    min_live: float = 0.5
+    strict: bool = False

@@ -1,0 +1,286 @@
+"""Peers of the server that mean no good: garbage, silence, floods and sizes, and no effect on others."""
+
+import asyncio
+import collections
+import contextlib
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import workers
+from peers import (
+    COUNTING,
+    PREFACE,
+    STREAM,
+    connection,
+    first_rows,
+    frame,
+    hello,
+    learner,
+    opening,
+    packed,
+    pb,
+    peer,
+    played,
+    ready,
+    server,
+    status_of,
+    wire,
+)
+
+from podracer.remote.settings import Remote
+
+grpc = pytest.importorskip("grpc")
+
+
+def changed(rng, message):
+    data = bytearray(message)
+    for _ in range(rng.integers(1, 4)):
+        data[rng.integers(len(data))] = rng.integers(256)
+    return bytes(data[: rng.integers(len(data))] if rng.random() < 0.1 else data)
+
+
+async def mutated(channel, rng, number):
+    """Sends Hello, Ready and Rows, of which one is mutated, and then garbage; returns the status."""
+    call = channel.stream_stream(server.METHOD)()
+    sound, which = [hello(run=number), ready()], number % 3
+    if which < 2:
+        sound = [*sound[:which], changed(rng, sound[which]), *sound[which + 1 :], b"\xff" * 20]
+    try:
+        for message in sound:
+            await call.write(message)
+        while (data := await call.read()) is not grpc.aio.EOF:
+            message, _ = wire.unpack(pb.ToWorker, data)
+            if which == 2 and message.WhichOneof("kind") == "open":
+                await call.write(changed(rng, packed(message.open.block, 0, first_rows())))
+                await call.write(b"\xff" * 20)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass  # it has ended while we wrote
+    wrote = (await call.details() or "").startswith("Internal error from Core")
+    return "WROTE" if wrote else (await call.code()).name
+
+
+async def many_mutated(where, count):
+    rng, codes = np.random.default_rng(0), collections.Counter()
+
+    async def some(numbers):
+        async with grpc.aio.insecure_channel(where, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            for number in numbers:
+                codes[await mutated(channel, rng, number)] += 1
+
+    await asyncio.gather(*[some(range(2**40 + i, 2**40 + count, 4)) for i in range(4)])
+    return codes
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
+    with learner(block=4) as made, contextlib.ExitStack() as stack:
+        thread = workers.Thread(workers.Counting(), made.where, lanes=4)
+        environment = made.make(4, 5)
+        played(environment, 3)
+        others = made.make(16, 9)
+        rng = np.random.default_rng(1)
+        starts = (b"", PREFACE, STREAM) * 5
+        garbage = [stack.enter_context(connection(made.where, start + rng.bytes(500))) for start in starts]
+        # There is one event loop for gRPC in a process.
+        codes = made._server._loop.run(many_mutated(made.where, count), 500.0)
+        assert codes.total() == count
+        # A message may be changed into Leave, which is a way to go; and who writes to a stream that ends at that moment
+        # is told so by gRPC's client in place of the status.
+        assert codes.keys() <= {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OK", "WROTE"}, codes
+        assert codes["OK"] + codes["WROTE"] < count / 50
+        rejected = made.metrics()["remote/rejected"]
+        assert count - codes["OK"] <= rejected <= count - codes["OK"] + len(garbage)
+        rows = played(environment, 11)
+        assert not rows.scalars[2].all()
+        assert made._hub.labelled()["breaks"][1].get("late") == 0
+        assert environment._pool.live == 4
+        others.close()
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+def test_who_says_nothing_keeps_nobody_out():
+    with learner() as made, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connection(made.where, STREAM)) for _ in range(server.MAX_SILENT + 5)]
+        until = time.monotonic() + 5.0
+        while len(made._server._silent) < server.MAX_SILENT and time.monotonic() < until:
+            time.sleep(0.01)
+        thread = workers.Thread(workers.Counting(), made.where)
+        environment = made.make(4, 5)
+        begin = time.monotonic()
+        played(environment, 5)
+        assert time.monotonic() - begin < 5.0
+        number, text = status_of(silent[0])
+        assert (number, b"others wait" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], True)
+        assert made._hub.labelled()["rejected"][1]["resource_exhausted"] >= 6
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+@pytest.mark.slow
+def test_who_says_nothing_is_hung_up_on():
+    with learner() as made, contextlib.ExitStack() as stack:
+        begin = time.monotonic()
+        starts = {"socket": b"", "half a preface": PREFACE[:9], "HTTP/2": PREFACE, "stream": STREAM}
+        starts["byte by byte"] = STREAM
+        silent = {name: stack.enter_context(connection(made.where, data)) for name, data in starts.items()}
+        spelt = hello()
+        ends, codes = {}, {}
+
+        def spell():
+            for byte in b"\0" + len(spelt).to_bytes(4, "big") + spelt:
+                if "byte by byte" in ends:
+                    return
+                silent["byte by byte"].sendall(frame(0, 0, 1, bytes((byte,))))
+                time.sleep(0.5)
+
+        def watch(name):
+            codes[name] = status_of(silent[name])
+            ends[name] = time.monotonic() - begin
+
+        threads = [threading.Thread(target=watch, args=(name,)) for name in silent]
+        threads.append(threading.Thread(target=spell))
+        for each in threads:
+            each.start()
+        worker = workers.Thread(workers.Counting(), made.where)
+        environment = made.make(4, 5)
+        played(environment, 5)
+        assert time.monotonic() - begin < 8.0, "a worker joins meanwhile"
+        for each in threads:
+            each.join(30.0)
+        assert ends.keys() == silent.keys()
+        assert max(ends.values()) < 14.0, ends
+        # One that answers no pings either is closed for that in the same second.
+        found = {codes[name][0] for name in ("stream", "byte by byte") if codes[name]}
+        late, gone = (code.value[0] for code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE))
+        assert late in found <= {late, gone}
+        played(environment, 5)
+        environment.close()
+    worker.join(5.0)
+    assert worker.error is None
+
+
+def resident():
+    """MiB of this process."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def refused_by_its_header(where, most):
+    for size in (most + 1, 2**31, 2**32 - 1):
+        before = resident()
+        with connection(where, STREAM) as bad:
+            bad.sendall(frame(0, 0, 1, b"\0" + size.to_bytes(4, "big") + b"x" * 10_000))
+            number, text = status_of(bad)
+        assert (number, b"larger than max" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], True)
+        assert resident() - before < 16.0
+
+
+def test_what_says_that_it_is_large_is_not_waited_for():
+    with learner() as made:
+        refused_by_its_header(made.where, 64 * wire.Layout(COUNTING.spec).row_bytes + wire.OVERHEAD)
+
+
+def test_what_is_packed_is_not_unpacked():
+    bomb = gzip.compress(bytes(50 * 2**20))
+    with learner() as made:
+        before = resident()
+        with connection(made.where, opening((b"grpc-encoding", b"gzip"))) as bad:
+            data = b"\1" + len(bomb).to_bytes(4, "big") + bomb
+            for at in range(0, len(data), 16384):
+                bad.sendall(frame(0, 0, 1, data[at : at + 16384]))
+            number, text = status_of(bad)
+        assert (number, b"gzip" in text) == (grpc.StatusCode.UNIMPLEMENTED.value[0], True)
+        assert resident() - before < 16.0
+
+
+def test_what_is_large_is_refused_before_it_is_known_what_comes():
+    made = server.Server(Remote(listen="127.0.0.1:0"), None, None)
+    refused_by_its_header(made.where, 2**20)
+    made.close(pb.Goodbye.FINISHED)
+
+
+FLOOD = """
+import itertools, sys, time
+import grpc
+from podracer.remote import session_pb2 as pb, wire
+from podracer.remote.server import METHOD
+from workers import Counting
+
+ended, until = 0, time.monotonic() + float(sys.argv[2])
+pack = lambda **kind: wire.pack(pb.FromWorker(**kind))
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    for run in itertools.count():
+        if time.monotonic() > until:
+            break
+        start = [
+            pack(hello=pb.Hello(protocol=wire.PROTOCOL, run=run, worker="flood", lanes=4)),
+            pack(ready=pb.Ready(spec=wire.spec_to_proto(Counting().spec))),
+        ]
+        spam = pack(alive=pb.Alive(block=range(1000), busy_ms=range(1000))) if run % 2 else pack(rows=pb.Rows(block=0))
+        endless = itertools.takewhile(lambda _: time.monotonic() < until, itertools.repeat(spam))
+        try:
+            for _ in channel.stream_stream(METHOD)(itertools.chain(start, endless)):
+                pass
+        except grpc.RpcError as error:
+            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, error
+            ended += 1
+        time.sleep(0.1)
+print(ended)
+"""
+
+
+@pytest.mark.slow
+def test_a_flood_ends_and_others_do_not_wait():
+    def slowest(environment, seconds):
+        spent, until = [], time.monotonic() + seconds
+        lanes, _ = environment.recv()
+        while (begin := time.monotonic()) < until:
+            environment.send(lanes, np.ones(len(lanes), np.int32))
+            environment.recv()
+            spent.append(time.monotonic() - begin)
+        environment.send(lanes, np.ones(len(lanes), np.int32))
+        return np.quantile(spent, 0.99)
+
+    with learner(block=4) as made:
+        thread = workers.Thread(workers.Counting(), made.where, lanes=4)
+        environment = made.make(4, 5)
+        before = slowest(environment, 2.0)
+        command = [sys.executable, "-c", FLOOD, made.where, "4.0"]
+        folder = str(pathlib.Path(__file__).parent)
+        variables = os.environ | {"PYTHONPATH": folder}
+        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as flood:
+            until = time.monotonic() + 60.0
+            while not made.metrics()["remote/rejected"] and time.monotonic() < until:
+                slowest(environment, 0.05)
+            during = slowest(environment, 3.0)
+            said, _ = flood.communicate(timeout=60.0)
+        # Two processes share these cores with the flood itself.
+        assert during < max(2 * before, 0.1), (before, during)
+        assert int(said) >= 5, "each flood is ended"
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+def test_a_large_alive_is_not_kept():
+    with learner() as made:
+        environment = made.make(4, 5)
+        with peer(made.where) as one:
+            one.join()
+            number = one.receive("open").block
+            many = [number + 1 + i for i in range(5000)]
+            one.send(alive=pb.Alive(block=[number, number, *many], busy_ms=[9000] * 5002))
+            one.rows(number, 0, first_rows())
+            environment.recv()
+            (session,) = made._hub._sessions
+            assert session.busy == f"block {number} has been at it for 9 s"
+        environment.close()
