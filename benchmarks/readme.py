@@ -56,8 +56,9 @@ def sebulba() -> list[str]:
 def scaling() -> list[str]:
     """The same work, or as much on each device, in several layouts."""
     lines = [
-        "| | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting "
+        "| jitter |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     path = RESULTS / "scaling.json"
     for row in json.loads(path.read_text())["results"] if path.exists() else []:
@@ -70,12 +71,18 @@ def scaling() -> list[str]:
         waiting = "-" if row.get("wait_share") is None else f"{row['wait_share']:.0%}"
         lines.append(
             f"| {SCALED[row['preset']]} | {layout} | {row['lanes']} | {1e3 * row['update_seconds']:.1f} ms "
-            f"| {row['time_ratio']:.2f} ({low:.2f} to {high:.2f}) | {apart} | {number} | {alone} | {waiting} |"
+            f"| {row['time_ratio']:.2f} ({low:.2f} to {high:.2f}) | {apart} | {number} | {alone} | {waiting} "
+            f"| {row['jitter']:.0%} |"
         )
     return lines
 
 
-SCALED = {"vtrace": "V-trace on catch", "ppo": "PPO on cartpole", "sebulba": "V-trace on EnvPool's CartPole, Sebulba"}
+SCALED = {
+    "vtrace": "V-trace on catch",
+    "ppo": "PPO on cartpole",
+    "sebulba": "V-trace on EnvPool's CartPole, Sebulba",
+    "sebulba-pong": "V-trace on EnvPool's Pong, Sebulba",
+}
 """What `podracer bench scaling` measures, by preset."""
 
 

@@ -88,7 +88,8 @@ class _Group:
     def run(self) -> tuple[int, bool]:
         """The exit code, and whether a signal to this process has ended it."""
         P = self._arguments.processes
-        port = _free_port()
+        reserved = _reserved_port()
+        port = reserved.getsockname()[1]
         children = [
             subprocess.Popen(
                 self._program,
@@ -107,6 +108,7 @@ class _Group:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            reserved.close()
         for reader, child in zip(readers, children):
             reader.join(timeout=5)
             if child.stdout and not reader.is_alive():
@@ -177,10 +179,15 @@ def _ending(index: int, child: subprocess.Popen[bytes]) -> str:
     return f"process {index} (pid {child.pid}) {how}"
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+def _reserved_port() -> socket.socket:
+    """A socket at a free port, which nobody is given by chance while it is open.
+
+    Process 0 can listen there all the same, as it asks to use an address again, and so does the socket by then.
+    """
+    found = socket.socket()
+    found.bind(("127.0.0.1", 0))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return found
 
 
 if __name__ == "__main__":

@@ -38,11 +38,14 @@ from podracer.sebulba.driver import Sebulba
 from podracer.topology import DATA_AXIS
 from podracer.version import __version__
 
-LANES = {"vtrace": 4096, "ppo": 4096, "sebulba": 128}
-"""Lanes of the presets: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole."""
+LANES = {"vtrace": 4096, "ppo": 4096, "sebulba": 128, "sebulba-pong": 32}
+"""Lanes of the presets: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole and Pong."""
+
+OF_SEBULBA = {"sebulba": "cartpole", "sebulba-pong": "pong"}
+"""Presets that are among those of `podracer bench sebulba`, by their names there."""
 
 ROUNDS = 20
-"""Of the all-reduces alone in one call."""
+"""Of the all-reduces alone in one call; and updates that are timed one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class ScalingArguments:
     """Measure the same on several processes and devices.
 
     Attributes:
-      presets: vtrace, ppo, sebulba.
+      presets: vtrace, ppo, sebulba, sebulba-pong.
       layouts: processes of this machine x devices of each; the others are compared with the first.
       num_envs: lanes, instead of the presets'.
       strong: whether all layouts divide the same lanes; otherwise each device has as many. By default on CPUs.
@@ -141,6 +144,7 @@ def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: di
         "time_ratio": statistics.median(ratios),
         "time_ratio_range": [min(ratios), max(ratios)],
         "efficiency": statistics.median(more) * math.prod(least) / n,
+        "jitter": statistics.median(one["jitter"] for one in several),
         "measured": seconds,
     }
 
@@ -148,7 +152,7 @@ def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: di
 def _table(results: list[dict[str, Any]], strong: bool) -> str:
     measure = "time" if strong else "efficiency"
     header = ["preset", "processes x devices", "lanes", "rows/s", "ms an update", f"{measure} of the first", "ms apart"]
-    lines = [[*header, "all-reduces", "kB", "ms of those alone", "waiting"]]
+    lines = [[*header, "all-reduces", "kB", "ms of those alone", "waiting", "jitter"]]
     milliseconds = lambda x: "-" if x is None else f"{1e3 * x:.2f}"  # noqa: E731
     for r in results:
         layout = f"{r['processes']} x {r['devices'] // r['processes']}"
@@ -157,8 +161,10 @@ def _table(results: list[dict[str, Any]], strong: bool) -> str:
         line += [f"{ratio:.2f}", milliseconds(r.get("apart_seconds"))]
         line += [str(r["all_reduces"]) if "all_reduces" in r else "-"]
         line += [f"{r['bytes'] / 1e3:.1f}" if "bytes" in r else "-", milliseconds(r.get("all_reduce_seconds"))]
-        lines.append([*line, f"{r['wait_share']:.2f}" if r.get("wait_share") is not None else "-"])
-    said = "apart: every device by itself with its share of the lanes, so the same without all-reduces"
+        waiting = f"{r['wait_share']:.2f}" if r.get("wait_share") is not None else "-"
+        lines.append([*line, waiting, f"{r['jitter']:.2f}"])
+    said = "apart: every device by itself with its share of the lanes, so the same without all-reduces; jitter: of the "
+    said += "time of an update, its standard deviation over its mean"
     waits = any(r.get("wait_share") is not None for r in results)
     return f"{table(lines)}\n{said}{'; waiting: share of the time, for other processes' * waits}."
 
@@ -172,7 +178,7 @@ def worker(asked: dict[str, Any]) -> None:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         found = []
         for preset, lanes in asked["presets"].items():
-            measure = _sebulba if preset == "sebulba" else _anakin
+            measure = _sebulba if preset in OF_SEBULBA else _anakin
             lanes *= 1 if asked["strong"] else len(devices)
             found.append({"preset": preset, "lanes": lanes} | measure(preset, lanes, devices, asked, processes))
         if processes.is_first:
@@ -208,6 +214,7 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
     sizes = hlo.count(updates["update_seconds"].compiled.call.as_text()).sizes if n > 1 else {}  # type: ignore[attr-defined]
     return {
         **seconds,
+        "jitter": _jitter(updates["update_seconds"]),
         "rows": T * lanes,
         "all_reduces": sum(sizes.values()),
         "bytes": sum(size * number for size, number in sizes.items()),
@@ -249,7 +256,7 @@ def _all_reduces(sizes: dict[int, int], mesh: Any) -> Callable[[int], int]:
 def _sebulba(
     preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], processes: Processes
 ) -> dict[str, Any]:
-    settings = sebulba.PRESETS["cartpole"]
+    settings = sebulba.PRESETS[OF_SEBULBA[preset]]
     source: Any = environments.make(settings.env, num_threads=settings.num_threads)
     agent = make_agent("vtrace", source, settings.config)
     layout = topology.make_host(
@@ -265,10 +272,22 @@ def _sebulba(
     training = sebulba.Training(driver, layout)
     try:
         seconds = _seconds(lambda n: training(n) and n, asked["seconds"], processes)
+        waiting = training.stages.get("pod/wait_share")
+        jitter = _jitter(training)
     finally:
         training.crew.__exit__()
     rows = driver.rollout_length * layout.envs_per_actor * layout.replicas
-    return {"update_seconds": seconds, "rows": rows, "wait_share": training.stages.get("pod/wait_share")}
+    return {"update_seconds": seconds, "jitter": jitter, "rows": rows, "wait_share": waiting}
+
+
+def _jitter(call: Callable[[int], int]) -> float:
+    """Standard deviation of the time of an update, of its mean; all processes do as many."""
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        call(1)
+        times.append(time.perf_counter() - start)
+    return statistics.pstdev(times) / statistics.mean(times)
 
 
 def _seconds(call: Callable[[int], int], seconds: float, processes: Processes) -> float:

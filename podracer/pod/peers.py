@@ -22,8 +22,8 @@ from typing import Any
 
 import jax
 
-from podracer.pod import lifeline
-from podracer.pod.settings import NoClusterError, Pod, find
+from podracer.pod import lifeline, rollcall
+from podracer.pod.settings import Pod, find
 from podracer.run.processes import LOST, DisagreementError, PeerError, Processes
 from podracer.version import __version__
 
@@ -64,6 +64,7 @@ class Peers(Processes):
         me = {"host": socket.gethostname(), "pid": os.getpid()}
         there = self.everyones(me)
         self.all = tuple(Peer(i, **one) for i, one in enumerate(there))
+        self.hosts = len({peer.host for peer in self.all})
         neighbours = [peer.index for peer in self.all if peer.host == self.all[self.index].host]
         self.local_index, self.local_count = neighbours.index(self.index), len(neighbours)
 
@@ -176,15 +177,17 @@ def start(pod: Pod) -> Peers:
                 "topology='pod': JAX has computed something before; call train(topology='pod') before any other JAX "
                 "computation."
             )
-        if place.coordinator and place.process_id:
-            _reach(place.coordinator, pod.start_timeout)
-        elif place.coordinator:
-            _require_free(place.coordinator)
+        if place.coordinator and place.processes and place.process_id is not None:
+            if place.process_id == 0:
+                rollcall.hold(place.coordinator, place.processes, pod.start_timeout)
+            else:
+                rollcall.attend(place.coordinator, place.process_id, pod.start_timeout)
+                _reach(place.coordinator, pod.start_timeout)
         # It would take SIGTERM for itself: a pod stops by votes (docs/adr/0023-pods.md).
         jax.config.update("jax_enable_preemption_service", False)
         where = place.coordinator or f"the coordinator that {place.source} names"
         # JAX aborts a process that waits in vain, without a line that people could use.
-        missing = _apart(where, pod.start_timeout, "not all processes came")
+        missing = rollcall.apart(where, pod.start_timeout, "not all processes came")
         patience = threading.Timer(pod.start_timeout, _end, [missing])
         patience.start()
         try:
@@ -197,26 +200,12 @@ def start(pod: Pod) -> Peers:
                 initialization_timeout=pod.start_timeout + 10,
             )
         except RuntimeError as error:
-            raise _apart(where, pod.start_timeout, _first_line(error)) from error
+            raise rollcall.apart(where, pod.start_timeout, _first_line(error)) from error
         finally:
             patience.cancel()
     peers = Peers(pod)
     peers.agree(_versions())
     return peers
-
-
-def _require_free(coordinator: str) -> None:
-    """Checks that process 0 can listen: where it cannot, JAX may end it by a signal.
-
-    Raises:
-      NoClusterError: where the port is taken.
-    """
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("", int(coordinator.rpartition(":")[2])))
-        except OSError as error:
-            raise NoClusterError(f"the pod cannot come together at {coordinator}: {error.strerror}.") from None
 
 
 def _reach(coordinator: str, seconds: float) -> None:
@@ -232,14 +221,10 @@ def _reach(coordinator: str, seconds: float) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
         except OSError as error:
             if time.monotonic() > until:
-                raise _apart(coordinator, seconds, f"process 0 does not answer there: {error.strerror}") from None
+                raise rollcall.apart(
+                    coordinator, seconds, f"process 0 does not answer there: {error.strerror}"
+                ) from None
         time.sleep(POLL)
-
-
-def _apart(where: str, seconds: float, why: str) -> NoClusterError:
-    proxies = [key for key in os.environ if key.lower() in ("http_proxy", "https_proxy", "all_proxy")]
-    hint = f"; {', '.join(proxies)} set, which can keep processes apart" if proxies else ""
-    return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({why}){hint}.")
 
 
 def _end(error: Exception) -> None:

@@ -32,10 +32,11 @@ class Processes:
     Attributes:
       index: of this process.
       count: P.
+      hosts: machines that they are on.
     """
 
     index = 0
-    count = 1
+    count = hosts = 1
 
     def __enter__(self) -> Processes:
         return self

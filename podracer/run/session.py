@@ -360,6 +360,8 @@ class Session:
             "steps_per_second": env_steps * experiment.run.population / self._train_seconds if rates else 0.0,
             "devices": len(devices),
             "processes": self._processes.count,
+            "hosts": self._processes.hosts,
+            "replicas": experiment.description["run"].get("replicas"),
             "device": f"{devices[0].platform}: {devices[0].device_kind}",
             "deterministic_ops": _deterministic_ops(os.environ.get("XLA_FLAGS", "")),
             "jax": jax.__version__,

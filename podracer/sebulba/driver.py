@@ -19,7 +19,6 @@ from podracer.driver import Progress, RunState, counter_values, run_keys
 from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, final_groups, require_room
-from podracer.pod.settings import processes_of_host
 from podracer.run.processes import ALONE, Processes
 from podracer.sebulba import acting, learning, partial, runner
 from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
@@ -95,7 +94,11 @@ class Sebulba:
             )
         # Optional, as not all environments have threads of their own.
         shared_by = getattr(environments, "shared_by", None)
-        neighbours = processes_of_host(os.environ) or 1 if layout.processes > 1 else 1
+        neighbours = 1
+        if layout.processes > 1:
+            from podracer.pod.settings import processes_of_host  # which a local run has no use for
+
+            neighbours = processes_of_host(os.environ) or 1
         environments = shared_by(len(layout.actors) * neighbours) if shared_by else environments
         self._agent, self._environments, self._layout = agent, environments, layout
         self._seed, self._hyper = seed, hyper

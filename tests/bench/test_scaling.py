@@ -1,6 +1,7 @@
 """`podracer bench scaling`, made small, and the model of what nobody here can measure."""
 
 import importlib.util
+import itertools
 import json
 import pathlib
 import sys
@@ -58,7 +59,7 @@ def test_efficiency_is_what_is_left(interconnects, network, device, packed, expe
 
 
 def one(preset, lanes, seconds, **more):
-    return {"preset": preset, "lanes": lanes, "rows": 20 * lanes, "update_seconds": seconds} | more
+    return {"preset": preset, "lanes": lanes, "rows": 20 * lanes, "update_seconds": seconds, "jitter": seconds} | more
 
 
 def test_layouts_are_compared_with_the_first():
@@ -69,6 +70,7 @@ def test_layouts_are_compared_with_the_first():
     _, more = (scaling._summary(key, several, found) for key, several in found.items())
     assert (more["devices"], more["processes"]) == (4, 2)
     assert more["time_ratio"] == pytest.approx((2 + 1) / 2)
+    assert more["jitter"] == pytest.approx(0.25)
     assert more["efficiency"] == pytest.approx((4 / 2 + 4 / 1) / 2 / 4)
     lines = scaling._table([more], strong=False).splitlines()
     assert "efficiency of the first" in lines[0]
@@ -87,6 +89,30 @@ def test_mistakes_get_one_line(typed, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_jitter_is_of_single_updates(monkeypatch):
+    monkeypatch.setattr(scaling.time, "perf_counter", iter(0.1 * x for x in range(10**6)).__next__)
+    assert scaling._jitter(lambda n: n) == pytest.approx(0.0, abs=1e-9)
+    slow = itertools.cycle([0, 2])
+    clock = itertools.count()
+    monkeypatch.setattr(scaling.time, "perf_counter", lambda: next(clock))
+    assert scaling._jitter(lambda n: [next(clock) for _ in range(next(slow))]) == pytest.approx(0.5)
+
+
+MEASURED = ROOT / "benchmarks" / "results" / "scaling.json"
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="not measured yet")
+def test_what_was_measured_is_within_the_bars():
+    """Of updates that are long enough, on simulated devices: docs/scale.md."""
+    results = {(r["preset"], r["processes"], r["devices"]): r for r in json.loads(MEASURED.read_text())["results"]}
+    assert {preset for preset, _, _ in results} == set(scaling.LANES)
+    long = {preset for (preset, p, n), r in results.items() if (p, n) == (1, 1) and r["update_seconds"] >= 0.05}
+    assert long
+    for preset in long:
+        assert results[preset, 1, 4]["time_ratio"] <= 1.3
+        assert results[preset, 2, 4]["time_ratio"] <= 2.0
+
+
 @pytest.mark.slow
 def test_layouts_are_measured(tmp_path, capsys):
     path = tmp_path / "scaling.json"
@@ -99,5 +125,6 @@ def test_layouts_are_measured(tmp_path, capsys):
     assert results["vtrace", 2]["bytes"] > 4 * 7_000
     assert results["vtrace", 2]["all_reduce_seconds"] > 0
     assert results["sebulba", 2]["wait_share"] is not None
+    assert all(r["jitter"] > 0 for r in results.values())
     assert all(r["time_ratio"] > 0 and r["devices"] == r["processes"] for r in results.values())
     assert "waiting: share of the time" in capsys.readouterr().out

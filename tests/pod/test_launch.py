@@ -1,8 +1,10 @@
 """The launcher with processes that are plain Python: numbers before lines, exit codes, signals, and no orphans."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,6 +66,20 @@ def test_on_colab_processes_may_be_launched(monkeypatch):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
     variables = launch.environment(launch.LaunchArguments(), 1, 80)
     assert settings.find(settings.Pod(), variables, None).process_id == 1
+
+
+def test_launchers_at_once_have_ports_of_their_own():
+    """Nobody else is given one before process 0 listens there, which it can."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(launch._reserved_port()) for _ in range(50)]
+        ports = {one.getsockname()[1] for one in held}
+        assert len(ports) == 50
+        for _ in range(500):
+            other = stack.enter_context(socket.socket())
+            other.bind(("127.0.0.1", 0))
+            assert other.getsockname()[1] not in ports
+        for one in held[:3]:
+            stack.enter_context(socket.create_server(("", one.getsockname()[1])))
 
 
 def test_the_others_are_ended(tmp_path, monkeypatch):

@@ -96,8 +96,8 @@ def test_an_environment_may_take_longer(lines):
     """It has a limit of its own."""
     zero, one = lines(0, stall=0.3), lines(1)
     lines(2)
-    pods.until(lambda: len(zero._members) == 2)
     one.doing("waiting for its environments", 1)
+    pods.until(lambda: len(zero._members) == 2 and zero._members[1].status.round == 1)
     zero.doing(lifeline.WAITING, 2)
     pods.until(lambda: lines.said, 5)
     assert f"podracer: waiting for {NAMES[1]}: waiting for its environments\n" in lines.said

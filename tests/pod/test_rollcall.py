@@ -1,0 +1,80 @@
+"""Who has come to a pod is known by number, whoever else knocks; no JAX is started."""
+
+import concurrent.futures
+import socket
+import time
+
+import pods
+import pytest
+
+from podracer.pod import rollcall
+from podracer.pod.settings import NoClusterError
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def threads():
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def test_all_come(address, threads):
+    early = threads.submit(rollcall.attend, address, 2, 10)  # before anybody listens
+    time.sleep(0.3)
+    zero = threads.submit(rollcall.hold, address, 3, 10)
+    assert not early.done()
+    rollcall.attend(address, 1, 10)
+    assert zero.result(5) is early.result(5) is None
+    with socket.create_server(("", int(address.rpartition(":")[2]))):
+        pass  # the port is JAX's now
+
+
+def test_who_does_not_come_is_named_everywhere(address, threads):
+    begin = time.monotonic()
+    zero = threads.submit(rollcall.hold, address, 4, 1)
+    two = threads.submit(rollcall.attend, address, 2, 1)
+    for one in (zero, two):
+        with pytest.raises(NoClusterError, match=rf"at {address} in 1 s \(processes 1, 3 did not come\)"):
+            one.result(10)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_coordinator_that_does_not_come_is_named(address):
+    with pytest.raises(NoClusterError, match=rf"at {address} in 1 s \(process 0 does not answer there: "):
+        rollcall.attend(address, 1, 1)
+
+
+def test_strangers_do_not_count(address, threads):
+    zero = threads.submit(rollcall.hold, address, 2, 20)
+    host, _, port = address.rpartition(":")
+
+    def connected():
+        try:
+            return socket.create_connection((host, int(port)), timeout=5)
+        except OSError:
+            return None
+
+    for said in (b"GET / HTTP/1.1\r\n\r\n", b"podracer x\n", b"other 1\n", b"podracer 2\n", b"podracer 0\n", b"\xff\n", b""):
+        stranger = []
+        pods.until(lambda: stranger.append(connected()) or stranger[-1], 5)  # noqa: B023
+        with stranger[-1] as one:
+            one.sendall(said)
+            one.shutdown(socket.SHUT_WR)
+            assert one.recv(10) == b"", said
+    assert not zero.done()
+    rollcall.attend(address, 1, 10)
+    assert zero.result(5) is None
+
+
+def test_a_port_that_is_taken(address):
+    said = f"cannot come together at {address}: Address already in use"
+    taken = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
+    with taken, pytest.raises(NoClusterError, match=said):
+        rollcall.hold(address, 2, 1)
