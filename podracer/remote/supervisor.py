@@ -17,8 +17,8 @@ BACK_OFF = (0.5, 10.0)
 """Seconds before a process is replaced, the first and the longest."""
 
 FINAL = {0: 0, 2: 2, 3: 3, 76: 1}
-"""Exit codes of a process that is not replaced, and what becomes of them: the learner is finished, does not want it, has
-failed, or does not understand it."""
+"""Exit codes of a process that is not replaced, and what becomes of them: the learner is finished, does not want it,
+has failed, or does not understand it."""
 
 GRACE_SECONDS = 5.0
 

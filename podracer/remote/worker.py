@@ -350,7 +350,7 @@ class _Session:
                 call.cancel()
                 return
             if int(now / seconds) != int((now - min(seconds, 0.5)) / seconds):
-                busy = {n: b.busy for n, b in list(self._blocks.items()) if b.busy > seconds}
+                busy = {n: b.busy for n, b in list(self._blocks.items()) if b.busy > min(seconds, 1.0)}
                 alive = pb.Alive(block=list(busy), busy_ms=[int(1000 * s) for s in busy.values()])
                 self._outgoing.put(wire.pack(pb.FromWorker(alive=alive)))
 

@@ -23,13 +23,13 @@ def test_no_token_goes_to_another_machine_in_the_clear(where, tmp_path):
     """Wherever the address comes from: also out of a file, which is read again before every try."""
     (tmp_path / "where").write_text("127.0.0.1:7777\n")
     (tmp_path / "token").write_bytes(b"a secret of sixteen bytes")
-    for connect in (where, f"file:{tmp_path}/where"):
-        with pytest.raises(ValueError, match="is on another machine, so tls_ca must say"):
-            connection = worker.Connection(connect, token_file=str(tmp_path / "token"))
-            assert connection.target("anybody") == "127.0.0.1:7777"
-            (tmp_path / "where").write_text(where + "\n")
-            for name in range(10):
-                connection.target(f"w{name}")
+    with pytest.raises(ValueError, match="is on another machine, so tls_ca must say"):
+        worker.Connection(where, token_file=str(tmp_path / "token"))
+    connection = worker.Connection(f"file:{tmp_path}/where", token_file=str(tmp_path / "token"))
+    assert connection.target("anybody") == "127.0.0.1:7777"
+    (tmp_path / "where").write_text(where + "\n")
+    with pytest.raises(ValueError, match="is on another machine, so tls_ca must say"):
+        connection.target("anybody")
     with pytest.raises(ValueError, match="is on another machine"):
         worker.serve_envs("gymnasium:CartPole-v1", f"file:{tmp_path}/where", quiet=True, give_up_after=5.0)
     for allowed in ({"insecure": True}, {"tls_ca": "ca"}):
