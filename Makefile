@@ -39,7 +39,8 @@ $(VENV)/.compilers: $(VENV)/.test
 protoc: $(VENV)/.protoc  ## what generates podracer/remote/session_pb2.py
 
 $(VENV)/.protoc: $(VENV)/.test
-	@$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/protoc grpcio-tools==1.62.3 --only-binary :all: && \
+	@$(BIN)/pip install --quiet --retries 1 --no-deps --upgrade --only-binary :all: --target $(VENV)/protoc \
+	    grpcio-tools==1.62.3 && \
 	    touch $@ || echo "grpcio-tools 1.62.3 could not be installed: the generated code of the protocol is not compared"
 
 test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products

@@ -14,6 +14,8 @@ LENGTH = 5
 class Counted(gymnasium.Env):
     """`workers.Counting` as a class of one's own: shows its seed, its step, and the last action that it received.
 
+    The seed is shown in millionths, or so: a network that sees a million acts always alike.
+
     Args:
       delay: seconds that a step takes.
       reward: of action 1.
@@ -30,7 +32,7 @@ class Counted(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is not None:
-            self._seed = seed % 2**20
+            self._seed = seed % 2**20 / 2**20
             if self._log:
                 with open(self._log, "a") as file:
                     file.write(f"{os.getpid()} {os.getppid()} {int('grpc' in sys.modules)} {seed}\n")
