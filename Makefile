@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers learn picture lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-accelerator compilers protoc learn picture lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -23,7 +23,7 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 	$(BIN)/podracer train ppo catch --total-steps 200000 --run-dir runs/demo --gif runs/demo/policy.gif
 	@echo "see runs/demo/curve.png and runs/demo/policy.gif"
 
-test: $(VENV)/.test  ## identities, oracles, probes, conformance, command line
+test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance, command line
 	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
@@ -35,6 +35,13 @@ $(VENV)/.compilers: $(VENV)/.test
 	@$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers \
 	    $$($(BIN)/python tests/bench/compilers.py requirements) && touch $@ || \
 	    echo "the compilers for an H200 and TPU v5e could not be installed: their tests are skipped"
+
+protoc: $(VENV)/.protoc  ## what generates podracer/remote/session_pb2.py
+
+$(VENV)/.protoc: $(VENV)/.test
+	@$(BIN)/pip install --quiet --retries 1 --no-deps --upgrade --only-binary :all: --target $(VENV)/protoc \
+	    grpcio-tools==1.62.3 && \
+	    touch $@ || echo "grpcio-tools 1.62.3 could not be installed: the generated code of the protocol is not compared"
 
 test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products
 	JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest $(BIN)/pytest -m accelerator

@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/scale.md, from results: `python benchmarks/readme.py` writes them between their markers.
+"""Tables of README.md and pages of docs, from results: `python benchmarks/readme.py` writes them between their markers.
 
 `<!-- table: anakin -->` opens one and `<!-- end -->` closes it; nothing between them is written by hand. Within a line,
 `<!-- value: cartpole-seconds -->` does the same for a figure.
@@ -6,13 +6,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import pathlib
 import re
 from typing import Any
 
 import interconnects
 import learn
+
+from podracer.bench import remote_plan
 
 ROOT = pathlib.Path(__file__).parent.parent
 README, SCALE, REMOTE = ROOT / "README.md", ROOT / "docs" / "scale.md", ROOT / "docs" / "remote.md"
@@ -88,18 +92,35 @@ SCALED = {
 
 def remote() -> list[str]:
     """The same environments here and at a worker on the same machine."""
-    lines = ["| rows/s | here | at a worker | ratio | bytes a row, up and down |", "|---|---|---|---|---|"]
+    header = [
+        "rows/s",
+        "here",
+        "at a worker",
+        "ratio",
+        "learner's us a row",
+        "its loop busy",
+        "bytes a row, up and down",
+    ]
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    known = lambda value: f"{value:.2f}" if math.isfinite(value) else "-"  # noqa: E731
     for name, row in _remote().items():
         if "ratio" in row:
             low, high = row["ratio_range"]
             ratio = f"**{row['ratio']:.2f}** ({low:.2f} to {high:.2f})"
-            cells = [name, *(f"{row[key]:,.0f}" for key in ("local", "remote")), ratio]
+            more = [known(row.get(key, math.nan)) for key in ("learner_cpu_us_per_row", "loop_busy")]
+            cells = [name, *(f"{row[key]:,.0f}" for key in ("local", "remote")), ratio, *more]
             lines.append(f"| {' | '.join(cells)} | {row['bytes_up']:,.1f}, {row['bytes_down']:,.1f} |")
     return lines
 
 
+def remote_targets() -> list[str]:
+    """What was measured beside what it should be, misses first."""
+    lines = ["| | measured | target | met |", "|---|---|---|---|"]
+    return lines + ["| " + " | ".join(line) + " |" for line in remote_plan.beside_targets(_remote())]
+
+
 def remote_wire() -> list[str]:
-    """What the wire itself does."""
+    """What the wire itself does, and where the time of a round trip goes."""
     lines = ["| | |", "|---|---|"]
     for name, words in WIRE.items():
         values = _remote().get(name, {})
@@ -109,13 +130,11 @@ def remote_wire() -> list[str]:
     return lines
 
 
-def remote_arithmetic() -> list[str]:
-    """What so many rows of Pong a second need."""
-    lines = [
-        "| Pong rows/s | Gbit/s | Ethernet | cores of the learner | cores of workers |",
-        "|---|---|---|---|---|",
-    ]
-    return lines + ["| " + " | ".join(row) + " |" for row in _remote().get("arithmetic", [])]
+def _remote_plan(name: str) -> list[str]:
+    """A table of what larger runs need."""
+    rows = remote_plan.arithmetic(_remote()).get(name, [])
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [*lines[:1], "|" + "---|" * len(rows[0]), *lines[1:]] if rows else []
 
 
 def cartpole_seconds() -> str:
@@ -135,6 +154,8 @@ WIRE = {
     "messages": "messages/s there and back, of one lane",
     "blocks": "rows/s of one stream, by lanes of a message",
     "ways": "rows/s, 64 lanes a message",
+    "ratios of ways": "rows/s over those with TCP",
+    "where": "microseconds of a round trip of 64 lanes, on average",
 }
 """What `podracer bench remote` measures of the wire, with an environment that does nothing."""
 
@@ -154,7 +175,15 @@ TABLES = {
         "all-reduces": interconnects.all_reduce_table,
         "efficiency": interconnects.efficiency_table,
     },
-    REMOTE: {"remote": remote, "remote-wire": remote_wire, "remote-arithmetic": remote_arithmetic},
+    REMOTE: {
+        "remote-targets": remote_targets,
+        "remote": remote,
+        "remote-wire": remote_wire,
+        "remote-arithmetic": functools.partial(_remote_plan, "demand"),
+        "remote-networks": functools.partial(_remote_plan, "networks"),
+        "remote-h200": functools.partial(_remote_plan, "H200"),
+        "remote-reported": functools.partial(_remote_plan, "reported"),
+    },
 }
 """What fills the markers of each page."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -19,29 +20,27 @@ import numpy as np
 import tyro
 
 from podracer import config as configs
-from podracer import environments, spaces, topology
-from podracer.bench.measure import describe_machine, in_turns, table, write
+from podracer import environments, topology
+from podracer.bench import remote_plan as plan
+from podracer.bench import remote_workers as workers
+from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
 from podracer.bench.sebulba import PRESETS, Acting
 from podracer.run.experiment import make_agent
 from podracer.sebulba.driver import Sebulba
-from podracer.types import EnvSpec, HostStep
+from podracer.types import HostStep
 from podracer.version import __version__
 
 LANES = 64
+FRAME = 16 * 1024  # bytes of HTTP/2's
 BLOCKS = (8, 32, 64, 256)
 STREAMS = (1, 8)
-DEMANDS = (10_000, 50_000, 100_000, 400_000, 1_000_000)
-"""Rows a second of which the arithmetic is done."""
-
-NETWORKS = (1, 10, 25, 100, 400)
-"""Gbit/s of Ethernet, of which nine tenths carry rows."""
-
-
 WIRE = {
     "latency": f"ms from actions to rows, {LANES} lanes of an environment that does nothing",
     "messages": "messages/s there and back",
     "blocks": "rows/s by lanes of a block",
     "ways": "rows/s by how both are connected",
+    "ratios of ways": "of rows/s with TCP, in turns",
+    "where": f"microseconds of a round trip of {LANES} lanes, and where they go",
 }
 
 
@@ -78,23 +77,24 @@ def main(arguments: RemoteArguments) -> int:
         for preset in ("cartpole", "pong"):
             say(f"{preset}, environment alone")
             results[f"{preset}, alone"] = alone(preset, arguments)
-    header = ["rows/s, medians", "local", "remote", "remote/local", "range", "bytes up", "bytes down"]
+    header = ["rows/s, medians", "local", "remote", "ratio", "range", "us a row", "loop", "bytes up", "down"]
     lines = [header, *(_line(name, result) for name, result in results.items())]
-    wire: dict[str, dict[str, float]] = {}
     if "wire" in arguments.parts:
         for name, measure in (("latency", latency), ("messages", messages), ("blocks", blocks), ("ways", ways)):
             say(name)
-            wire[name] = measure(arguments)
+            results[name] = measure(arguments)
+        results["where"] = results["latency"].pop("where")
+        results["ratios of ways"] = results["ways"].pop("ratios")
+    results["arithmetic"] = plan.arithmetic(results)
 
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
+    print(table([["", "measured", "target", "met"], *plan.beside_targets(results)]))
     print(table(lines))
-    for name, values in wire.items():
-        print(f"{WIRE[name]}: " + ", ".join(f"{key} {value:,.6g}" for key, value in values.items()))
-    results |= wire
-    if "alone" in arguments.parts:
-        results["arithmetic"] = arithmetic(results["pong, alone"])
-        header = ["Pong rows/s", "Gbit/s", "Ethernet", "cores of the learner", "cores of workers"]
-        print(table([header, *results["arithmetic"]]))
+    for name, words in WIRE.items():
+        if name in results:
+            print(f"{words}: " + ", ".join(f"{key} {plan.figure(value)}" for key, value in results[name].items()))
+    for rows in results["arithmetic"].values():
+        print(table(rows))
     if arguments.json:
         write(arguments.json, "podracer bench remote", arguments, results)
     return 0
@@ -104,54 +104,18 @@ def _line(name: str, result: dict[str, Any]) -> list[str]:
     low, high = result["ratio_range"]
     rates = [f"{result[key]:,.0f}" for key in ("local", "remote")]
     ratios = [f"{result['ratio']:.2f}", f"{low:.2f} to {high:.2f}"]
-    return [name, *rates, *ratios, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
+    more = [f"{result[key]:.2f}" for key in ("learner_cpu_us_per_row", "loop_busy")]
+    return [name, *rates, *ratios, *more, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
 
 
 # Workers
-
-
-class Still:
-    """Host environments that do nothing, with rows as large as CartPole's."""
-
-    spec = EnvSpec("still", spaces.Box(-1.0, 1.0, (4,)), spaces.Discrete(2))
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> _StillLanes:
-        return _StillLanes(num_lanes)
-
-
-class _StillLanes:
-    spec = Still.spec
-
-    def __init__(self, num_lanes: int):
-        self._lanes = np.arange(num_lanes, dtype=np.int32)
-        self._first = True
-
-    def recv(self) -> tuple[np.ndarray, HostStep]:
-        rows = HostStep.zeros(self.spec, len(self._lanes))
-        rows.scalars[1], rows.scalars[2] = 1.0, self._first
-        return self._lanes, rows
-
-    def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._first = False
-
-    def close(self) -> None:
-        pass
-
-
-def _serve(environment: str, where: str, lanes: int, options: dict[str, Any], connection: dict[str, Any]) -> None:
-    """A worker process."""
-    from podracer.remote import worker
-
-    source: Any = Still() if environment == "still" else environment
-    with contextlib.suppress(worker.LearnerError):
-        worker.serve_envs(source, where, lanes=lanes, env_options=options or None, quiet=True, **connection)
 
 
 @contextlib.contextmanager
 def fleet(
     environment: str,
     processes: int = 1,
-    lanes: int = LANES,
+    lanes: int | None = None,
     options: dict[str, Any] | None = None,
     connection: dict[str, Any] | None = None,
     **settings: Any,
@@ -161,15 +125,17 @@ def fleet(
     from podracer.remote.session_pb2 import Goodbye
     from podracer.remote.settings import Remote
 
-    local: Any = Still() if environment == "still" else environments.make(environment, **(options or {}))
+    lanes = lanes or LANES
+    local: Any = workers.Still() if environment == "still" else environments.make(environment, **(options or {}))
     remote = Remote(**({"listen": "127.0.0.1:0", "block": lanes} | settings))
     made = RemoteEnvironments(environment, local, None, remote, answer_timeout=60.0, strict=False)
     context = multiprocessing.get_context("spawn")
     arguments = (environment, made.where, lanes, options or {}, connection or {})
-    children = [context.Process(target=_serve, args=arguments, daemon=True) for _ in range(processes)]
+    children = [context.Process(target=workers.serve, args=arguments, daemon=True) for _ in range(processes)]
     try:
         for child in children:
             child.start()
+        made.workers = [child.pid for child in children]  # type: ignore[attr-defined]
         yield made
     finally:
         made.close(Goodbye.FINISHED)
@@ -219,109 +185,178 @@ def alone(name: str, arguments: RemoteArguments) -> dict[str, Any]:
 class Stepping:
     """n steps of all lanes with action 0."""
 
-    def __init__(self, source: Any, lanes: int = LANES):
+    def __init__(self, source: Any, lanes: int | None = None):
+        lanes = lanes or LANES
         self._environment, self._actions = source.make(lanes, 0), np.zeros(lanes, np.int32)
         self._environment.recv()
-        self.cpu = 0.0
 
     def __call__(self, n: int) -> int:
         lanes = np.arange(len(self._actions), dtype=np.int32)
-        before = time.process_time()
         for _ in range(n):
             self._environment.send(lanes, self._actions)
             self._environment.recv()
-        self.cpu = (time.process_time() - before) / (n * len(lanes))
         return n * len(lanes)
 
 
+class Together:
+    """n steps of several, each in a thread of its own."""
+
+    def __init__(self, made: list[Stepping]):
+        self._made = made
+
+    def __call__(self, n: int) -> int:
+        with concurrent.futures.ThreadPoolExecutor(len(self._made)) as pool:
+            return sum(pool.map(lambda each: each(n), self._made))
+
+
+class Metered:
+    """What is measured, with this process's processor time a row, and how busy the loop of remote environments was."""
+
+    def __init__(self, measured: Any, remote: Any):
+        self._measured, self._remote = measured, remote
+        self.prepare = getattr(measured, "prepare", lambda: None)
+        self.seconds: list[float] = []
+        self.busy: list[float] = []
+
+    def __call__(self, n: int) -> int:
+        before = time.process_time()
+        rows = self._measured(n)
+        self.seconds.append((time.process_time() - before) / rows)
+        self.busy.append(self._remote.metrics()["remote/loop_busy"])
+        return rows
+
+
 def _compared(measured: dict[str, Any], remote: Any, arguments: RemoteArguments) -> dict[str, Any]:
+    from podracer.remote import session_pb2 as pb
+    from podracer.remote import wire
+
+    metered = {key: Metered(each, remote) for key, each in measured.items()}
     before = remote.metrics()
-    rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    rates = in_turns(metered, arguments.repeats, arguments.seconds)
     after = remote.metrics()
     rows = after["remote/rows"] - before["remote/rows"]
+    up = (after["remote/bytes_up"] - before["remote/bytes_up"]) / rows
+    size = len(wire.pack(pb.FromWorker(rows=pb.Rows(block=1, step=2**20, env_us=2**14)), [bytes(round(up * LANES))]))
     ratios = [a / b for a, b in zip(rates["remote"], rates["local"])]
+    newest = lambda values: statistics.median(values[-arguments.repeats :])  # noqa: E731
     return {
         **{key: statistics.median(values) for key, values in rates.items()},
         "ratio": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
-        "bytes_up": (after["remote/bytes_up"] - before["remote/bytes_up"]) / rows,
+        "bytes_up": up,
         "bytes_down": (after["remote/bytes_down"] - before["remote/bytes_down"]) / rows,
-        "learner_cpu_us_per_row": 1e6 * getattr(measured["remote"], "cpu", np.nan),
+        "wire_ratio": (size + 5 + 9 * -(-size // FRAME)) / (up * LANES),  # with what gRPC and HTTP/2 put in front
+        "learner_cpu_us_per_row": 1e6 * newest(metered["remote"].seconds),
+        "local_cpu_us_per_row": 1e6 * newest(metered["local"].seconds),
+        "loop_busy": newest(metered["remote"].busy),
         "rates": rates,
     }
 
 
-def latency(arguments: RemoteArguments) -> dict[str, float]:
-    """Milliseconds from `send` to the end of `recv`."""
+def latency(arguments: RemoteArguments) -> dict[str, Any]:
+    """Milliseconds from `send` to the end of `recv`, without those of the environment, and where they go."""
     with fleet("still") as remote:
         environment = remote.make(LANES, 0)
         lanes, _ = environment.recv()
-        actions, times = np.zeros(LANES, np.int32), []
+        actions, times, busy = np.zeros(LANES, np.int32), [], []
+        before, learner, worker = remote.metrics(), time.process_time(), _processor_time(remote.workers[0])
         until = time.perf_counter() + arguments.seconds * arguments.repeats
         while (begin := time.perf_counter()) < until:
             environment.send(lanes, actions)
             environment.recv()
             times.append(time.perf_counter() - begin)
-    settled = 1e3 * np.asarray(times[len(times) // 10 :])
-    return {"p50": float(np.percentile(settled, 50)), "p99": float(np.percentile(settled, 99))}
+            if len(times) % 256 == 0:
+                busy.append(remote.metrics()["remote/loop_busy"])
+        after, learner = remote.metrics(), time.process_time() - learner
+        worker = _processor_time(remote.workers[0]) - worker
+        spent = (after["remote/env_seconds"] - before["remote/env_seconds"]) / len(times)
+    settled = 1e3 * (np.asarray(times[len(times) // 10 :]) - spent)
+    whole = 1e6 * float(np.mean(times))
+    loop = whole * statistics.median(busy or [0.0])
+    actor, there = 1e6 * learner / len(times) - loop, 1e6 * worker / len(times)
+    where = {
+        **{"whole": whole, "learner's loop": loop, "learner's actor and gRPC's threads": actor, "worker": there},
+        "waking, waiting, kernel": whole - loop - actor - there,
+    }
+    return {"p50": float(np.percentile(settled, 50)), "p99": float(np.percentile(settled, 99)), "where": where}
+
+
+def _processor_time(pid: int) -> float:
+    """Of another process, in seconds."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def messages(arguments: RemoteArguments) -> dict[str, float]:
     """Rows and actions of one lane each, by streams, and what the hub alone could do."""
-    found = {}
-    for streams in STREAMS:
-        with fleet("still", streams, lanes=1) as remote:
+    with contextlib.ExitStack() as stack:
+        measured: dict[str, Any] = {"the hub alone": _hub_alone()}
+        for streams in STREAMS:
+            remote = stack.enter_context(fleet("still", streams, lanes=1))
             made = [Stepping(remote, 1) for _ in range(streams)]
-            found[f"{streams} stream{'s'[: streams > 1]}"] = _together(made, arguments)
+            measured[f"{streams} stream{'s'[: streams > 1]}"] = Together(made)
+        return _medians(measured, arguments)
+
+
+def _hub_alone() -> Measured:
+    """n rows into a hub and actions out of it, without a wire."""
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
     from podracer.remote.blocks import Patience, Session
     from podracer.remote.hub import Hub
 
-    layout = wire.Layout(Still.spec)
+    layout = wire.Layout(workers.Still.spec)
     hub = Hub(layout, Patience(), say=lambda line: None)
     pool = hub.open_pool(LANES, LANES, 0)
     session = Session("alone", LANES, lambda data: None, lambda why: None)
     hub.join(session)
-    rows = HostStep.zeros(Still.spec, LANES)
+    rows = HostStep.zeros(workers.Still.spec, LANES)
     rows.scalars[1] = 1.0
     later = memoryview(b"".join(layout.pack_rows(rows)))
     rows.scalars[2] = 1.0
     payload, actions, step = memoryview(b"".join(layout.pack_rows(rows))), np.zeros(LANES, np.int32), 0
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < arguments.seconds:
-        for _ in range(100):
+
+    def play(n: int) -> int:
+        nonlocal payload, step
+        for _ in range(n):
             hub.rows(session, pb.Rows(block=0, step=step), payload)
             hub.take(pool)
             hub.act(pool, (0,), lambda start, end: layout.pack_actions(actions[start:end]))
             payload, step = later, step + 1
-    found["the hub alone"] = step / (time.perf_counter() - begin)
-    return found
+        return n
+
+    return play
 
 
 def blocks(arguments: RemoteArguments) -> dict[str, float]:
     """Rows a second of one stream by the lanes of a message."""
-    found = {}
-    for lanes in BLOCKS:
-        with fleet("still", lanes=lanes) as remote:
-            found[str(lanes)] = _together([Stepping(remote, lanes)], arguments)
-    return found
+    with contextlib.ExitStack() as stack:
+        fleets = {lanes: stack.enter_context(fleet("still", lanes=lanes)) for lanes in BLOCKS}
+        return _medians({str(lanes): Stepping(remote, lanes) for lanes, remote in fleets.items()}, arguments)
 
 
-def ways(arguments: RemoteArguments) -> dict[str, float]:
-    """Rows a second of CartPole's size by how the two are connected."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
+def ways(arguments: RemoteArguments) -> dict[str, Any]:
+    """Rows a second of CartPole's size by how the two are connected, and their ratios to TCP."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         choices: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "TCP": ({}, {}),
             "unix": ({"listen": f"unix:{folder}/socket"}, {}),
         }
         if encrypted := _certificates(pathlib.Path(folder)):
             choices["TLS"] = encrypted
-        for name, (settings, connection) in choices.items():
-            with fleet("still", connection=connection, **settings) as remote:
-                found[name] = _together([Stepping(remote)], arguments)
-    return found
+        measured = {
+            name: Stepping(stack.enter_context(fleet("still", connection=connection, **settings)))
+            for name, (settings, connection) in choices.items()
+        }
+        rates = in_turns(measured, arguments.repeats, arguments.seconds)  # type: ignore[arg-type]
+    beside = {n: [a / b for a, b in zip(values, rates["TCP"])] for n, values in rates.items() if n != "TCP"}
+    medians: dict[str, Any] = {name: statistics.median(values) for name, values in rates.items()}
+    return medians | {"ratios": {name: statistics.median(values) for name, values in beside.items()}}
+
+
+def _medians(measured: dict[str, Measured], arguments: RemoteArguments) -> dict[str, float]:
+    rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    return {name: statistics.median(values) for name, values in rates.items()}
 
 
 def _certificates(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -338,37 +373,3 @@ def _certificates(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]
     server.cert_chain_pems[0].write_to_path(paths["cert"])
     server.private_key_pem.write_to_path(paths["key"])
     return {"tls_cert": paths["cert"], "tls_key": paths["key"]}, {"tls_ca": paths["ca"], "tls_name": "localhost"}
-
-
-def _together(made: list[Stepping], arguments: RemoteArguments) -> float:
-    """Rows a second of all, each in a thread of its own; the median."""
-    rates, number = [], 1
-    while True:
-        threads = [threading.Thread(target=each, args=(number,)) for each in made]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        seconds = time.perf_counter() - begin
-        if seconds < arguments.seconds / 4:
-            number *= 2
-            continue
-        rates.append(number * sum(len(each._actions) for each in made) / seconds)
-        if len(rates) == arguments.repeats:
-            return statistics.median(rates)
-
-
-def arithmetic(pong: dict[str, Any]) -> list[list[str]]:
-    """What so many rows of Pong a second need, of networks and of cores.
-
-    From what was measured: bytes a row; the learner's processor time to take a row in; rows a second of two cores.
-    """
-    lines = []
-    for rows in DEMANDS:
-        gigabits = rows * 8 * pong["bytes_up"] / 1e9
-        network = next((f"{g} GbE" for g in NETWORKS if 0.9 * g >= gigabits), "-")
-        learner = rows * pong["learner_cpu_us_per_row"] * 1e-6
-        workers = rows / (pong["local"] / 2)
-        lines.append([f"{rows:,}", f"{gigabits:.2f}", network, f"{learner:.1f}", f"{workers:.0f}"])
-    return lines

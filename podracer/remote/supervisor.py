@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -15,8 +16,9 @@ from typing import Any
 BACK_OFF = (0.5, 10.0)
 """Seconds before a process is replaced, the first and the longest."""
 
-FINAL = (0, 2, 3)
-"""Exit codes of a process that is not replaced: the learner is finished, does not want it, or has failed."""
+FINAL = {0: 0, 2: 2, 3: 3, 76: 1}
+"""Exit codes of a process that is not replaced, and what becomes of them: the learner is finished, does not want it,
+has failed, or does not understand it."""
 
 GRACE_SECONDS = 5.0
 
@@ -38,50 +40,64 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
 
     def start(place: int) -> Any:
         named = settings | {"name": f"{host}-{place}" if processes > 1 else host}
-        child = context.Process(target=_child, args=(environment, named), name=named["name"], daemon=True)
+        # No daemon, which may have no processes of its own; they end with it by `_end`.
+        child = context.Process(target=_child, args=(environment, named), name=named["name"], daemon=False)
         child.start()
         return child
 
-    children = {place: start(place) for place in range(processes)}
+    children: dict[int, Any] = {}
     again: dict[int, float] = {}
-    failures = dict.fromkeys(children, 0)
-    started = dict.fromkeys(children, time.monotonic())
+    failures = dict.fromkeys(range(processes), 0)
+    started = dict.fromkeys(range(processes), time.monotonic())
     code, until = 0, float("inf")
-    while (children or again) and not stopped and time.monotonic() < until:
-        time.sleep(0.1)
-        now = time.monotonic()
-        for place, child in list(children.items()):
-            if child.exitcode is None:
-                continue
-            del children[place]
-            if child.exitcode in FINAL:
-                # What the learner said to one it says to all, but to those it does not reach any more.
-                code, until, again = max(code, child.exitcode), min(until, now + GRACE_SECONDS), {}
-                continue
-            if until < float("inf"):
-                continue
-            failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
-            delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
-            why = "its environments hang" if child.exitcode == 75 else f"exit code {child.exitcode}"
-            print(f"{child.name} ended ({why}); a new one in {delay:.1f} s.", file=sys.stderr, flush=True)
-            again[place] = now + delay
-        for place in [place for place, when in again.items() if when <= now]:
-            del again[place]
-            started[place] = now
+    try:
+        for place in range(processes):
             children[place] = start(place)
-    for child in children.values():
-        child.terminate()
-    until = time.monotonic() + GRACE_SECONDS
-    for child in children.values():
-        child.join(max(0.0, until - time.monotonic()))
-        if child.exitcode is None:
-            child.kill()
+        while (children or again) and not stopped and time.monotonic() < until:
+            time.sleep(0.1)
+            now = time.monotonic()
+            for place, child in list(children.items()):
+                if child.exitcode is None:
+                    continue
+                del children[place]
+                _end(child)
+                if child.exitcode in FINAL:
+                    # What the learner said to one it says to all, but to those it does not reach any more.
+                    code, until, again = max(code, FINAL[child.exitcode]), min(until, now + GRACE_SECONDS), {}
+                    continue
+                if until < float("inf"):
+                    continue
+                failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
+                delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
+                why = "its environments hang" if child.exitcode == 75 else f"exit code {child.exitcode}"
+                print(f"{child.name} ended ({why}); a new one in {delay:.1f} s.", file=sys.stderr, flush=True)
+                again[place] = now + delay
+            for place in [place for place, when in again.items() if when <= now]:
+                del again[place]
+                started[place] = now
+                children[place] = start(place)
+    finally:
+        for child in children.values():
+            child.terminate()
+        until = time.monotonic() + GRACE_SECONDS
+        for child in children.values():
+            child.join(max(0.0, until - time.monotonic()))
+            _end(child)
     return 128 + stopped[0] if stopped else code
+
+
+def _end(child: Any) -> None:
+    """Ends a process and those that its environments started, which hear nothing where it was killed, or hang."""
+    for end in (lambda: os.killpg(child.pid, signal.SIGKILL), child.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end()
+    child.join()
 
 
 def _child(environment: str, settings: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor hears it too, and ends all
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    os.setpgid(0, 0)  # with the processes of its environments, which the supervisor ends with it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from podracer.remote import worker
 
@@ -89,6 +105,8 @@ def _child(environment: str, settings: dict[str, Any]) -> None:
         worker.serve_envs(environment, **settings)
     except ValueError as error:
         _die(error, 2)
+    except worker.MisunderstoodError as error:
+        _die(error, worker.MISUNDERSTOOD)
     except worker.LearnerError as error:
         _die(error, worker.FAILED)
     except worker.HungError as error:
@@ -101,7 +119,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _die(error: Exception, code: int) -> None:

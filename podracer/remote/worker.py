@@ -28,11 +28,18 @@ from podracer.types import HostEnvironments
 from podracer.version import __version__
 
 METHOD = "/podracer.env.v1.Environments/Session"
-FAILED, HUNG = 3, 75
-"""Exit codes: the learner failed, or cannot be reached; environments hang, and a new process may not."""
+FAILED, HUNG, MISUNDERSTOOD = 3, 75, 76
+"""Exit codes: the learner failed, or cannot be reached; environments hang, and a new process may not; the learner does
+not understand what it is sent."""
 
 HANG_SECONDS = 5.0
 """How long environments may take to end their step when nobody waits for it any more."""
+
+LONGEST_DELAY = 8.0
+"""Seconds between tries, give or take a quarter: a learner that comes back has its workers within 12."""
+
+MAX_FILE = 4096
+"""Characters of a file that says where learners are."""
 
 RETRIES = 3
 """How often a worker comes back that broke the protocol."""
@@ -68,26 +75,39 @@ class Connection:
     def __post_init__(self):
         configs.check(self)
         if not self.connect.startswith("file:"):
-            for each in self.connect.split(","):
-                target = each.removeprefix("dns:///")
-                address(target)
-                if not (self.tls_ca or self.insecure or is_private(target)):
-                    raise ValueError(
-                        f"connect: {target} is on another machine, so tls_ca must say whose certificate it has; "
-                        "insecure=True talks to it in the clear, in a network that you trust."
-                    )
+            self._checked(self.connect)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("connect: a certificate needs its key: give both tls_cert and tls_key.")
 
     def target(self, worker: str) -> str:
-        """The address of the learner, or "" where that is not known yet."""
+        """The address of the learner, or "" where that is not known yet.
+
+        Raises:
+          ValueError: where a file says an address that this worker must not talk to.
+        """
         text = self.connect
         if text.startswith("file:"):
-            with contextlib.suppress(OSError), open(text.removeprefix("file:")) as file:
-                return file.read().strip()
-            return ""
-        choices = text.split(",")
+            try:
+                with open(text.removeprefix("file:")) as file:
+                    text = file.read(MAX_FILE).strip()
+            except OSError:
+                return ""
+        choices = self._checked(text) if text else [""]
         return choices[zlib.crc32(worker.encode()) % len(choices)]
+
+    def _checked(self, text: str) -> list[str]:
+        """The addresses in a list, all of which may be talked to: whoever writes a file must not get the token."""
+        choices = text.split(",")
+        for target in choices:
+            named = target.removeprefix("dns:///")
+            address(named)
+            private = is_private(named) and not (named != target and named.startswith("unix:"))  # a host called unix
+            if not (self.tls_ca or self.insecure or private):
+                raise ValueError(
+                    f"connect: {target} is on another machine, so tls_ca must say whose certificate it has; "
+                    "insecure=True talks to it in the clear, in a network that you trust."
+                )
+        return choices
 
 
 class RefusedError(ValueError):
@@ -96,6 +116,10 @@ class RefusedError(ValueError):
 
 class LearnerError(RuntimeError):
     """The learner failed, or cannot be reached any more."""
+
+
+class MisunderstoodError(LearnerError):
+    """The learner does not understand what this worker sends."""
 
 
 class HungError(RuntimeError):
@@ -158,7 +182,7 @@ def serve_envs(
         if settings.give_up_after and time.monotonic() - heard > settings.give_up_after:
             raise LearnerError(f"no learner at {target or connect} for {settings.give_up_after:.0f} s.")
         time.sleep(delay * random.uniform(0.75, 1.25))
-        delay = min(2 * delay, 10.0)
+        delay = min(2 * delay, LONGEST_DELAY)
 
 
 def _judge(error: Any, tries: int, target: str) -> int:
@@ -166,13 +190,13 @@ def _judge(error: Any, tries: int, target: str) -> int:
 
     Raises:
       RefusedError: where trying again is no use.
-      LearnerError: where it was tried often enough.
+      MisunderstoodError: where it was tried often enough.
     """
     if error.code() in REFUSED:
         raise RefusedError(f"{target} refuses this worker: {error.details()}")
     if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
         if tries + 1 >= RETRIES:
-            raise LearnerError(f"{target} does not understand this worker: {error.details()}")
+            raise MisunderstoodError(f"{target} does not understand this worker: {error.details()}")
         return tries + 1
     return tries
 
@@ -326,7 +350,7 @@ class _Session:
                 call.cancel()
                 return
             if int(now / seconds) != int((now - min(seconds, 0.5)) / seconds):
-                busy = {n: b.busy for n, b in list(self._blocks.items()) if b.busy > seconds}
+                busy = {n: b.busy for n, b in list(self._blocks.items()) if b.busy > min(seconds, 1.0)}
                 alive = pb.Alive(block=list(busy), busy_ms=[int(1000 * s) for s in busy.values()])
                 self._outgoing.put(wire.pack(pb.FromWorker(alive=alive)))
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from podracer.bench import dqn, measure, reanalyse, remote, replay, search, sebulba
+from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 
@@ -70,16 +70,56 @@ def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_remote_environments_are_measured(tmp_path):
+def test_remote_environments_are_measured(tmp_path, capsys, monkeypatch):
     pytest.importorskip("grpc")
-    arguments = remote.RemoteArguments(("alone",), repeats=1, seconds=0.05, json=tmp_path / "remote.json")
+    monkeypatch.setattr(remote, "STREAMS", (1, 2))  # each is a process
+    monkeypatch.setattr(remote, "BLOCKS", (8,))
+    monkeypatch.setattr(remote, "LANES", 8)
+    arguments = remote.RemoteArguments(("alone", "wire"), repeats=1, seconds=0.05, json=tmp_path / "remote.json")
     assert remote.main(arguments) == 0
     results = json.loads((tmp_path / "remote.json").read_text())["results"]
     pong = results["pong, alone"]
     assert 84 * 84 <= pong["bytes_up"] <= 1.02 * 84 * 84
     assert pong["ratio"] > 0
-    assert len(results["arithmetic"]) == len(remote.DEMANDS)
-    assert 0 < remote.latency(arguments)["p50"] < 1000
+    assert pong["learner_cpu_us_per_row"] > 0
+    assert pong["loop_busy"] > 0
+    assert 0 < results["latency"]["p50"] < 1000
+    where = results["where"]
+    assert where["whole"] == pytest.approx(sum(where.values()) / 2)
+    assert where["worker"] > 0
+    assert set(results["messages"]) == {"1 stream", "2 streams", "the hub alone"}
+    assert set(results["ratios of ways"]) >= {"unix"}
+    said = capsys.readouterr().out
+    missing = {target.what for target in remote_plan.TARGETS if target.what not in said}
+    assert missing == {t.what for t in remote_plan.TARGETS if "acting" in t.part or t.figure == "8 streams"}
+
+
+def test_what_larger_runs_need_of_networks_and_cores():
+    """By the figures of the paper's plan: a frame of 84 x 84 at 85,000 a second and process, 3,000 a second and core."""
+    frame = {"bytes_up": 84 * 84, "learner_cpu_us_per_row": 1e6 / 85_000, "local": 2 * 2_944}
+    tables = remote_plan.arithmetic({"pong, alone": frame})
+    assert [row[1] for row in tables["demand"][1:]] == ["0.56", "2.82", "5.64", "22.58", "56.45"]
+    assert [row[3] for row in tables["demand"][1:]] == ["1", "1", "2", "5", "12"]
+    assert [row[4] for row in tables["demand"][1:]] == ["4", "17", "34", "136", "340"]
+    assert [row[1] for row in tables["networks"][1:]] == ["15,944", "159,439", "398,597", "1,594,388", "6,377,551"]
+    (shallow, rows, *_, processes, _), (resnet, slower, gigabits, _, one, cores) = tables["H200"][1:]
+    assert (shallow, rows, processes) == ("shallow", "1,250,000", "15")
+    assert (resnet, slower, gigabits, one, cores) == ("ResNet", "69,124", "3.90", "1", "24")
+    assert [row[1:4] for row in tables["reported"][1:]] == [["65,000", "3.7", "305"], ["82,500", "13.7", "159"]]
+    assert remote_plan.blocks_a_core(1.0, 10.0) == 2
+    assert remote_plan.blocks_a_core(1.0, 0.3) == 5
+
+
+def test_misses_come_first():
+    results = {
+        "cartpole, acting": {"ratio": 0.24, "loop_busy": 0.2},
+        "latency": {"p50": 1.4, "p99": 2.0},
+        "pong, acting": {"ratio": float("nan")},
+    }
+    lines = remote_plan.beside_targets(results)
+    assert [line[3] for line in lines] == ["NO", "NO", "yes", "yes"]
+    assert lines[0] == ["ms from actions to rows, median", "1.40", "<= 0.70", "NO"]
+    assert lines[1][0].startswith("CartPole acting, 64 lanes")
 
 
 @pytest.mark.slow
