@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from unittest import mock
 
 import jax
+import numpy as np
 import pods
 import pytest
 
+import podracer
 from podracer import cli, launch, training
 from podracer.environments.stepped import SteppedEnvironment
 from podracer.pod import peers
@@ -25,6 +28,8 @@ from podracer.sebulba import runner
 pytestmark = pytest.mark.slow
 
 HEARTBEAT, STALL = 4, 3
+SOON = 5 + 5
+"""Seconds from an error to the end of all processes, and what a machine with other work may add."""
 COMMAND = ["train", "ppo", "catch", "--num-envs", "8", "--total-steps", "100000000", "--eval-every", "4000"]
 COMMAND += ["--eval-episodes", "2", "--checkpoint-every", "8000", "--agent.rollout-length", "10"]
 COMMAND += ["--agent.num-minibatches", "1", "--agent.num-epochs", "1", "--topology", "pod", "--resume"]
@@ -57,7 +62,18 @@ def _in_place_of(name, function):
 
 
 def _raise():
+    _note()
     raise KeyError("the actor's own error")
+
+
+def _note():
+    """When the fault happened, for `Pod.seconds`."""
+    print(f"fault at {time.time():.2f}", flush=True)
+
+
+def _hang():
+    _note()
+    time.sleep(100)
 
 
 def _in_an_environment(function):
@@ -71,6 +87,19 @@ def _in_an_environment(function):
     once = iter([function])
     _in_place_of("_on_progress", lambda: calls.extend(once))
     mock.patch.object(SteppedEnvironment, "send", patched).start()
+
+
+def _spoils_its_rewards():
+    recv, spoilt = SteppedEnvironment.recv, []
+
+    def patched(self):
+        lanes, step = recv(self)
+        if spoilt:
+            step.scalars[0] = np.inf
+        return lanes, step
+
+    _in_place_of("_on_progress", lambda: spoilt.append(True))
+    mock.patch.object(SteppedEnvironment, "recv", patched).start()
 
 
 def _in_its_learner(function):
@@ -121,38 +150,34 @@ def _fills_the_disk():
     _in_place_of("_saved", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)))
 
 
-def _dies_in_a_save():
+def _dies_in_a_save(hook):
     save = checkpoint.Checkpoints.save
 
     def patched(self, step, state):
         if self.steps() and self.directory.name == "checkpoints":
             die = mock.Mock(side_effect=lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-            mock.patch.object(self._ocp.PyTreeCheckpointHandler, "async_save", die).start()
+            mock.patch.object(self._ocp.PyTreeCheckpointHandler, hook, die).start()
         return save(self, step, state)
 
     mock.patch.object(checkpoint.Checkpoints, "save", patched).start()
 
 
-def _sees_another_disk():
-    seen = pathlib.Path.exists
-    exists = lambda self, **flags: not self.name.startswith(".shared-") and seen(self, **flags)  # noqa: E731
-    mock.patch.object(pathlib.Path, "exists", exists).start()
-
-
 FAULTS = {
-    "sees another disk": _sees_another_disk,
+    "is elsewhere": lambda: os.chdir(tempfile.gettempdir()),
     "raises": lambda: _in_place_of("_on_progress", _raise),
     "its environment raises": lambda: _in_an_environment(_raise),
-    "its environment hangs": lambda: _in_an_environment(lambda: time.sleep(100)),
+    "its environment hangs": lambda: _in_an_environment(_hang),
     "its log raises": lambda: _in_its_log(_raise),
     "is of another version": lambda: mock.patch.object(peers, "__version__", "0.0.1").start(),
     "evaluates": lambda: _takes_its_time("_evaluate"),
     "saves": lambda: _takes_its_time("_saved"),
     "is stuck": lambda: _in_place_of("_on_progress", lambda: time.sleep(100)),
     "its learner is stuck": lambda: _in_its_learner(lambda: time.sleep(100)),
+    "its rewards are not finite": _spoils_its_rewards,
     "drifts": _drifts,
     "disk": _fills_the_disk,
-    "dies in a save": _dies_in_a_save,
+    "dies before it writes": lambda: _dies_in_a_save("async_save"),
+    "dies before what it wrote counts": lambda: _dies_in_a_save("finalize"),
 }
 
 
@@ -214,6 +239,8 @@ class Pod:
         """Exit codes and what was said, by process."""
         try:
             said = {i: p.communicate(timeout=timeout)[0] for i, p in self.processes.items()}
+            if fault := re.search(r"fault at (\S+)", "".join(said.values())):
+                self.seconds = time.time() - float(fault[1])  # from the fault to the end of all
         finally:
             self.close()
         return {i: p.returncode for i, p in self.processes.items()}, said
@@ -247,6 +274,10 @@ def test_a_killed_process(begin):
     assert re.search(rf"podracer: error: lost process 1 \(\S+, pid {pod.processes[1].pid}\), which is gone\n", said[0])
     assert "Traceback" not in said[0]
     assert_resumes(pod, begin)
+    before = max(pod.steps())
+    alone = podracer.resume(pod.run_dir, progress=False, log=lambda steps, row: steps > before)
+    assert (alone.summary["processes"], alone.summary["hosts"], alone.summary["complete"]) == (1, 1, False)
+    assert alone.summary["env_steps"] > before
 
 
 def test_a_killed_coordinator(begin):
@@ -270,8 +301,10 @@ def test_a_process_that_does_nothing_any_more(index, begin):
 
 
 def test_an_error_in_one_process(begin):
-    codes, said = begin("raises").end()
+    pod = begin("raises")
+    codes, said = pod.end()
     assert codes == {0: 3, 1: 1}, said
+    assert pod.seconds < SOON
     assert 'KeyError: "the actor\'s own error"' in said[1]
     assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: KeyError: \"the actor's own error\"", said[0])
 
@@ -294,23 +327,27 @@ def test_a_signal_does_not_wait_for_the_others_environments(begin):
 
 
 def test_an_actor_that_fails_in_one_process(begin):
-    codes, said = begin("its environment raises", (SEBULBA, SEBULBA)).end()
+    pod = begin("its environment raises", (SEBULBA, SEBULBA))
+    codes, said = pod.end()
     assert codes == {0: 3, 1: 1}, said
+    assert pod.seconds < SOON
     own = r"actor 1 on \S+ failed in catch: KeyError: \"the actor's own error\""
     assert re.search(own, said[1])
     assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: ActorError: " + own, said[0])
 
 
 def test_an_environment_that_hangs_in_one_process(begin):
-    codes, said = begin("its environment hangs", (SEBULBA, SEBULBA)).end()
+    pod = begin("its environment hangs", (SEBULBA, SEBULBA))
+    codes, said = pod.end()
     assert codes == {0: 3, 1: 1}, said
+    assert pod.seconds < 2 + SOON
     own = r"actor 1 on \S+: catch has not answered for 2 s"
     assert re.search(own, said[1])
     assert re.search(r"error: process 1 \(\S+, pid \d+\) has failed: ActorError: " + own, said[0])
 
 
 def test_an_environment_that_is_replaced_in_one_process(begin):
-    flags = (*SEBULBA, "--env-restarts", "1")
+    flags = (*SEBULBA, "--env-timeout", "4", "--env-restarts", "1")
     pod = begin("its environment hangs", (flags, flags)).train()
     seen = pod.steps()
     time.sleep(3)
@@ -318,6 +355,7 @@ def test_an_environment_that_is_replaced_in_one_process(begin):
     codes, said = pod.send(0, signal.SIGTERM).end(timeout=15)
     assert codes == {0: 143, 1: 143}, said
     assert "starting new ones (0 restart(s) left)" in said[1]
+    assert re.search(r"podracer: waiting for process 1 \(\S+, pid \d+\): waiting for its environments", said[0])
 
 
 @pytest.mark.parametrize(("fault", "flags"), [("is stuck", ()), ("its learner is stuck", SEBULBA)])
@@ -330,11 +368,13 @@ def test_a_process_that_is_stuck(fault, flags, begin):
 
 
 def test_training_that_diverges(begin):
-    flags = ("--agent.learning-rate", "1e30", "--agent.max-grad-norm", "1e30")
-    codes, said = begin(flags=(flags, flags)).end()
-    assert codes == {0: 1, 1: 1}
+    """By the rewards of process 1; all learn from them."""
+    pod = begin("its rewards are not finite", (SEBULBA, SEBULBA))
+    codes, said = pod.end()
+    assert codes == {0: 1, 1: 1}, said
     for text in said.values():
         assert re.search(r"error: .* not finite after \d+ environment steps", text)
+        assert f"The last good checkpoint is {pod.run_dir / 'checkpoints' / str(max(pod.steps()))}" in text
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -415,7 +455,8 @@ def test_a_process_that_never_comes(begin):
         since = time.monotonic()
         codes, said = begin(flags=(flags, flags), absent=[absent]).end()
         assert codes == {1 - absent: 2}, said
-        assert re.search(r"did not come together at 127\.0\.0\.1:\d+ in 3 s", said[1 - absent])
+        why = "process 1 did not come" if absent else "process 0 does not answer there"
+        assert re.search(rf"did not come together at 127\.0\.0\.1:\d+ in 3 s \({why}", said[1 - absent])
         assert time.monotonic() - since < 20
 
 
@@ -433,37 +474,57 @@ def test_a_disk_that_is_full(begin):
     assert_resumes(pod, begin)
 
 
-def test_a_process_that_dies_in_a_save(begin):
-    pod = begin("dies in a save")
+@pytest.mark.parametrize(
+    ("fault", "code"), [("dies before it writes", 3), ("dies before what it wrote counts@0", None)]
+)
+def test_a_process_that_dies_in_a_save(fault, code, begin):
+    pod = begin(fault)
     codes, said = pod.end()
-    assert codes == {0: 3, 1: -9}, said
+    assert -9 in codes.values(), said
+    assert 0 not in codes.values(), said
+    assert code in (None, codes[0]), said
     assert len(pod.steps()) == 1
     assert_resumes(pod, begin)
 
 
 def test_a_damaged_part_of_one_process(begin):
-    pod = begin().train()
-    pods.until(lambda: len(pod.steps()) > 1, 60)
+    """Bits that flipped, a file cut short, and one that is gone: of the three newest."""
+    keep = ("--keep-checkpoints", "4")
+    pod = begin(flags=(keep, keep)).train()
+    pods.until(lambda: len(pod.steps()) > 3 or pod.processes[0].poll() is not None, 120)
     codes, said = pod.send(1, signal.SIGTERM).end()
     assert codes == {0: 143, 1: 143}, said
-    newest = pod.run_dir / "checkpoints" / str(max(pod.steps()))
-    files = [path for path in (newest / "state" / "ocdbt.process_1").rglob("*") if path.is_file()]
-    assert files
-    for path in files:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    before = max(pod.steps()[:-1])
-    again = begin(run_dir=pod.run_dir)
+    before, *newest = pod.steps()
+    assert len(newest) == 3
+    for step, damage in zip(newest, (_flip, _truncate, pathlib.Path.unlink)):
+        part = pod.run_dir / "checkpoints" / str(step) / "state" / "ocdbt.process_1"
+        files = [path for path in part.rglob("*") if path.is_file()]
+        assert files
+        for path in files:
+            damage(path)
+    again = begin(run_dir=pod.run_dir, flags=(keep, keep))
     pods.until(lambda: (pod.run_dir / "damaged").exists() or again.processes[0].poll() is not None, 60)
     pods.until(lambda: max(pod.steps()) > before or again.processes[0].poll() is not None, 60)
     codes, said = again.send(0, signal.SIGTERM).end()
     assert codes == {0: 143, 1: 143}, said
-    assert re.search(rf"is damaged .*; used {before}\.", said[0])
+    for step in newest:
+        assert re.search(rf"checkpoint {step} is damaged .*; used {before}\.", said[0])
+    assert {path.name for path in (pod.run_dir / "damaged").iterdir()} == set(map(str, newest))
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def test_a_directory_that_is_not_shared(begin):
-    codes, said = begin("sees another disk").end()
+    """A relative path is another one for each."""
+    codes, said = begin("is elsewhere", run_dir=pathlib.Path("run")).end()
     assert codes == {0: 2, 1: 2}
     for text in said.values():
         assert re.search(r"run_dir \S+ is not shared: process 1 cannot see what 0 writes there", text)

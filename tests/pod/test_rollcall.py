@@ -61,7 +61,15 @@ def test_strangers_do_not_count(address, threads):
         except OSError:
             return None
 
-    for said in (b"GET / HTTP/1.1\r\n\r\n", b"podracer x\n", b"other 1\n", b"podracer 2\n", b"podracer 0\n", b"\xff\n", b""):
+    for said in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"podracer x\n",
+        b"other 1\n",
+        b"podracer 2\n",
+        b"podracer 0\n",
+        b"\xff\n",
+        b"",
+    ):
         stranger = []
         pods.until(lambda: stranger.append(connected()) or stranger[-1], 5)  # noqa: B023
         with stranger[-1] as one:
