@@ -321,8 +321,8 @@ def test_small_masses_and_large_ones():
     ("make", "all_of_them"),
     [
         (spec_of, True),
-        (rows_of, False),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((spec_of, False), (rows_of, True))),
+        (rows_of, True),
+        *(pytest.param(make, False, marks=pytest.mark.slow) for make in (spec_of, rows_of)),
     ],
 )
 def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
