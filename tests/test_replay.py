@@ -317,28 +317,38 @@ def test_small_masses_and_large_ones():
         assert masses.reshape(-1)[replay._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
-@pytest.mark.parametrize("all_of_them", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_priorities_of_what_is_gone_are_dropped(all_of_them):
+@pytest.mark.parametrize(
+    ("make", "all_of_them"),
+    [
+        (spec_of, True),
+        (rows_of, True),
+        *(pytest.param(make, False, marks=pytest.mark.slow) for make in (spec_of, rows_of)),
+    ],
+)
+def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
     """Where nothing is now, and where other sequences are."""
-    spec = spec_of(alpha=1.0)
+    spec = make(alpha=1.0)
     plan, ring, streams = filled(spec, [0, 1] * 9)
     before = jnp.asarray(streams.counts)
     drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
-    more = plan.slots if all_of_them else 1
-    old = np.asarray(drawn.age) + more > plan.size + plan.open - 1
-    assert old.all() if all_of_them else 0 < old.sum() < 64
-    for i in range(more):
+    index = np.asarray(drawn.index)
+    lanes, starts = index // plan.places, np.asarray(drawn.generation) * T + index % plan.starts * plan.stride
+    assert set(zip(lanes, starts)) <= eligible(plan, spec, streams)
+    for i in range(plan.slots if all_of_them else 1):
         ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0] + i)
     counts = jnp.asarray(streams.counts)
-    gone = old & (np.asarray(drawn.index) // plan.slots < B)
+    left = eligible(plan, spec, streams)
+    gone = np.array([at not in left for at in zip(lanes, starts)])
+    assert np.array_equal(gone, lanes < B) if all_of_them else 0 < gone.sum() < np.sum(lanes < B)
+    assert not np.any(gone[lanes >= B])
     priority = jnp.arange(1.0, 65.0)
     after, overwritten = replay.update(plan, spec, ring, counts, drawn, priority)
     assert int(overwritten) == gone.sum() > 0
     written, old = np.asarray(after.priority), np.asarray(ring.priority)
-    for i in np.unique(np.asarray(drawn.index)):
-        mine = (np.asarray(drawn.index) == i) & ~gone
+    for i in np.unique(index):
+        mine = (index == i) & ~gone
         assert written[i] == (np.asarray(priority)[mine][-1] if mine.any() else old[i])
-    untouched = np.setdiff1d(np.arange(len(old)), np.asarray(drawn.index))
+    untouched = np.setdiff1d(np.arange(len(old)), index)
     np.testing.assert_array_equal(written[untouched], old[untouched])
 
 

@@ -117,7 +117,7 @@ class DQNConfig:
     max_error: float = configs.field(float("inf"), low=0.0)
     values: value_distributions.Kind = "mean"
     num_atoms: int = configs.field(51, low=2)
-    v_max: float = configs.field(10.0, low=0.0)
+    v_max: float = configs.field(10.0)  # above 0, which no inclusive limit says
     noise: float = configs.field(0.0, low=0.0)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
@@ -144,14 +144,14 @@ class DQNConfig:
         if self.replay_min_size > self.replay_capacity:
             raise ValueError(
                 f"replay_min_size={self.replay_min_size} must be at most replay_capacity={self.replay_capacity}, or "
-                "learning would never begin."
+                f"learning would never begin; use {self.replay_capacity}."
             )
         if not 0.0 < self.v_max < float("inf"):
             raise ValueError(f"v_max={self.v_max} must be finite and above 0, such as 10.0.")
         if self.epsilon_final > self.epsilon_start:
             raise ValueError(
                 f"epsilon_final={self.epsilon_final} must be at most epsilon_start={self.epsilon_start}: exploration "
-                "falls."
+                f"falls; use {self.epsilon_start}."
             )
 
 

@@ -7,6 +7,8 @@
 
 With S_W seconds of acting and R seconds of learning for a row, each measured alone, a row should take S_W + R, and
 max(S_W, R) where they run side by side. In the paper, R / S_1 is 4.44 / 20.64 hours.
+
+Beside it, what an update on images takes over what its gradients and forward passes do, each measured alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 import tyro
 
 from podracer import config as configs
-from podracer import environments, topology
+from podracer import environments, nets, topology
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.bench.sebulba import Acting
 from podracer.run.experiment import make_agent
@@ -60,19 +62,17 @@ class Setting:
 _COMMON = {
     "update_period": 4,
     "replay_capacity": 20_000,
-    "replay_min_size": 500,
+    "replay_min_size": 40,
     "epsilon_start": 0.1,
     "epsilon_final": 0.1,
 }
+_IMAGES = {"batch_size": 32, "n_step": 3, "torso": "shallow", "frame_stack": 4, "clip_rewards": True}
 SETTINGS = {
+    # Batches so large that what a row costs beside its wait, and a rollout beside its updates, is little.
     "paced": Setting(
-        "envpool:Catch-v0", _COMMON | {"target_period": 160, "batch_size": 512, "hidden_sizes": (256, 256)}, True
+        "envpool:Catch-v0", _COMMON | {"target_period": 40, "batch_size": 4096, "hidden_sizes": (256, 256)}, True
     ),
-    "pong": Setting(
-        "envpool:Pong-v5",
-        _COMMON | {"target_period": 400, "batch_size": 32, "torso": "shallow", "frame_stack": 4, "clip_rewards": True},
-        False,
-    ),
+    "pong": Setting("envpool:Pong-v5", _COMMON | _IMAGES | {"target_period": 400}, False),
 }
 
 
@@ -222,6 +222,8 @@ def main(arguments: DQNArguments) -> int:
                 f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait "
                 "for less than no time; use a quieter machine."
             )
+    say("measuring an update on images, and what it consists of")
+    arithmetic = _arithmetic(arguments)
     predicted = _predicted(grid, acting, update, arguments.lanes)
     cells: dict[str, Any] = {}
     for W in arguments.lanes:
@@ -235,14 +237,82 @@ def main(arguments: DQNArguments) -> int:
     say("measuring the grid in turns")
     results = _measure(cells, predicted, arguments)
     _show(results, arguments, acting, update, grid)
+    parts = " and ".join(f"{arithmetic[x]} {x} at {arithmetic[f'{x}_per_second']:,.0f} rows/s" for x in _Passes.KINDS)
+    share = f"{arithmetic['share']:.2f} of which are {parts}"
+    print(f"an update on images takes {arithmetic['update_seconds'] * 1e3:.1f} ms, {share}.")
     if arguments.json:
         alone = {
             "acting_seconds": acting,
             "update_seconds": update,
             "pace_seconds": getattr(grid.environments, "seconds", 0),
+            "waiting_at_a_time": CORES if setting.paced else None,
         }
-        write(arguments.json, "podracer bench dqn", arguments, {"alone": alone, "cells": results})
+        found = {"setting": setting, "alone": alone, "arithmetic": arithmetic, "cells": results}
+        write(arguments.json, "podracer bench dqn", arguments, configs.to_json(found))
     return 0
+
+
+def _arithmetic(arguments: DQNArguments) -> dict[str, Any]:
+    """An update on images, and how much of it is the arithmetic that it cannot do without.
+
+    That is a gradient for each row of the batch, and what the network and its target say of the row behind it.
+    """
+    grid = _Grid(SETTINGS["pong"])
+    agent = grid.agent(1)
+    config, spec = agent.config, nets.stacked_spec(grid.environments.spec, agent.config.frame_stack)
+    network = nets.make_q(
+        spec, torso=config.torso, head_size=config.head_size, dueling=config.dueling, init=config.init
+    )
+    training = _Training(grid.driver(1, 1, "serial", agent), 1, 1)
+    passes = _Passes(network, spec, config.batch_size)
+    measured: dict[str, Any] = {
+        "update": _Updates(training),
+        "gradients": passes.gradients,
+        "forwards": passes.forwards,
+    }
+    try:
+        rates = in_turns(measured, arguments.repeats, arguments.seconds)
+    finally:
+        training.crew.__exit__()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    gradients, forwards = config.batch_size, 2 * config.batch_size  # with double Q-learning
+    seconds = gradients / medians["gradients"] + forwards / medians["forwards"]
+    return {
+        "setting": grid.setting,
+        "update_seconds": 1.0 / medians["update"],
+        "gradients": gradients,
+        "gradients_per_second": medians["gradients"],
+        "forwards": forwards,
+        "forwards_per_second": medians["forwards"],
+        "seconds": seconds,
+        "share": seconds * medians["update"],
+    }
+
+
+class _Passes:
+    """Gradients and forward passes of a network for batches of random images; calls do n batches and return rows."""
+
+    KINDS = ("gradients", "forwards")
+
+    def __init__(self, network: nets.Network, spec: EnvSpec, batch: int):
+        shape = (1, batch, *spec.observation_space.shape)
+        images = jax.random.randint(jax.random.key(0), shape, 0, 256, np.uint8)
+        rows = nets.Inputs(images, np.zeros(shape[:2], np.float32), np.zeros(shape[:2], bool), ())
+        self._arguments, self._batch = (network.init(jax.random.key(1)), rows), batch
+        said = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
+        self._forward = jax.jit(said)
+        self._gradient = jax.jit(jax.grad(lambda params, rows: jax.numpy.sum(jax.numpy.square(said(params, rows)))))
+
+    def forwards(self, n: int) -> int:
+        return self._do(self._forward, n)
+
+    def gradients(self, n: int) -> int:
+        return self._do(self._gradient, n)
+
+    def _do(self, call: Any, n: int) -> int:
+        for _ in range(n):
+            jax.block_until_ready(call(*self._arguments))
+        return n * self._batch
 
 
 def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float]:

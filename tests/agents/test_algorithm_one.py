@@ -112,7 +112,7 @@ class Sleepy(SteppedEnvironments):
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         environment = super().make(*args, **kwargs)
-        send, rng = environment.send, random.Random(0)
+        send, rng = environment.send, random.Random(repr(args))
 
         def late(*arguments: Any) -> None:
             time.sleep(rng.random() * 0.005)
@@ -122,9 +122,11 @@ class Sleepy(SteppedEnvironments):
         return environment
 
 
-def driver_of(agent: Agent, shape: Shape, mode: Any, environments: Any, updates_per_call: int | None) -> Sebulba:
+def driver_of(
+    agent: Agent, shape: Shape, mode: Any, environments: Any, updates_per_call: int | None, threads: int = 1
+) -> Sebulba:
     layout = topology.make_host(
-        num_envs=shape.W, envs_per_actor=shape.W, actor_threads=1, devices=jax.local_devices()[:1]
+        num_envs=shape.W, envs_per_actor=shape.W // threads, actor_threads=threads, devices=jax.local_devices()[:1]
     )
     settings: Any = {"mode": mode, "updates_per_call": updates_per_call}
     return Sebulba(agent, environments, layout, seed=5, hyper=agent.hyper, **settings)
@@ -178,19 +180,24 @@ def run_of(first: Any, state: Any, record: Record) -> Run:
     return Run(one(first), one(state.learner), state, copy.deepcopy(record))
 
 
+def cut(driver: Sebulba, at_once: int, pause: float) -> None:
+    """Up to `at_once` updates a call, with pauses between calls."""
+    drain, rng = driver._programs.drain, random.Random(1)
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(rng.random() * pause)
+        assert drain is not None
+        return drain(*arguments)
+
+    driver._programs = driver._programs._replace(drain=late, at_once=at_once, seconds=1e6)
+
+
 def sebulba(shape: Shape, mode: str, updates_per_call: int = 7, at_once: int = 7, sleepy: bool = False) -> Run:
     """Trains, with up to `at_once` updates a call; drivers of one shape share what is compiled."""
     agent, record = made(shape)
     source = (Sleepy if sleepy else SteppedEnvironments)(Walk())
     driver = share(driver_of(agent, shape, mode, source, updates_per_call), compiled(shape, updates_per_call))
-    drain, rng = driver._programs.drain, random.Random(1)
-
-    def late(*arguments: Any) -> Any:
-        time.sleep(rng.random() * 0.005 * sleepy)
-        assert drain is not None
-        return drain(*arguments)
-
-    driver._programs = driver._programs._replace(drain=late, at_once=at_once, seconds=1e6)
+    cut(driver, at_once, 0.005 * sleepy)
     state = driver.init()
     first = harness.numbers_of(state.learner.params)
     record.clear()
@@ -320,6 +327,25 @@ def test_order_does_not_matter(how: dict[str, Any]) -> None:
     """Twice, with pauses on either side, with updates one by one or all at once: the same bits."""
     run, expected = sebulba(WIDE, "lockstep", **how), wide()
     harness.assert_same((run.state, run.record.learnt), (expected.state, expected.record.learnt))
+
+
+@pytest.mark.slow
+def test_the_order_of_two_threads_does_not_matter() -> None:
+    """Of two that act, each for half of the lanes, whichever is late."""
+    agent, states, shared = agent_of(WIDE, Walk().spec), [], None
+    for source, at_once, pause in ((SteppedEnvironments, 7, 0.0), (Sleepy, 1, 0.005), (Sleepy, 100, 0.005)):
+        driver = driver_of(agent, WIDE, "lockstep", source(Walk()), 7, threads=2)
+        state = driver.init()
+        if shared is None:
+            driver.compile(state)
+            shared = driver
+        driver = share(driver, shared)
+        programs = driver._programs
+        cut(driver, at_once, pause)
+        states.append(harness.numbers_of(train(driver, state, WIDE)))
+        shared._programs = programs
+        harness.assert_same(states[-1], states[0])
+    assert states[0].learner.num_updates[0] >= PERIODS * (WIDE.C // F)
 
 
 @pytest.mark.slow

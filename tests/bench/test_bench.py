@@ -1,5 +1,6 @@
 """What the benches measure, and what they do without."""
 
+import dataclasses
 import json
 import types
 
@@ -152,6 +153,29 @@ def test_depths_of_trees():
     assert search._depths(child) == {"depth": 1.25, "deepest": 2}
 
 
+@pytest.mark.slow
+def test_fast_dqn_is_measured(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("envpool")
+    small = {"paced": {"target_period": 8, "batch_size": 512}, "pong": {"target_period": 8, "batch_size": 2}}
+    for name, changes in small.items():
+        setting = dqn.SETTINGS[name]
+        changed = dataclasses.replace(setting, config={**setting.config, **changes})
+        monkeypatch.setitem(dqn.SETTINGS, name, changed)
+    arguments = dqn.DQNArguments(lanes=(1, 2), repeats=1, seconds=0.01, json=tmp_path / "dqn.json")
+    assert dqn.main(arguments) == 0
+    found = json.loads((tmp_path / "dqn.json").read_text())["results"]
+    assert found["setting"]["config"]["batch_size"] == 512
+    alone, cells, arithmetic = (found[name] for name in ("alone", "cells", "arithmetic"))
+    row = alone["update_seconds"] / found["setting"]["config"]["update_period"]
+    assert row / (alone["acting_seconds"]["1"] + alone["pace_seconds"]) == pytest.approx(4.44 / 20.64)
+    names = {(cell["kind"], cell["lanes"]) for cell in cells}
+    assert names == {("standard", 1), ("concurrent", 1), *((kind, 2) for kind in dqn.KINDS)}
+    assert all(cell["rows_per_second"] > 0 for cell in cells)
+    seconds = 2 / arithmetic["gradients_per_second"] + 4 / arithmetic["forwards_per_second"]
+    assert arithmetic["share"] == pytest.approx(seconds / arithmetic["update_seconds"])
+    assert f"{arithmetic['share']:.2f} of which are 2 gradients at " in capsys.readouterr().out
+
+
 def test_fast_dqn_is_predicted():
     """With the paper's seconds of a row, the paper's rows a second (table 1), of one lane and of lanes that wait as one."""
     sampling, learning = 1.49e-3, 0.32e-3
@@ -163,5 +187,5 @@ def test_fast_dqn_is_predicted():
     assert hours["concurrent 1"] == pytest.approx(20.64, rel=0.01)
     assert predicted["both 8"] == pytest.approx(1 / learning)
     assert predicted["synchronised 16"] == pytest.approx(1 / (2 * sampling / 16 + learning))
-    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 160 rows"):
+    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 40 rows"):
         dqn.DQNArguments(lanes=(3,))

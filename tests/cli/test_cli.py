@@ -137,6 +137,40 @@ def complaint(capsys, command):
             "train dqn envpool:Pong-v5 --preset fast_dqn --num-envs 12",
             "num_envs=12 must divide target_period=10000, for its rollouts together are one period; use 10 or 16",
         ),
+        # What a target period, a replay, a distribution and exploration have to be, and who has pending updates.
+        (
+            "train dqn catch --agent.target-period 10",
+            "target_period=10 must be a multiple of update_period=4, such as 8 or 12.",
+        ),
+        (
+            "train dqn catch --agent.replay-min-size 30000",
+            "replay_min_size=30000 must be at most replay_capacity=20000, or learning would never begin; use 20000.",
+        ),
+        (
+            "train dqn catch --agent.replay-capacity 48 --agent.replay-min-size 9",
+            "replay_capacity=48 is less than one rollout: 16 lanes of rollout_length=4 bring 64 rows; raise it to 64 or",
+        ),
+        ("train dqn catch --agent.num-atoms 1", "DQNConfig.num_atoms=1: must be at least 2."),
+        ("train dqn catch --agent.v-max 0", "v_max=0.0 must be finite and above 0, such as 10.0."),
+        ("train dqn catch --agent.v-max -1", "v_max=-1.0 must be finite and above 0, such as 10.0."),
+        (
+            "train dqn catch --agent.epsilon-start 0.2 --agent.epsilon-final 0.5",
+            "epsilon_final=0.5 must be at most epsilon_start=0.2: exploration falls; use 0.2.",
+        ),
+        ("train pqn catch --agent.epsilon-start 0.1", "epsilon_final=0.2: must be at most epsilon_start=0.1."),
+        (
+            "train ppo catch --arch sebulba --updates-per-call 4",
+            "updates_per_call=4: ppo has no pending updates; leave it out.",
+        ),
+        (
+            "train dqn catch --updates-per-call 4",
+            "updates_per_call=4: only Sebulba has it, whose learner looks at signals in between; leave it out, or add",
+        ),
+        (
+            "train vtrace catch --arch sebulba --mode serial --updates-per-batch 2",
+            "updates_per_batch=2: with mode='serial' actors wait for the learner, so that every update is on rollouts of "
+            "the newest parameters; use mode='lockstep', or 1.",
+        ),
         ("train vtrace catch --agent.torso nature", "torso='nature' needs uint8 images"),
         (
             "train vtrace catch --num-envs 10 --num-shards 4",

@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 from podracer import atari
+from podracer.atari import games
 from podracer.suite import aggregates
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -45,6 +46,14 @@ def test_table_4(method, median, mean, iqm, human_level):
     assert 100 * found["mean"] == pytest.approx(mean, abs=0.6)
     assert 100 * found["iqm"] == pytest.approx(iqm, abs=0.5)
     assert found["human_level"] == human_level
+
+
+def test_natures_scores_are_those_of_the_table():
+    """Game by game; the paper has one game's name, WizardofWor, in other letters than EnvPool."""
+    printed = {
+        row["game"].lower(): (float(row["random"]), float(row["human"])) for row in rows_of("fast_dqn_table_4.csv")
+    }
+    assert printed == {game.lower(): scores for game, scores in games.NATURE.items()}
 
 
 def test_table_4_game_by_game():

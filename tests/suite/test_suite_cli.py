@@ -136,6 +136,18 @@ def test_from_runs_to_a_report(fake, capsys):
     assert "o/suite.json is of other settings: agent_config.discount: 0.99 -> 0.9; give" in capsys.readouterr().err
 
 
+def test_another_preset_in_the_same_folder_is_refused(fake, capsys):
+    command = "suite atari57 dqn --games Pong --out o --preset"
+    assert run(f"{command} fast_dqn") == 0
+    capsys.readouterr()
+    assert run(f"{command} nature") == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "o/suite.json is of other settings: " in err
+    assert "preset: fast_dqn -> nature" in err
+    assert run(f"{command} fast_dqn") == 0, "what is there stays"
+
+
 def test_atari_100k_is_a_suite(fake, capsys):
     """Of 26 games, by its protocol."""
     command = "suite atari100k dqn --dry-run --out o"

@@ -189,6 +189,24 @@ def test_sigkill_and_again(tmp_path):
     assert suite.starts(suite.jobs[1]) == 2
 
 
+def test_one_of_two_workers_is_killed(tmp_path):
+    """The other one finishes what it had begun, beside its own."""
+    stop = "trap 'rmdir {0}/runs/{1}-0/alone; exit 143' TERM; echo >> {0}/begun; "
+    wait = "while [ ! -e {0}/go ]; do sleep 0.02; done"
+    bodies = {f"{game}-0": (stop + wait).format(tmp_path, game) for game in "ABCD"}
+    suite = fakes.FakeSuite(tmp_path, games="ABCD", bodies=bodies)
+    killed, other = [fakes.worker(tmp_path, games="ABCD", bodies=bodies) for _ in range(2)]
+    begun = tmp_path / "begun"
+    wait_until(lambda: begun.exists() and begun.read_text() == "\n" * 4)
+    killed.kill()
+    killed.communicate()
+    (tmp_path / "go").touch()
+    outcome, said = fakes.outcome(other)
+    assert outcome == (4, 0, 0, 0, 0), said
+    assert sorted(suite.starts(job) for job in suite.jobs) == [1, 1, 2, 2]
+    assert all(suite.done(job) for job in suite.jobs)
+
+
 def test_a_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # Rich's word for a terminal
     monkeypatch.setenv("COLUMNS", "120")
