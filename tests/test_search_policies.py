@@ -115,20 +115,12 @@ def test_tic_tac_toe_converges(config, expected):
     assert len(boards) == 4520
     if config.simulations == 400:
         boards, Q = boards[::8], Q[::8]
-    if config.simulations == 2000:  # all with at most 3 empty cells, and every 24th with 4 or 5
-        empty = (boards == 0).sum(-1)
-        deep = np.flatnonzero((empty == 4) | (empty == 5))[::24]
-        boards, Q = (np.concatenate([x[empty <= 3], x[deep]]) for x in (boards, Q))
-        assert len(boards) == 222 + 696 + 1372 + 79
-
-    def find(boards):
-        model, root = rollout_free(boards, lines)
-        return search.search(model, jnp.asarray(lines), root, KEY, config, explore=False).action
-
-    lanes = min(len(boards), 400_000 // config.simulations)  # trees are large
-    padded = np.resize(boards, (-(-len(boards) // lanes) * lanes, 9)).reshape(-1, lanes, 9)
-    find = jax.jit(find)
-    action = np.concatenate([find(jnp.asarray(some)) for some in padded])[: len(boards)]
+    if config.simulations == 2000:
+        few = np.flatnonzero((boards == 0).sum(-1) <= 5)[::60]
+        boards, Q = boards[few], Q[few]
+    model, root = rollout_free(jnp.asarray(boards), lines)
+    find = jax.jit(lambda root: search.search(model, jnp.asarray(lines), root, KEY, config, explore=False).action)
+    action = np.asarray(find(root))
     right = Q[np.arange(len(Q)), action] == Q.max(-1)
     assert right.mean() == pytest.approx(expected, abs=0.01 if expected < 1 else 1e-9)
 
