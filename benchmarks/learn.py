@@ -134,6 +134,13 @@ ROWS = (
     # wrong arm costs nothing. Eight frames are a whole episode.
     Row("t_maze-muzero", T_MAZE, 0.6, at_most=True, at_least=0.3),
     Row("t_maze-muzero-stacked", f"{T_MAZE} --agent.frame-stack 8", 0.9),
+    Row(
+        "t_maze-efficientzero",
+        "efficientzero t_maze --env.wrong-reward 0 --total-steps 20000",
+        0.6,
+        at_most=True,
+        at_least=0.4,
+    ),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-muzero", MUZERO_CARTPOLE, 475),
     Row("envpool-cartpole-muzero-lockstep", f"{MUZERO_CARTPOLE} --mode lockstep", 475),

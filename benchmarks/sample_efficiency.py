@@ -1,13 +1,15 @@
 """How many steps does EfficientZero need, beside MuZero, and what does each of its parts do for that?
 
     python benchmarks/sample_efficiency.py                          # all that is missing; hours
-    python benchmarks/sample_efficiency.py --tasks catch --arms muzero efficientzero
+    python benchmarks/sample_efficiency.py --arms muzero efficientzero --minutes 45   # begins no run after 45 minutes
     python benchmarks/sample_efficiency.py --report                 # of what there is
 
 A run ends when three evaluations in a row reach a task's level, or with its steps; it needed those until then. Agents
-of a task have the same networks, simulations, updates for each step, and steps at most. Runs are processes, one for
-each core, and files below `runs/sample_efficiency`: those that are there are not run again.
-Writes `benchmarks/results/sample_efficiency.json` and `.png`.
+of a task have the same networks, simulations, updates for each step and schedules. MuZero has all of a task's steps and
+the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
+
+Runs are processes, one for each core. Behind each, `benchmarks/results/sample_efficiency.json` and `.png` are written
+with all there are, and what is there with the same settings is not run again: it may be stopped and begun anew.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -41,7 +44,7 @@ class Task:
     Attributes:
       env: by its name.
       level: mean return of an evaluation that passes.
-      total_steps: at most.
+      total_steps: of schedules, and at most.
       eval_every: steps between evaluations.
       config: of all agents.
     """
@@ -61,20 +64,22 @@ class Arm:
       agent: by its name.
       config: of the agent, beside the task's.
       size: how many times as large batches are; there are as many.
+      part: of a task's steps, at most.
     """
 
     agent: str = "efficientzero"
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     size: int = 1
+    part: float = 0.5
 
 
 TASKS = {
     "catch": Task("catch", 0.9, 30_000, 500),
-    "cartpole": Task("cartpole", 400.0, 150_000, 2_000),
+    "cartpole": Task("cartpole", 400.0, 120_000, 2_000),
     "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 8, "samples_per_row": 8.0}),
 }
 ARMS = {
-    "muzero": Arm("muzero"),
+    "muzero": Arm("muzero", part=1.0),
     "efficientzero": Arm(),
     # Each with all that those above have.
     "plain": Arm(config=PLAIN),
@@ -88,10 +93,29 @@ ARMS = {
 }
 
 
+def original(arm: str) -> str:
+    """The first arm with the same settings, whose runs an arm shares."""
+    return next(name for name in ARMS if ARMS[name] == ARMS[arm])
+
+
+def name_of(task: str, arm: str, seed: int) -> str:
+    """Of a run."""
+    return f"{task}, {original(arm)}, seed {seed}"
+
+
 def path_of(task: str, arm: str, seed: int) -> pathlib.Path:
-    """Of a run's result; arms with the same settings share one."""
-    same = next(name for name in ARMS if ARMS[name] == ARMS[arm])
-    return RUNS / f"{task}-{same}-{seed}.json".replace(" ", "_")
+    """What a run's process writes, in the end."""
+    return RUNS / (name_of(task, arm, seed).replace(", ", "-").replace(" ", "_") + ".json")
+
+
+def settings_of(task: str, arm: str) -> dict[str, Any]:
+    """All that a run depends on beside its seed."""
+    return json.loads(json.dumps({"task": dataclasses.asdict(TASKS[task]), "arm": dataclasses.asdict(ARMS[arm])}))
+
+
+def most(task: str, arm: str) -> int:
+    """Steps of a run that does not pass."""
+    return int(TASKS[task].total_steps * ARMS[arm].part)
 
 
 def run(name: str, arm: str, seed: int) -> None:
@@ -104,11 +128,15 @@ def run(name: str, arm: str, seed: int) -> None:
         config |= {name: learner.size * value for name, value in sizes.items()}
     evaluations: list[tuple[int, float]] = []
 
-    def passed(env_steps: int, row: Any) -> bool:
-        if "eval/return_mean" in row:
-            evaluations.append((env_steps, row["eval/return_mean"]))
+    def passed() -> bool:
         newest = [value for _, value in evaluations[-IN_A_ROW:]]
         return len(newest) == IN_A_ROW and min(newest) >= task.level
+
+    def enough(env_steps: int, row: Any) -> bool:
+        if "eval/return_mean" not in row:
+            return False
+        evaluations.append((env_steps, row["eval/return_mean"]))
+        return passed() or env_steps >= most(name, arm)
 
     result = podracer.train(
         learner.agent,
@@ -118,11 +146,15 @@ def run(name: str, arm: str, seed: int) -> None:
         eval_every=task.eval_every,
         seed=seed,
         progress=False,
-        log=passed,
+        log=enough,
     )
-    needed = evaluations[-1][0] if passed(0, {}) else None
-    report = {"steps": needed, "evaluations": evaluations, "seconds": result.summary["train_seconds"]}
-    report |= {"commit": measure.commit()}
+    report = {
+        "steps": evaluations[-1][0] if passed() else None,
+        "seconds": result.summary["train_seconds"],
+        "commit": measure.commit(),
+        "settings": settings_of(name, arm),
+        "evaluations": evaluations,
+    }
     path = path_of(name, arm, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -130,58 +162,123 @@ def run(name: str, arm: str, seed: int) -> None:
     partial.replace(path)
 
 
-def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int) -> None:
+def found() -> dict[str, dict[str, Any]]:
+    """Runs by name: those of the results, and newer ones that are not in there yet; with today's settings alone."""
+    path = RESULTS / "sample_efficiency.json"
+    runs = json.loads(path.read_text())["results"]["runs"] if path.exists() else {}
+    there = {}
+    for task in TASKS:
+        for arm in dict.fromkeys(map(original, ARMS)):
+            for seed in range(100):
+                name, newer = name_of(task, arm, seed), path_of(task, arm, seed)
+                one = json.loads(newer.read_text()) if newer.exists() else runs.get(name)
+                if one and one["settings"] == settings_of(task, arm):
+                    there[name] = one
+    return there
+
+
+def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minutes: float) -> None:
     """All runs without a result, so many at once, each in a process on a core of its own."""
-    wanted = {path_of(task, arm, seed): (task, arm, seed) for seed in range(seeds) for task in tasks for arm in arms}
-    missing = [job for path, job in wanted.items() if not path.exists()]
+    wanted = {name_of(task, arm, seed): (task, arm, seed) for seed in range(seeds) for task in tasks for arm in arms}
+    there, begin = found(), time.monotonic()
+    missing = [job for name, job in wanted.items() if name not in there]
     environment = os.environ | {"NPROC": "1"} if jobs > 1 else None
 
-    def process(job: tuple[str, str, int]) -> None:
+    def process(job: tuple[str, str, int]) -> Any:
+        if time.monotonic() - begin > 60 * minutes:
+            return None
         task, arm, seed = job
         subprocess.run([sys.executable, __file__, "--run", task, arm, str(seed)], check=True, env=environment)
-        print(f"{task}, {arm}, seed {seed}: {json.loads(path_of(*job).read_text())['steps']}", flush=True)
+        return job
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(process, missing))
+        for done in concurrent.futures.as_completed([pool.submit(process, job) for job in missing]):
+            if done.result() is not None:
+                one = json.loads(path_of(*done.result()).read_text())
+                print(f"{name_of(*done.result())}: {one['steps']} steps, {one['seconds']:.0f} s", flush=True)
+                write()
 
 
-def report(seeds: int) -> None:
-    """Prints what there is and writes it."""
+def median_of(steps: list[int | None]) -> float:
+    """Of runs, infinity where at least half of them never passed."""
+    return float(np.median([np.inf if x is None else x for x in steps]))
+
+
+def compared(ours: float, our_most: int, other: float, other_most: int) -> str:
+    """The ratio of two medians as one line, or what is known of it where runs never passed."""
+    if np.isfinite(ours) and np.isfinite(other):
+        return f"MuZero needs {other / ours:.2f} times as many"
+    if np.isfinite(ours):
+        return f"MuZero needs more than {other_most / ours:.2f} times as many: it did not pass in {other_most:,}"
+    if np.isfinite(other):
+        return (
+            f"MuZero needs less than {other / our_most:.2f} times as many: EfficientZero did not pass in {our_most:,}"
+        )
+    return f"neither passed, MuZero in {other_most:,} and EfficientZero in {our_most:,}"
+
+
+def summary(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Steps, their median and seconds of every task and arm, by seed."""
     results: dict[str, Any] = {}
+    for task in TASKS:
+        for arm in ARMS:
+            seeds = [seed for seed in range(100) if name_of(task, arm, seed) in runs]
+            if not seeds:
+                continue
+            of = [runs[name_of(task, arm, seed)] for seed in seeds]
+            median = median_of([one["steps"] for one in of])
+            results[f"{task}, {arm}"] = {
+                "seeds": seeds,
+                "steps": [one["steps"] for one in of],
+                "median": median if np.isfinite(median) else None,
+                "most": most(task, arm),
+                "seconds": [round(one["seconds"], 1) for one in of],
+                "commits": sorted({str(one["commit"]) for one in of}),
+            }
+    return results
+
+
+def comparisons(results: dict[str, Any]) -> dict[str, str]:
+    """Beside MuZero, by task."""
+    lines = {}
+    for task in TASKS:
+        both = [results.get(f"{task}, {arm}") for arm in ("efficientzero", "muzero")]
+        if all(both):
+            lines[task] = compared(*(x for one in both if one for x in (median_of(one["steps"]), one["most"])))
+    return lines
+
+
+def write() -> None:
+    """Writes what there is."""
+    runs = found()
+    results = summary(runs)
+    without = {name: {k: v for k, v in one.items() if k != "evaluations"} for name, one in runs.items()}
+    written = {"summary": results, "beside MuZero": comparisons(results), "runs": without}
+    measure.write(RESULTS / "sample_efficiency.json", "python benchmarks/sample_efficiency.py", {}, written)
+    picture(results)
+
+
+def report() -> None:
+    """Prints what there is."""
+    results = summary(found())
     lines = [["", *TASKS]]
     for arm in ARMS:
         cells = []
         for task in TASKS:
-            paths = [path_of(task, arm, seed) for seed in range(seeds)]
-            runs = [json.loads(path.read_text()) for path in paths if path.exists()]
-            cells.append("")
-            if runs:
-                steps = [np.inf if run["steps"] is None else run["steps"] for run in runs]
-                median = float(np.median(steps))
-                results[f"{task}, {arm}"] = {
-                    "steps": [run["steps"] for run in runs],
-                    "median": median if np.isfinite(median) else None,
-                    "seconds": [run["seconds"] for run in runs],
-                    "commits": sorted({run["commit"] for run in runs}),
-                }
-                numbers = [f"{x:,.0f}" if np.isfinite(x) else "never" for x in (min(steps), median, max(steps))]
-                cells[-1] = f"{numbers[1]} ({numbers[0]} to {numbers[2]}; {len(runs)} seeds)"
+            of = results.get(f"{task}, {arm}")
+            steps = [np.inf if x is None else x for x in of["steps"]] if of else []
+            three = (np.median(steps), min(steps), max(steps)) if steps else ()
+            numbers = [f"{x:,.0f}" if np.isfinite(x) else "never" for x in three]
+            cells.append(f"{numbers[0]} ({numbers[1]} to {numbers[2]}; {len(steps)} seeds)" if steps else "")
         lines.append([arm, *cells])
     print(measure.table([line for line in lines if any(line[1:])]))
     print(f"steps until {IN_A_ROW} evaluations in a row pass: median, least and most")
-    for task in TASKS:
-        ours, other = (results.get(f"{task}, {arm}", {}).get("median") for arm in ("efficientzero", "muzero"))
-        if ours and other:
-            print(f"{task}: {ours / other:.2f} of MuZero's")
-    picture(results)
-    tasks = {name: dataclasses.asdict(task) for name, task in TASKS.items()}
-    arms = {name: dataclasses.asdict(arm) for name, arm in ARMS.items()}
-    settings = {"seeds": seeds, "tasks": tasks, "arms": arms}
-    measure.write(RESULTS / "sample_efficiency.json", "python benchmarks/sample_efficiency.py", settings, results)
+    for task, line in comparisons(results).items():
+        print(f"{task}: {line}")
 
 
 def picture(results: dict[str, Any]) -> None:
-    """Every seed's steps, by task and arm; those that never passed at the right edge."""
+    """Every seed's steps, by task and arm; of those that never passed, all."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(9, 4.2), dpi=120, layout="constrained")
@@ -194,7 +291,7 @@ def picture(results: dict[str, Any]) -> None:
             there = [x for x in steps if x is not None]
             axes.plot(there, [i] * len(there), "o", color="tab:blue", alpha=0.6)
             never = len(steps) - len(there)
-            axes.plot([task.total_steps] * never, [i] * never, "x", color="tab:red")
+            axes.plot([found["most"]] * never, [i] * never, "x", color="tab:red")
             if found["median"]:
                 axes.plot(found["median"], i, "|", color="black", markersize=16)
         axes.set_title(name, fontsize="medium")
@@ -214,6 +311,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--run", nargs=3, metavar=("TASK", "ARM", "SEED"), help="this run alone, in this process")
     arguments = parser.parse_args()
@@ -222,8 +320,9 @@ def main() -> None:
         run(task, arm, int(seed))
         return
     if not arguments.report:
-        run_missing(arguments.tasks, arguments.arms, arguments.seeds, arguments.jobs)
-    report(arguments.seeds)
+        run_missing(arguments.tasks, arguments.arms, arguments.seeds, arguments.jobs, arguments.minutes)
+    write()
+    report()
 
 
 if __name__ == "__main__":

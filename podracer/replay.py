@@ -51,6 +51,8 @@ class Ring(NamedTuple):
       largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
       fresh: float32 [L P]; priorities to be, of those that this sweep has come by, else 0; () without
         (see `podracer.learning.priority_refresh`).
+      version: int32 [2]; the updates that the parameters were of by which priorities were made, those that are and
+        those to be; () without.
 
     An empty ring is all zeros.
     """
@@ -64,6 +66,7 @@ class Ring(NamedTuple):
     priority: jax.Array
     largest: jax.Array
     fresh: Any = ()
+    version: Any = ()
 
 
 class Sample(NamedTuple):
@@ -176,6 +179,7 @@ def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
         priority=jnp.zeros(L * plan.places),
         largest=jnp.float32(0),
         fresh=jnp.zeros(L * plan.places) if replay.refresh_interval else (),
+        version=jnp.zeros(2, jnp.int32) if replay.refresh_interval else (),
     )
 
 
@@ -366,6 +370,17 @@ def update(
     if replay.priority is None:
         ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
     return ring, jnp.sum((~there).astype(jnp.float32))
+
+
+def changes(ring: Ring) -> tuple[Any, ...]:
+    """All that learning changes of a ring, where nothing is added."""
+    return ring.priority, ring.largest, ring.fresh, ring.version
+
+
+def changed(ring: Ring, changes: tuple[Any, ...]) -> Ring:
+    """A ring with `changes` in it."""
+    priority, largest, fresh, version = changes
+    return ring._replace(priority=priority, largest=largest, fresh=fresh, version=version)
 
 
 def _largest(ring: Ring) -> jax.Array:

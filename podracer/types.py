@@ -371,6 +371,7 @@ class Replay(NamedTuple):
       refresh_interval: updates of a sweep that renews the priorities of all rows (`Agent.refresh`), in multiples of G;
         what learning returns is logged then, and not written. 0 for none.
       reach: rows of a sequence behind row 0 that its priority depends on.
+      target_interval: updates between two versions of `Agent.target_params`, for metrics; 0 where there are none.
     """
 
     capacity: int
@@ -390,6 +391,7 @@ class Replay(NamedTuple):
     group: int = 1
     refresh_interval: int = 0
     reach: int = 0
+    target_interval: int = 0
 
 
 class Agent(NamedTuple):

@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from podracer import prefix_models, search, spaces
@@ -191,7 +190,7 @@ def test_a_search_with_prefixes_is_the_search_with_rewards(algorithm, horizon):
         found.append(run(jax.random.key(3)))
     assert float(found[0].depth.max()) > 5
     for name in ("policy", "value", "visits", "q"):
-        np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), atol=1e-4)
+        np.testing.assert_allclose(getattr(found[0], name), getattr(found[1], name), rtol=1e-5, atol=1e-5)
 
 
 def test_batch_norm_is_numpys():
@@ -229,43 +228,3 @@ def test_augmentation_is_numpys():
     assert set(map(tuple, np.unique(many.shift, axis=0))) == {(i, j) for i in range(9) for j in range(9)}
     assert np.abs(many.gain - 1).max() <= 0.1 + 1e-6
     assert np.std(many.gain) == pytest.approx(0.05 * 0.9594, rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("both_move", [False, True])
-def test_projections_collapse_where_what_was_seen_moves_too(both_move):
-    """With no stop of gradients and no forecast in between, all projections become one (Chen and He 2021)."""
-    sizes = {"hidden_sizes": (32,), "state_size": 16, "head_size": 8, "projection_size": 32, "forecast_size": 16}
-    spec = EnvSpec("rows", spaces.Box(-5.0, 5.0, (12,)), spaces.Discrete(4))
-    model = prefix_models.make(spec, prefix_models.Sizes(**sizes))
-    rng = np.random.default_rng(0)
-    seen = jnp.asarray(rng.normal(size=(512, 12)), jnp.float32)
-    action = jnp.asarray(rng.integers(0, 4, 512), jnp.int32)
-    later = jnp.roll(seen, 1, axis=1) + 0.3 * action[:, None].astype(jnp.float32)
-    params, statistics = model.init(jax.random.key(0), seen[:1])
-    optimizer = optax.sgd(0.05, momentum=0.9)
-
-    def loss(params):
-        if not both_move:
-            said, projected, _ = prefix_models.unroll(
-                model, params, statistics, seen[None], later[None], action[None], 1
-            )
-            return jnp.mean(prefix_models.inconsistency(said[1].forecast, projected[0]))
-        state = lambda x: model.call("represent", params, statistics, x)  # noqa: E731
-        ours = model.call("project", params, statistics, model.call("advance", params, statistics, state(seen), action))
-        theirs = model.call("project", params, statistics, state(later))
-        return 1 - jnp.mean(jnp.sum(prefix_models._unit(ours) * prefix_models._unit(theirs), axis=-1))
-
-    def update(_, carry):
-        params, state = carry
-        changes, state = optimizer.update(jax.grad(loss)(params), state)
-        return optax.apply_updates(params, changes), state
-
-    begin, (params, _) = (
-        params,
-        jax.jit(lambda x: jax.lax.fori_loop(0, 500, update, x))((params, optimizer.init(params))),
-    )
-    assert float(loss(params)) < 0.5 * float(loss(begin))
-    projections = model.call("project", params, statistics, model.call("represent", params, statistics, later))
-    spread = float(prefix_models.spread(projections)) * np.sqrt(projections.shape[-1])
-    assert spread < 0.05 if both_move else spread > 0.3, spread

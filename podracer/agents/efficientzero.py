@@ -10,9 +10,9 @@
 Before samples are learnt from, their policies are searched for again and V is the target network's: what once was done
 in them says less and less of what should be.
 
-Where we differ from the authors' code (YeWR/EfficientZero at 468bb03): an episode that was cut bootstraps, and does
-not end in a value of 0; frames are kept as they were; stacks of frames begin with zeros; the target network lags by 0
-to one interval, and not by one to two; the last state is not learnt twice. Its faults are tests of ours.
+Where we differ from the authors' code (YeWR/EfficientZero at 468bb03): an episode that was cut bootstraps; frames are
+kept as they were; stacks of frames begin with zeros; the target network lags by 0 to one interval, and not by one to
+two; the last state is not learnt twice. Its faults are tests of ours.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
         multiple of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
+      value_target: what says renewed values: the "network" (the authors' code), or a "search" from every row (paper).
       reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
         `target_interval`. What searches cost hardly depends on how many there are.
       target_interval: updates between copies of the parameters for it (paper: 200).
@@ -119,6 +120,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
     refresh_interval: int = configs.field(0, low=0)
     reanalyse: float = configs.field(1.0, low=0.0, high=1.0)
+    value_target: Literal["network", "search"] = "network"
     reanalyse_group: int = configs.field(1, low=1)
     target_interval: int = configs.field(100, low=1)
     optimizer: Literal["adam", "sgd", "clipped_lars"] = "adam"
@@ -142,12 +144,12 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
 
 
 class Aux(NamedTuple):
-    """What a learner has beside its parameters: statistics of layers that have some, and older parameters and
-    statistics, that reanalyse and that priorities are refreshed by; () where nothing is."""
+    """What a learner has beside its parameters: statistics of layers that have some, and older parameters, statistics
+    and the update that they are of, that reanalyse and that priorities are refreshed by; () where nothing is."""
 
     statistics: ArrayTree
-    target: tuple[ArrayTree, ArrayTree] | tuple[()]
-    sweep: tuple[ArrayTree, ArrayTree] | tuple[()]
+    target: tuple[ArrayTree, ArrayTree, jax.Array] | tuple[()]
+    sweep: tuple[ArrayTree, ArrayTree, jax.Array] | tuple[()]
 
 
 def loss(
@@ -226,7 +228,7 @@ def make(
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
         params, statistics = model.init(key, example)
-        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
+        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics, jnp.int32(0))) if wanted else ()  # noqa: E731
         target, swept = copy(config.reanalyse), copy(config.refresh_interval)
         return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
@@ -293,19 +295,16 @@ def make(
 
         def copied(old: Any, interval: int) -> Any:
             copy = num_updates % interval == 0 if interval else False
-            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, (params, statistics)) if old else ()
+            new = (params, statistics, num_updates)
+            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, new) if old else ()
 
-        aux = Aux(
-            statistics,
-            copied(learner.aux.target, config.target_interval),
-            copied(learner.aux.sweep, config.refresh_interval),
-        )
+        intervals = (config.target_interval, config.refresh_interval)
+        aux = Aux(statistics, *map(copied, (learner.aux.target, learner.aux.sweep), intervals))
         learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
         return learner, metrics | {"grad/norm": grad_norm}, errors.reshape(B)
 
-    def earlier(what: str, interval: int, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        params, statistics = getattr(learner.aux, what)
-        version = learner.num_updates // interval * interval
+    def earlier(what: str, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        params, statistics, version = getattr(learner.aux, what)
         aux = learner.aux._replace(statistics=statistics)
         return actor_params(learner._replace(params=params, num_updates=version, aux=aux), progress)
 
@@ -319,7 +318,8 @@ def make(
         return windows.errors(step, rows.timesteps.discount, value, n, m)[: len(age)]
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
+        policies = K + 1 if config.value_target == "network" else K + n + 1
+        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1}
         return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
 
     beta = config.importance_exponent
@@ -333,6 +333,7 @@ def make(
         group=config.reanalyse_group,
         refresh_interval=config.refresh_interval,
         reach=n,
+        target_interval=config.target_interval if config.reanalyse else 0,
         ratio=config.samples_per_row,
         context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
@@ -342,9 +343,9 @@ def make(
     )
     renewal: dict[str, Any] = {}
     if config.reanalyse:
-        renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
+        renewal |= {"target_params": partial(earlier, "target"), "reanalyse": reanalyse}
     if config.refresh_interval:
-        renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
+        renewal |= {"refresh_params": partial(earlier, "sweep"), "refresh": refresh}
     hyper = configs.tunables(config)
     return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
 

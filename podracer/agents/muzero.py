@@ -243,6 +243,7 @@ def make(
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=priority if config.priority_exponent else None,
+        target_interval=config.target_interval if config.reanalyse else 0,
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )

@@ -30,7 +30,7 @@ from podracer.environments import autoreset
 from podracer.learning import collectives, learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts
+from podracer.learning.steps import Counts, added
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
 
@@ -294,7 +294,7 @@ def _run(
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
         report = Report(
-            add(report.metrics, metrics),
+            added(report.metrics, metrics),
             add(report.episodes, episodes),
             report.updates + 1,
             state.learner.num_updates,

@@ -160,7 +160,7 @@ EFFICIENTZERO: dict[str, Difference] = {
             "projection_size": 1024,
             "forecast_size": 512,
         },
-        {"num_envs": 8, "final_updates": 22_000},
+        {"num_envs": 8, "final_updates": 22_000, "eval_episodes": 32},
         "atari100k",
         {"image_size": 96, "grayscale": False},
     ),
@@ -178,11 +178,13 @@ EFFICIENTZERO: dict[str, Difference] = {
             "max_grad_norm": 10.0,
             "augment": True,
         },
-        {"num_shards": 8, "final_updates": 2_750},
+        {"num_shards": 8, "final_updates": 2_750, "eval_episodes": 100},
     ),
+    "gumbel": Difference("atari", {"search": "gumbel", "simulations": 16, "considered": 8}),
 }
-"""Of `efficientzero`: Ye et al. 2021 by their code, with 100,000 steps, and Mei et al. 2023 (SpeedyZero), whose batches
-have eight shards, also on one device, for statistics are of a shard."""
+"""Of `efficientzero`: Ye et al. 2021 by their code, with 100,000 steps; Mei et al. 2023 (SpeedyZero), whose batches
+have eight shards, also on one device, for statistics are of a shard; and the first with the search of Wang et al. 2024
+(EfficientZero V2), which takes a third of the simulations."""
 
 SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
 """Agents that have several presets for Atari."""

@@ -16,9 +16,11 @@ an update is its network's operations at the speed of the product.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from typing import Annotated, Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +32,9 @@ from podracer import config as configs
 from podracer import environments, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
-from podracer.learning import collectives, learner
+from podracer.learning import collectives, gradients, learner, trajectories
 from podracer.run import presets
-from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
+from podracer.types import ActorParams, Agent, Batch, EnvSpec, TimeStep, Trajectory
 from podracer.version import __version__
 
 GROUP = 8
@@ -169,11 +171,7 @@ def _product() -> Measured:
 
 
 class Updates:
-    """Updates of an agent from a full replay, on the first device (see `measure.Measured`).
-
-    Attributes:
-      operations: floating-point operations for a sample, where nothing is reanalysed: of loops, XLA counts a turn.
-    """
+    """Updates of an agent from a full replay, on the first device (see `measure.Measured`)."""
 
     def __init__(self, agent: Agent, spec: EnvSpec, arguments: ReanalyseArguments):
         self.agent = agent
@@ -202,9 +200,26 @@ class Updates:
 
         arguments_of = (self._state, self._counts, self._ring, jax.random.key(1))
         self._update = jitted(update, (0, 2)).lower(*arguments_of).compile()
-        costs: Any = self._update.cost_analysis() or {}
         self._samples = agent.config.batch_size * agent.config.reanalyse_group
-        self.operations = costs.get("flops", float("nan")) / self._samples
+        prepare = functools.partial(core.steps.prepare, core.steps.elders(self._state, jnp.float32(0)))
+        prepared = jax.eval_shape(jitted(prepare, ()), self._counts, self._ring, (), jnp.float32(0), jax.random.key(0))
+        self._learning = jitted(agent.learn, ()), jax.eval_shape(lambda: self._state), prepared[2].batch
+
+    @functools.cached_property
+    def operations(self) -> float:
+        """Floating-point operations of learning from a sample."""
+        learn, state, batch = self._learning
+        B = self.agent.config.batch_size
+
+        def resized(axis: int, x: Any) -> Any:
+            return jax.ShapeDtypeStruct((*x.shape[:axis], B, *x.shape[axis + 1 :]), x.dtype)
+
+        of_update = Batch(trajectories.by_lane(resized, batch.trajectory), *(resized(0, x) for x in batch[1:]))
+        # All samples at once: of a loop over some at a time, XLA counts one turn.
+        with mock.patch.object(gradients, "at_a_time", lambda observation, rows, units: units):
+            lowered = learn.lower(state, of_update, jnp.float32(0), jax.random.key(0))
+        costs: Any = lowered.compile().cost_analysis() or {}
+        return costs.get("flops", float("nan")) / B
 
     def __call__(self, n: int) -> int:
         for _ in range(n):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import replay, topology
-from podracer.learning.steps import Counts, Steps, mixed, sampled
+from podracer.learning.steps import LARGEST, Counts, Steps, mixed, sampled
 from podracer.types import Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -124,14 +124,16 @@ def owing(experience: Experience, groups: int) -> Experience:
 
 
 PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag", "sebulba/policy_lag_max")
-"""Metrics of a call of `learn`; all others are of its updates, of which an agent with replay may do none or several."""
+"""Metrics of a call of `learn`; others are of its updates, of which an agent with replay may do none or several."""
 
 
 def means(sums: Mapping[str, Any], calls: int) -> dict[str, np.ndarray]:
-    """Means of metrics from their sums over calls of `learn`; NaN where there was nothing to average."""
+    """Means of metrics from their sums over calls of `learn` (see `steps.added`); NaN without anything to average."""
     updates = sums.get("replay/updates", np.float64(calls))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return {name: np.asarray(x) / (calls if name in PER_CALL else updates) for name, x in sums.items()}
+        # Of the largest, x u / u: NaN where there was no update.
+        sums = {name: np.asarray(x) * (updates if name in LARGEST else 1.0) for name, x in sums.items()}
+        return {name: x / (calls if name in PER_CALL else updates) for name, x in sums.items()}
 
 
 def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_shards: int) -> Learner:

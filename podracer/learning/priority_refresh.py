@@ -21,6 +21,7 @@ def refresh(
     ring: replay.Ring,
     counts: jax.Array,
     renew: Callable[[Trajectory, jax.Array], jax.Array],
+    version: jax.Array,
     part: tuple[jax.Array, int],
     observations: ArrayTree,
     num_shards: int,
@@ -36,6 +37,7 @@ def refresh(
       ring: what is there.
       counts: int32 [groups]; rollouts of each group so far.
       renew: `(Trajectory [m + reach - 1, L], age int32 [m, L]) -> priorities [m, L]`; `Agent.refresh`.
+      version: int32 []; the update that the parameters of `renew` are of.
       part: int32 [] p, of the I parts of a sweep (`refresh_interval` / `group`), from 0, and I.
       observations: as in `podracer.replay.gather`.
       num_shards: S.
@@ -62,9 +64,12 @@ def refresh(
     begin, end = (jnp.minimum(segments * p // of, filled) for p in (number, number + 1))
     ring = ring._replace(fresh=lax.fori_loop(begin, end, segment, ring.fresh))
     over = number + 1 == of
+    # Were the parameters of a sweep ever several, all of it would be as old as the oldest.
+    oldest = jnp.where(number == 0, version, jnp.minimum(ring.version[1], version))
     swapped = jnp.where((ring.fresh > 0) & (ring.priority > 0), ring.fresh, ring.priority)
     return ring._replace(
         priority=jnp.where(over, swapped, ring.priority),
         largest=jnp.where(over & jnp.any(ring.fresh > 0), jnp.max(ring.fresh), ring.largest),
         fresh=jnp.where(over, 0.0, ring.fresh),
+        version=jnp.stack([jnp.where(over, oldest, ring.version[0]), oldest]),
     )

@@ -32,7 +32,8 @@ def renewed(
         and again settles on one action too soon.
       part: of the sequences, at an even stride, for they are drawn in the order of the ring; the others stay.
       policies: rows of a sequence, the first ones, that are searched from.
-      values: rows, the first ones, whose value is renewed; at least as many.
+      values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
+        come from the search too.
     """
     B = len(batch.weight)
     n = int(part * B)
@@ -49,6 +50,6 @@ def renewed(
     old = batch.trajectory.extras
     extras = {
         "policy": old["policy"].at[:policies, at].set(found.policy.reshape(policies, n, -1)),
-        "value": old["value"].at[:values, at].set(root.value.reshape(values, n)),
+        "value": old["value"].at[:values, at].set((root if policies < values else found).value.reshape(values, n)),
     }
     return batch._replace(trajectory=batch.trajectory._replace(extras=extras))

@@ -51,7 +51,7 @@ class Elders(NamedTuple):
     Attributes:
       target: what `Agent.reanalyse` acts by.
       sweep: what `Agent.refresh` makes priorities by.
-      number: int32 []; updates before these samples are drawn, of an agent that reanalyses.
+      number: int32 []; updates before these samples are drawn, of an agent that has either.
     """
 
     target: Any = ()
@@ -98,6 +98,16 @@ class Steps(NamedTuple):
     learn: Callable[..., tuple[LearnerState, Metrics, Any]]
     write: Callable[..., tuple[replay.Ring, Metrics]]
     drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
+
+
+LARGEST = ("reanalyse/staleness_max",)
+"""Metrics that are the largest of all updates, and no mean."""
+
+
+def added(sums: Metrics, metrics: Metrics) -> Metrics:
+    """Metrics of some updates and of further ones, as those of all: sums, and of `LARGEST` the larger one."""
+    both = {name: jnp.maximum if name in LARGEST else jnp.add for name in sums}
+    return {name: join(sums[name], metrics[name]) for name, join in both.items()}
 
 
 def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
@@ -172,11 +182,13 @@ def _reanalysed(agent: Agent, prepared: Prepared, target: Any) -> Prepared:
     return prepared._replace(batch=batch, key=jax.random.key_data(key), version=target.version)
 
 
-def _learning(agent: Agent, group: int) -> Callable[..., Any]:
+def _learning(agent: Agent, group: int, target_interval: int = 0) -> Callable[..., Any]:
     """`Agent.learn` from a group of samples in turn; metrics are sums over the updates of the group."""
 
     def since(state: LearnerState, number: jax.Array) -> jax.Array:
-        age = collectives.global_max((state.num_updates - number).astype(jnp.float32))
+        return collectives.global_max((state.num_updates - number).astype(jnp.float32))
+
+    def in_sum(age: jax.Array) -> jax.Array:
         return group * (age + (group - 1) / 2)  # the updates of a group are learnt one later each
 
     def learn(state: LearnerState, prepared: Prepared, progress: jax.Array) -> Any:
@@ -185,10 +197,12 @@ def _learning(agent: Agent, group: int) -> Callable[..., Any]:
             prepared = _reanalysed(agent, prepared, agent.target_params(state, progress))
         batch, key = prepared.batch, jax.random.wrap_key_data(prepared.key)
         if agent.reanalyse is not None:
-            more = {
-                "reanalyse/staleness": since(state, prepared.version),
-                "replay/priority_staleness": since(state, prepared.drawn),
-            }
+            age = since(state, prepared.version)
+            more = {"reanalyse/staleness": in_sum(age), "reanalyse/staleness_max": age + (group - 1)}
+            if target_interval:
+                more["reanalyse/staleness_ratio"] = in_sum(age) / (target_interval / 2)
+        if jax.tree.leaves(prepared.drawn):
+            more["replay/priority_staleness"] = in_sum(since(state, prepared.drawn))
         if group == 1:
             state, metrics, priorities = agent.learn(state, batch, progress, key)
             return state, metrics | more, priorities
@@ -222,7 +236,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
             f"refresh_interval={spec.refresh_interval} is not a multiple of the {group} updates that are drawn at once."
         )
     mean = lambda x: collectives.global_mean(x, jnp.ones(group * n))  # noqa: E731
-    learn = _learning(agent, group)
+    learn = _learning(agent, group, spec.target_interval)
 
     def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
@@ -243,7 +257,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         target, sweep = (
             params(state, progress) if params else () for params in (agent.target_params, agent.refresh_params)
         )
-        return Elders(target, sweep, state.num_updates if agent.reanalyse else ())
+        return Elders(target, sweep, state.num_updates if agent.reanalyse or agent.refresh else ())
 
     def draw(counts: Counts, ring: replay.Ring, progress: jax.Array, key: jax.Array) -> Any:
         at = replay.sample(plan, ring, counts.rollouts, key, group * n, _beta(spec, progress))
@@ -256,22 +270,24 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         age = replay.transitions_since(plan, at, num_shards)
         return at, Batch(replay.gather(plan, spec, ring, at, observations), at.weight, age), metrics
 
-    def sweep(params: Any, counts: Counts, ring: replay.Ring) -> Any:
+    def sweep(elders: Elders, counts: Counts, ring: replay.Ring) -> Any:
         """A part of the sweep that renews priorities."""
         if agent.refresh is None:
             return ring, {}
-        number, renew = counts.updates, functools.partial(agent.refresh, params)
-        part = number % (spec.refresh_interval // group), spec.refresh_interval // group
-        ring = priority_refresh.refresh(plan, spec, ring, counts.rollouts, renew, part, observations, num_shards)
-        begun = jnp.maximum(number * group // spec.refresh_interval - 1, 0) * spec.refresh_interval
-        return ring, {"refresh/age": (group * (number * group - begun)).astype(jnp.float32)}
+        renew = functools.partial(agent.refresh, elders.sweep)
+        part = counts.updates % (spec.refresh_interval // group), spec.refresh_interval // group
+        age = collectives.global_max((elders.number - ring.version[0]).astype(jnp.float32))
+        refreshed = priority_refresh.refresh(
+            plan, spec, ring, counts.rollouts, renew, elders.sweep.version, part, observations, num_shards
+        )
+        return refreshed, {"refresh/age": group * age}
 
     def prepare(
         elders: Elders, counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: Any, later: Any = 0
     ) -> Any:
         sample_key, learn_key = update_keys(key, counts.updates + later)
         at, batch, drawn = draw(counts, ring, progress, sample_key)
-        ring, swept = sweep(elders.sweep, counts, ring)
+        ring, swept = sweep(elders, counts, ring)
         prepared = Prepared(batch, jax.random.key_data(learn_key), drawn=elders.number)
         prepared = _reanalysed(agent, prepared, elders.target)
         return ring, at, prepared, drawn | swept
@@ -295,19 +311,19 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     ) -> Any:
         def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
             # Of the ring, an update changes nothing but the priorities.
-            now = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
+            now = replay.changed(ring, changes)
             then = counts._replace(updates=counts.updates + i)
             now, at, prepared, seen = prepare(elders(state, progress), then, now, (), progress, key)
             state, metrics, priorities = learn(state, prepared, progress)
             now, written = write(counts, now, at, priorities)
-            return state, (now.priority, now.largest, now.fresh), metrics | seen | written
+            return state, replay.changes(now), metrics | seen | written
 
         def body(i: jax.Array, carry: Any) -> Any:
             state, changes, sums = carry
             state, changes, metrics = update(i, state, changes)
-            return state, changes, jax.tree.map(jnp.add, sums, metrics)
+            return state, changes, added(sums, metrics)
 
-        changes = ring.priority, ring.largest, ring.fresh
+        changes = replay.changes(ring)
         if isinstance(number, int) and number == 1:  # no loop, in which XLA:CPU is slow at convolutions
             state, changes, metrics = update(0, state, changes)
         else:
@@ -315,7 +331,6 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
             nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             state, changes, metrics = lax.fori_loop(0, number, body, (state, changes, nothing))
         counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
-        ring = ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2])
-        return state, counts, ring, metrics
+        return state, counts, replay.changed(ring, changes), metrics
 
     return Steps(add, elders, prepare, learn, write, drain)

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from podracer.driver import program_bytes, require_memory
 from podracer.learning import learner, trajectories
 from podracer.learning.learner import Experience
+from podracer.learning.steps import added
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.assembly import Assembly, by_lane
 from podracer.sebulba.programs import Programs, policy_lag
@@ -282,7 +283,7 @@ class OnDevices:
             return ring, (new, now, metrics)
 
         ring, (new, now, metrics) = self._over_shards(shard, experience.ring)
-        return new, Experience(now, ring), jax.tree.map(jnp.add, sums, (metrics,)) if sums else (metrics,)
+        return new, Experience(now, ring), (added(sums[0], metrics),) if sums else (metrics,)
 
     def ahead(self, *shapes: Any) -> tuple[()]:
         """Nothing is prepared before it is due."""

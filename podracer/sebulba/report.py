@@ -12,6 +12,7 @@ import numpy as np
 
 from podracer.driver import Progress, TrainingDivergedError, episode_means
 from podracer.learning.learner import means
+from podracer.learning.steps import LARGEST
 from podracer.run.processes import Processes
 from podracer.sebulba.actor import STAGES, Rollout
 from podracer.sebulba.ballots import Ballots
@@ -91,7 +92,10 @@ class Report:
         with self._processes.together():
             fetched, episodes = jax.device_get((self._metrics, self._episodes))
         every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
-        sums = {name: values.sum(keepdims=True) for name, values in every.items()}
+        sums = {
+            name: values.max(keepdims=True) if name in LARGEST else values.sum(keepdims=True)
+            for name, values in every.items()
+        }
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
         if not all(np.all(np.isfinite(value)) for value in sums.values()):
             culprit = self._culprit(every)

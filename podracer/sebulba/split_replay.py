@@ -23,10 +23,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from podracer import topology
+from podracer import replay, topology
 from podracer.driver import program_bytes, require_memory
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts, Elders, Prepared, Steps
+from podracer.learning.steps import Counts, Elders, Prepared, Steps, added
 from podracer.learning.trajectories import split_lanes
 from podracer.sebulba.assembly import by_lane
 from podracer.sebulba.programs import Programs, policy_lag
@@ -148,7 +148,7 @@ class SplitReplay:
         def prepare(ring: Any, newest: Any, shard: jax.Array) -> Any:
             own = jax.random.fold_in(key, shard)
             ring, at, prepared, metrics = self._steps.prepare(elders, counts, ring, newest, progress, own, *rest)
-            return ((ring.priority, ring.largest, ring.fresh), at, prepared), metrics
+            return (replay.changes(ring), at, prepared), metrics
 
         index = lax.axis_index(DATA_AXIS) * self._shards + jnp.arange(self._shards, dtype=jnp.int32)
         newest = split_lanes(newest, self._shards) if newest else ()
@@ -245,7 +245,7 @@ class SplitReplay:
     ) -> tuple[LearnerState, Experience, tuple[Metrics, ...]]:
         for _ in range(number):
             state, experience, metrics = self._update(steps, state, experience, (), progress, key)
-            sums = tuple(_add(*pair) for pair in zip(sums, metrics))
+            sums = tuple(_added(*pair) for pair in zip(sums, metrics))
         return state, experience, sums
 
     def _update(
@@ -260,7 +260,7 @@ class SplitReplay:
         def prepare(ring: Any, later: int) -> Any:
             number = self._told(jnp.int32(later), self._here)
             changes, *made = steps.prepare(elders, counts, ring, newest, *here, number)
-            return ring._replace(priority=changes[0], largest=changes[1], fresh=changes[2]), made
+            return replay.changed(ring, changes), made
 
         if self._ahead and bool(topology.here(ahead.there)):
             at, prepared, seen = ahead.at, ahead.prepared, ahead.seen
@@ -333,9 +333,7 @@ class _Steps(NamedTuple):
     write: Any
 
 
-@jax.jit
-def _add(sums: Metrics, metrics: Metrics) -> Metrics:
-    return jax.tree.map(jnp.add, sums, metrics)
+_added = jax.jit(added)
 
 
 def _whole(x: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -195,12 +195,15 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
     assert (run.num_shards, run.num_envs) == (8, 8)
     # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
+    assert (config_run.eval_episodes, run.eval_episodes) == (32, 100)
     assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
     assert config_run.final_updates % config.reanalyse_group == run.final_updates % large.reanalyse_group == 0
     spec = EnvSpec("", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6))
     model = prefix_models.make(spec, config)
     params = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 96, 96, 12), jnp.uint8))[0], jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == 8_348_264
+    gumbel, *others = resolved("efficientzero", "gumbel")
+    assert (gumbel.search, gumbel.simulations, others[0]) == ("gumbel", 16, config_run)
 
 
 @pytest.mark.parametrize(

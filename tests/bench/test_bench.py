@@ -1,16 +1,22 @@
 """What the benches measure, and what they do without."""
 
 import dataclasses
+import importlib
 import json
 import types
+from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
+import envs_jax
+from podracer.agents import efficientzero
 from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
+from podracer.learning import gradients
 
 
 def test_anakin_on_any_environment():
@@ -47,6 +53,35 @@ def test_a_yardstick_that_cannot_be_imported(monkeypatch, tmp_path, capsys):
     assert second.startswith("no yardstick: ")
 
 
+def test_what_never_passed_is_compared_as_far_as_that_goes(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    efficiency: Any = importlib.import_module("sample_efficiency")
+    monkeypatch.setattr(efficiency, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(efficiency, "RUNS", tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+
+    def ran(task, arm, seed, steps):
+        one = {"steps": steps, "seconds": 1.0, "commit": "c", "settings": efficiency.settings_of(task, arm)}
+        efficiency.path_of(task, arm, seed).write_text(json.dumps(one | {"evaluations": []}))
+
+    for seed, (ours, other) in enumerate([(5_000, 11_000), (6_000, None), (None, None)]):
+        ran("catch", "efficientzero", seed, ours)
+        ran("catch", "muzero", seed, other)
+        ran("cartpole", "efficientzero", seed, None)
+        ran("cartpole", "muzero", seed, 30_000)
+    efficiency.write()
+    lines = json.loads((tmp_path / "results" / "sample_efficiency.json").read_text())["results"]["beside MuZero"]
+    assert lines["catch"].startswith("MuZero needs more than 5.00 times as many")
+    assert lines["cartpole"].startswith("MuZero needs less than 0.50 times as many")
+    assert (tmp_path / "results" / "sample_efficiency.png").exists()
+    for path in (tmp_path / "runs").iterdir():
+        path.unlink()
+    there = efficiency.found()
+    assert len(there) == 12, "results are what is not run again"
+    monkeypatch.setitem(efficiency.TASKS, "catch", efficiency.Task("catch", 0.8, 30_000, 500))
+    assert len(efficiency.found()) == 6, "but for those with other settings"
+
+
 @pytest.mark.slow
 def test_replay_is_measured(tmp_path):
     small = {"sequences": (64,), "batch_size": 4, "lanes": 2, "repeats": 1, "seconds": 0.01}
@@ -60,10 +95,15 @@ def test_replay_is_measured(tmp_path):
 def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
     small = {"env": "catch", "batch_size": 4, "simulations": 2, "channels": 2, "rows": 1000, "seconds": 0.01}
     arguments = {"only": ("reanalysing", "refreshing"), "repeats": 1, "json": tmp_path / "reanalyse.json"}
-    assert reanalyse.main(reanalyse.ReanalyseArguments(**small, **arguments)) == 0
+    with mock.patch.dict(gradients.ROWS_IN_CACHE, {"vectors": 11}):  # samples go through the network one by one
+        assert reanalyse.main(reanalyse.ReanalyseArguments(**small, **arguments)) == 0
     found = json.loads((tmp_path / "reanalyse.json").read_text())["results"]
     assert list(found["rates"]) == ["learning", "reanalysing", "refreshing"]
     operations = found["operations_a_sample"]
+    agent = efficientzero.make(envs_jax.make("catch").spec)
+    sizes = jax.eval_shape(agent.init, jax.random.key(0), dict.fromkeys(agent.hyper, jax.numpy.float32(0))).params
+    # 64 operations for each parameter: most are used in each of five steps, forth and back. Of the loop, a turn has 37.
+    assert operations["learning"] > 50 * sum(x.size for x in jax.tree.leaves(sizes))
     assert 0 < operations["learning"] < operations["reanalysing"] < operations["refreshing"]
     assert "refreshing / reanalysing: " in capsys.readouterr().out
     with pytest.raises(ValueError, match="only='speed': unknown; there are learning, "):

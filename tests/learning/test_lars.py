@@ -60,19 +60,22 @@ def test_it_is_the_loops() -> None:
 
 
 def test_with_a_large_eta_it_is_sgd_with_momentum() -> None:
+    """Bit by bit, one operation at a time: compiled, some are fused."""
     begin = tree(0)
-    found = run(made(eta=1e9, eta_vectors=1e9), begin, 6)[-1][0]
+    with jax.disable_jit():
+        found = run(made(eta=1e9, eta_vectors=1e9), begin, 6)[-1][0]
     sgd = optimizer.make("sgd", eps=0.0, momentum=0.9)
     params, state = begin, optimizer.init(sgd, begin)
     for i in range(6):
         grads = tree(100 + i, 10.0 ** (i % 5 - 3))
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         clipped = jax.tree.map(lambda g, w: jnp.minimum(1.0, 2.0 / norm) * g + 1e-4 * w, grads, params)  # noqa: B023
-        params, state, _ = optimizer.step(
-            sgd, clipped, state, params, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1e9)
-        )
+        with jax.disable_jit():
+            params, state, _ = optimizer.step(
+                sgd, clipped, state, params, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1e9)
+            )
     for name in SHAPES:
-        np.testing.assert_allclose(found[name], params[name], rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(found[name], params[name])
 
 
 def test_where_no_ratio_is_clipped_it_is_optaxs() -> None:
@@ -87,7 +90,7 @@ def test_where_no_ratio_is_clipped_it_is_optaxs() -> None:
             updates, state = theirs.update(grads, state, params)
             params = optax.apply_updates(params, updates)
         for name in SHAPES:
-            np.testing.assert_allclose(found[i][0][name], params[name], rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(found[i][0][name], params[name], rtol=1e-6, atol=1e-7)
 
 
 def test_no_step_is_larger_than_weights_allow() -> None:

@@ -3,11 +3,15 @@
 Simulated devices, as in `test_devices`.
 """
 
+import contextlib
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from unittest import mock
 
 import harness
@@ -16,14 +20,17 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer import replay, training
+from podracer.learning import reanalysis
 from podracer.sebulba.split_replay import SplitReplay
 
 pytestmark = pytest.mark.slow
 
 APART = {"reanalyser_devices": 2, "prepare_ahead": False}
 AHEAD = {"reanalyser_devices": 2}
+# Plain gradient steps: Adam's, of gradients that are nearly 0, are as large whatever the rounding.
 SMALL = {
-    "hidden_sizes": (16,),
+    "hidden_sizes": (8,),
     "state_size": 8,
     "head_size": 8,
     "lstm_size": 8,
@@ -31,7 +38,7 @@ SMALL = {
     "forecast_size": 8,
     "num_bins": 11,
     "simulations": 4,
-    "unroll_length": 2,
+    "unroll_length": 1,
     "n_step": 2,
     "batch_size": 16,
     "replay_min_size": 64,
@@ -40,13 +47,18 @@ SMALL = {
     "target_interval": 8,
     "reanalyse_group": 2,
     "refresh_interval": 4,
+    "optimizer": "sgd",
+    "learning_rate": 0.05,
     "max_grad_norm": 0.1,
 }
-DRIVER = {"arch": "sebulba", "mode": "lockstep", "num_shards": 4, "num_envs": 8, "total_steps": 800, "eval_episodes": 2}
+DRIVER = {"arch": "sebulba", "mode": "lockstep", "num_shards": 2, "num_envs": 8, "total_steps": 400, "actor_devices": 1}
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def train(log=None, **settings):
-    settings = DRIVER | settings
+    settings = (
+        DRIVER | {"eval_episodes": 2, "eval_every": 400, "checkpoint_every": 100, "keep_checkpoints": 9} | settings
+    )
     return podracer.train("efficientzero", "catch", config=SMALL, progress=False, log=log, **settings)
 
 
@@ -58,45 +70,119 @@ def mean(result, name):
     return np.nanmean([row[name] for row in result.history if name in row])
 
 
+@contextlib.contextmanager
+def drawn():
+    """What is drawn meanwhile: places in the ring, by draw and shard in any order."""
+    sample, found = replay.sample, []
+
+    def watched(*arguments):
+        at = sample(*arguments)
+        jax.debug.callback(lambda index: found.append(tuple(np.ravel(index).tolist())), at.index)
+        return at
+
+    with mock.patch.object(replay, "sample", watched):
+        yield found
+        jax.effects_barrier()
+    found.sort()
+
+
 def on_five_devices(directory):
-    devices = {"actor_devices": 1}
-    fused, apart = train(**devices), train(**devices, **APART)
-    assert int(np.max(fused.learner.num_updates)) > 50
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), numbers(apart), numbers(fused))
-    ahead = train(**devices, **AHEAD)
-    differ = [np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (numbers(ahead), numbers(apart))))]
-    assert any(differ), "priorities, and at times targets, are of a group earlier"
-    # Targets are 0 to 7 updates old, in steps of a group, and older by a group that was prepared ahead.
+    two_learners = mock.patch.object(training, "_devices", return_value=jax.local_devices()[:3])
+    with two_learners, drawn() as by_learners:
+        fused = train()
+    with drawn() as by_reanalysers:
+        apart = train(**APART)
+    assert int(np.max(fused.learner.num_updates)) > 40
+    assert len(by_learners) > 40
+    assert by_learners == by_reanalysers
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **TOLERANCE), numbers(apart), numbers(fused))
+    ahead = train(**AHEAD)
+    far = [not np.allclose(a, b, **TOLERANCE) for a, b in zip(*map(jax.tree.leaves, (numbers(ahead), numbers(apart))))]
+    assert sum(far) > len(far) / 2, "priorities, and at times targets, are of a group earlier"
+    # Targets are 0 to 7 updates old, and older by a group that was prepared ahead.
     assert 3.0 < mean(fused, "reanalyse/staleness") < 4.0
     assert 1.0 < mean(ahead, "reanalyse/staleness") - mean(fused, "reanalyse/staleness") <= 2.0
     # All groups but the first are drawn one earlier.
     assert mean(fused, "replay/priority_staleness") == mean(apart, "replay/priority_staleness") == 0.5
     assert 2.3 < mean(ahead, "replay/priority_staleness") <= 2.5
-    run = {**devices, **AHEAD, "run_dir": directory / "run", "resume": True}
-    assert not train(lambda steps, row: row["updates"] >= 30, **run).summary["complete"]
-    for problem in PROBLEMS:
-        fail(problem, **run)
-    jax.tree.map(np.testing.assert_array_equal, numbers(train(**run)), numbers(ahead))
+    # Whatever ends a run, the next goes on with it.
+    run = AHEAD | {"run_dir": directory / "run", "resume": True}
+    stopped(run, during="compile", call=0)
+    assert not train(lambda steps, row: row["updates"] >= 12, **run).summary["complete"]
+    stopped(run, during="_update", call=3)
+    for failing, message in (
+        (out_of_memory, "a device is out of memory .*: lower num_envs"),
+        (broken_search, "a reanalyser fell over"),
+    ):
+        begin, threads = time.monotonic(), own_threads()
+        with failing() as since, pytest.raises(RuntimeError, match=message):
+            train(**run)
+        assert own_threads() == threads
+        assert time.monotonic() - (since or [begin])[0] < 5.0 or not since
+    # Who is killed leaves a checkpoint of some time before, and no summary.
+    killed = shutil.copytree(directory / "run", directory / "killed")
+    saved = sorted((killed / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    assert len(saved) > 2
+    shutil.rmtree(saved[-1])
+    (killed / "summary.json").unlink(missing_ok=True)
+    for run_dir in (directory / "run", killed):
+        again = train(**(run | {"run_dir": run_dir}))
+        assert again.summary["complete"]
+        jax.tree.map(np.testing.assert_array_equal, numbers(again), numbers(ahead))
 
 
-PROBLEMS = (
-    (RuntimeError("a reanalyser fell over"), "fell over"),
-    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), "a device is out of memory .*: lower num_envs"),
-)
+def own_threads():
+    """How many there are, but for XLA's, which Python knows once they have called it."""
+    return sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())
 
 
-def fail(problem, **run):
-    """A program of the reanalysers fails: the run ends in a line, and its threads too."""
-    update, threads, calls = SplitReplay._update, threading.active_count(), iter(range(20))
+def stopped(run, during, call):
+    """A signal comes while the reanalysers compile, or search."""
+    function, calls = getattr(SplitReplay, during), iter(range(call))
 
-    def failing(*args):
+    def interrupted(*arguments):
+        found = None if during == "compile" else function(*arguments)  # which is under way when this returns
         if next(calls, None) is None:
-            raise problem[0]
-        return update(*args)
+            signal.raise_signal(signal.SIGTERM)
+        return function(*arguments) if during == "compile" else found
 
-    with mock.patch.object(SplitReplay, "_update", failing), pytest.raises(RuntimeError, match=problem[1]):
-        train(**run)
-    assert threading.active_count() == threads
+    with mock.patch.object(SplitReplay, during, interrupted):
+        assert not train(**run).summary["complete"]
+
+
+@contextlib.contextmanager
+def out_of_memory():
+    """A program of the reanalysers cannot begin."""
+    update, calls = SplitReplay._update, iter(range(3))
+
+    def failing(*arguments):
+        if next(calls, None) is None:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+        return update(*arguments)
+
+    with mock.patch.object(SplitReplay, "_update", failing):
+        yield []
+
+
+@contextlib.contextmanager
+def broken_search():
+    """A program of the reanalysers ends with an error, long after it was dispatched; yields when."""
+    renewed, calls, since = reanalysis.renewed, iter(range(4)), []
+
+    def fail(x):
+        if next(calls, None) is None:
+            since.append(time.monotonic())
+            raise RuntimeError("a reanalyser fell over")
+        return x
+
+    def failing(plan, observer, actor, batch, key, **sizes):
+        weight = jax.pure_callback(
+            fail, jax.ShapeDtypeStruct(batch.weight.shape, np.float32), batch.weight, vmap_method="sequential"
+        )
+        return renewed(plan, observer, actor, batch._replace(weight=weight), key, **sizes)
+
+    with mock.patch.object(reanalysis, "renewed", failing):
+        yield since
 
 
 def test_they_are_as_learners_that_reanalyse(tmp_path):

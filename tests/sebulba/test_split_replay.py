@@ -26,6 +26,7 @@ class Ring(NamedTuple):
     priority: jax.Array
     largest: jax.Array
     fresh: jax.Array
+    version: Any = ()
 
 
 def prepare(elders, counts, ring, newest, progress, key, later):

@@ -1,0 +1,127 @@
+"""EfficientZero with the settings for Atari on Pong, from the first step to the last and through a stop.
+
+    python benchmarks/efficientzero_pong.py [--batch-size 16] [--updates 80] [--skip-floor]
+
+2,000 steps with the preset `atari`, of which only numbers are cut, for a machine of a few cores: how large batches are
+and how many of them, how many rows come before the first and are kept, how often the target is copied, and how long a
+game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed. Then an update is measured in parts:
+learning, reanalysis, and eight updates at once, beside its network's operations at the speed of a product of matrices.
+Writes `benchmarks/results/atari/pong-efficientzero.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from podracer.bench import measure
+from podracer.run import metrics
+
+RESULT = pathlib.Path(__file__).parent / "results" / "atari" / "pong-efficientzero.json"
+STEPS, FIRST, GROUP = 2_000, 1_000, 8
+
+
+def arguments_of(batch_size: int, updates: int) -> str:
+    """Of `podracer train`."""
+    final = max(GROUP, updates // 5 // GROUP * GROUP)
+    per_row = batch_size * (updates - final) / (STEPS - FIRST)
+    return (
+        f"efficientzero envpool:Pong-v5 --preset atari --total-steps {STEPS} --final-updates {final} "
+        f"--agent.batch-size {batch_size} --agent.samples-per-row {per_row:g} --agent.replay-min-size {FIRST} "
+        f"--agent.replay-capacity 4000 --agent.target-interval {2 * GROUP} --agent.warmup-updates 20 "
+        "--env.evaluation-max-episode-steps 100 --eval-episodes 8"
+    )
+
+
+def podracer(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "podracer", *arguments]
+
+
+def learns(directory: pathlib.Path) -> bool:
+    """Whether an update was reported."""
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return any(json.loads(line).get("updates", 0) > 0 for line in lines if line.endswith("\n"))
+
+
+def stop(command: list[str], directory: pathlib.Path) -> int:
+    """Runs a command until it learns and then stops it; returns the exit code."""
+    process = subprocess.Popen(command)
+    try:
+        while process.poll() is None and not learns(directory):
+            time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        return process.wait()
+    finally:
+        process.kill()
+
+
+def parts(batch_size: int) -> dict[str, Any]:
+    """Seconds of an update and of what it is made of, and its floor."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "reanalyse.json"
+        settings = f"--preset atari --batch-size {batch_size} --rows 1000 --repeats 3 --seconds 1 --json {path}"
+        command = ["bench", "reanalyse", "--env", "envpool:Pong-v5", *settings.split()]
+        subprocess.run(podracer(*command, "--only", "reanalysing", "groups"), check=True)
+        found = json.loads(path.read_text())["results"]
+    median = {name: sorted(rates)[len(rates) // 2] for name, rates in found["rates"].items()}
+    seconds = {name: batch_size / rate for name, rate in median.items()}
+    floors = {name: of * batch_size / found["product"] for name, of in found["operations_a_sample"].items()}
+    return {
+        "update": seconds["reanalysing"],
+        "learning": seconds["learning"],
+        "reanalysis": seconds["reanalysing"] - seconds["learning"],
+        "update of a group of 8": seconds["groups"],
+        "floor of an update": floors["reanalysing"],
+        "floor of learning": floors["learning"],
+        "gflops of a product": found["product"] / 1e9,
+    }
+
+
+def main() -> int:
+    """Trains, stops, resumes and measures; the exit code says whether all of it went well."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--skip-floor", action="store_true", help="train, and measure nothing else")
+    given = parser.parse_args()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="podracer-pong-"))
+    train = arguments_of(given.batch_size, given.updates)
+    begin = time.monotonic()
+    code = stop(podracer("train", *train.split(), "--run-dir", str(directory), "--quiet"), directory)
+    stopped = json.loads((directory / "summary.json").read_text())
+    print(f"stopped with exit code {code} at {stopped['env_steps']:,} steps, {stopped['updates']} updates", flush=True)
+    resumed = subprocess.run(podracer("resume", str(directory), "--quiet"), check=False).returncode
+    summary = json.loads((directory / "summary.json").read_text())
+    wall = time.monotonic() - begin
+    print(
+        f"resumed with exit code {resumed}: {summary['env_steps']:,} steps, {summary['updates']} updates, {wall:.0f} s"
+    )
+    rows = metrics.read(directory / "metrics.jsonl")
+    good = code == 128 + signal.SIGTERM and not stopped["complete"] and resumed == 0 and summary["complete"]
+    good = good and summary["updates"] > stopped["updates"] > 0
+    results = {
+        "went well": good,
+        "stopped": {name: stopped[name] for name in ("env_steps", "updates")},
+        "complete": {name: summary[name] for name in ("env_steps", "updates", "train_seconds", "eval_return_mean")},
+        "wall_seconds": wall,
+        "loss/total": [row["loss/total"] for row in rows if "loss/total" in row],
+        "seconds": {} if given.skip_floor else parts(given.batch_size),
+    }
+    shutil.rmtree(directory)
+    print(json.dumps(results, indent=2))
+    command = f"python benchmarks/efficientzero_pong.py --batch-size {given.batch_size} --updates {given.updates}"
+    measure.write(RESULT, command, {"train": f"podracer train {train}"}, results)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
