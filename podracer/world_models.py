@@ -226,5 +226,14 @@ class _Images(nn.Module):
 
 def _between_0_and_1(planes: jax.Array) -> jax.Array:
     """States [N, h, w, C] with the least and the largest number of each at 0 and 1 (Schrittwieser et al. 2020)."""
-    least, largest = (f(planes, axis=(1, 2, 3), keepdims=True) for f in (jnp.min, jnp.max))
-    return (planes - least) / jnp.maximum(largest - least, 1e-5)
+    flat = planes.reshape(len(planes), -1)
+    least, largest = (_at(flat, index) for index in (jnp.argmin(flat, axis=1), jnp.argmax(flat, axis=1)))
+    return ((flat - least) / jnp.maximum(largest - least, 1e-5)).reshape(planes.shape)
+
+
+def _at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """The number [N, 1] at an index [N] of each row of x [N, n]."""
+    # jnp.max's gradient divides by how many numbers are the largest. A compiler that computes these numbers anew, and
+    # rounds them otherwise, finds none, and the gradient is NaN.
+    here = jnp.arange(x.shape[1])[None] == index[:, None]
+    return jnp.sum(jnp.where(here, x, 0.0), axis=1, keepdims=True)
