@@ -50,10 +50,9 @@ def test_gumbel_improves_the_policy_always(simulations):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("simulations", [2, 50])
-def test_fractions_of_visits_do_not_improve_it_always(simulations):
+def test_fractions_of_visits_do_not_improve_it_always():
     """Why Gumbel, where simulations are few."""
-    assert 0.02 < np.mean(improvement("puct", simulations) < -1e-5) < 0.6
+    assert 0.02 < np.mean(improvement("puct", 2) < -1e-5) < 0.6
 
 
 def endings():
@@ -101,7 +100,6 @@ def rollout_free(boards, lines):
     ("config", "expected"),
     [
         (SearchConfig("puct", simulations=50, bounds=(-1, 1)), 0.958),
-        (SearchConfig("puct", simulations=100, bounds=(-1, 1)), 0.979),
         (SearchConfig("puct", simulations=400, bounds=(-1, 1)), 0.994),
         (SearchConfig("gumbel", simulations=50, bounds=(-1, 1), value_scale=1.0), 0.941),
         (SearchConfig("puct", simulations=200, bounds=(-1, 1)), 1.0),
