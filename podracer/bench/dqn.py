@@ -23,11 +23,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 
 from podracer import config as configs
-from podracer import environments, nets, topology
+from podracer import environments, nets, spaces, topology
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.bench.sebulba import Acting
 from podracer.run.experiment import make_agent
@@ -295,13 +296,14 @@ class _Passes:
     KINDS = ("gradients", "forwards")
 
     def __init__(self, network: nets.Network, spec: EnvSpec, batch: int):
+        assert isinstance(spec.observation_space, spaces.Box)
         shape = (1, batch, *spec.observation_space.shape)
         images = jax.random.randint(jax.random.key(0), shape, 0, 256, np.uint8)
-        rows = nets.Inputs(images, np.zeros(shape[:2], np.float32), np.zeros(shape[:2], bool), ())
+        rows = nets.Inputs(images, jnp.zeros(shape[:2]), jnp.zeros(shape[:2], bool), ())
         self._arguments, self._batch = (network.init(jax.random.key(1)), rows), batch
         said = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
         self._forward = jax.jit(said)
-        self._gradient = jax.jit(jax.grad(lambda params, rows: jax.numpy.sum(jax.numpy.square(said(params, rows)))))
+        self._gradient = jax.jit(jax.grad(lambda params, rows: jnp.sum(jnp.square(said(params, rows)))))
 
     def forwards(self, n: int) -> int:
         return self._do(self._forward, n)

@@ -20,8 +20,9 @@ import tyro
 from jax import lax
 
 import envs_jax
+from envs_jax.connect_four import ConnectFour
 from podracer import config as configs
-from podracer import topology
+from podracer import spaces, topology
 from podracer.bench import anakin
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.run.experiment import make_agent
@@ -199,7 +200,7 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
 
 def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
     """The rules of connect four, and a layer on the board that says policies and values."""
-    game = envs_jax.make("connect_four")
+    game = ConnectFour()
     start = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *jnp.shape(x))), game.start())
     variables = 0.1 * jax.random.normal(jax.random.key(0), (start.board[0].size, 8))
 
@@ -220,6 +221,7 @@ def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
 def _in_anakin(run: Callable[..., Any], variables: Any, root: Root) -> anakin.Training:
     """Rollouts of an agent that acts by a search from the same roots, whatever its lanes show, and learns nothing."""
     N, environment = len(root.value), envs_jax.make("catch")
+    assert isinstance(environment.spec.action_space, spaces.Discrete)
     number = environment.spec.action_space.num_values
 
     def act(params: Any, memory: Any, timestep: Any, key: jax.Array, evaluation: bool) -> Any:
