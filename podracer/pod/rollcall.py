@@ -38,7 +38,7 @@ def hold(coordinator: str, count: int, seconds: float) -> None:
                 with contextlib.suppress(OSError):
                     connection = stack.enter_context(server.accept()[0])
                     index = _introduced(connection)
-                    if index in range(1, count):
+                    if index is not None and 0 < index < count:
                         there[index] = connection
                     else:
                         connection.close()
