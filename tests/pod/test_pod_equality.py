@@ -1,6 +1,8 @@
 """Two processes with two devices each learn what one device learns, and continue what other numbers of them began."""
 
+import contextlib
 import pathlib
+from unittest import mock
 
 import jax
 import numpy as np
@@ -8,7 +10,22 @@ import pods
 import pytest
 from test_shards import AGENTS, assert_close, flat, moved, rates, train
 
+from podracer import topology
+from podracer.run.session import Session
+
 pytestmark = pytest.mark.slow
+
+# Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
+CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]
+CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]
+BEGUN = ("ppo", "r2d2", "vtrace")
+"""Of which the initial states are compared: with and without a replay, or states that environments carry along."""
+
+
+def run(agent, name, directory, where="", **settings):
+    """A run of a case; its states are kept only where something continues it, for that takes longer than the run."""
+    run_dir = directory / f"{agent}-{name}{where}" if (agent, name) in CONTINUED else None
+    return train(agent, name, run_dir=run_dir, **settings)
 
 
 # In the processes of the pod
@@ -16,66 +33,101 @@ pytestmark = pytest.mark.slow
 
 def on_a_pod(directory):
     directory = pathlib.Path(directory)
-    for agent in AGENTS:
-        save(train(agent, num_shards=8, run_dir=directory / agent, topology="pod"), directory / f"{agent}.npz")
+    for agent, name in CASES:
+        with beginning(directory / f"{agent}-begun.npz", agent in BEGUN and name == "sgd"):
+            result = run(agent, name, directory, num_shards=8, topology="pod")
+        save(result, directory / f"{agent}-{name}.npz")
     result = train("ppo", population=4, seed=5, hyper={"learning_rate": rates(4)}, topology="pod")
     members = [flat(result, member) for member in range(4)]
     if jax.process_index() == 0:
         np.savez(directory / "population.npz", **{n: np.stack([m[n] for m in members]) for n in members[0]})
+    for agent, name in CONTINUED:
+        result = run(agent, name, directory, "-alone", resume=True, topology="pod")
+        save(result, directory / f"{agent}-{name}-alone-pod.npz")
 
 
-def resumed_on_a_pod(directory):
-    directory = pathlib.Path(directory)
-    for agent in ("ppo", "r2d2"):
-        result = train(agent, run_dir=directory / f"{agent}-alone", resume=True, topology="pod")
-        save(result, directory / f"{agent}-alone-pod.npz")
+@contextlib.contextmanager
+def beginning(path, wanted=True):
+    """Keeps the state that the run within begins with, whole."""
+    begin = Session._begin
+
+    def patched(self, *args):
+        state = begin(self, *args)
+        whole = topology.here(state)
+        if jax.process_index() == 0:
+            np.savez(path, **{name: np.asarray(x) for name, x in named(whole)})
+        return state
+
+    with mock.patch.object(Session, "_begin", patched) if wanted else contextlib.nullcontext():
+        yield
+
+
+def named(state):
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        yield (
+            jax.tree_util.keystr(path),
+            jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        )
 
 
 def save(result, path):
+    assert (result.summary["processes"], result.summary["devices"]) == (2, 4)
     if jax.process_index() == 0:
-        assert (result.summary["processes"], result.summary["devices"]) == (2, 4)
         np.savez(path, **flat(result))
 
 
-@pytest.fixture(scope="module")
-def pod(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("pod")
-    pods.call(on_a_pod, directory, devices=2, directory=directory)
-    return directory
+# Here
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Runs on one device, by agent."""
+    """Runs on one device, by case."""
     directory = tmp_path_factory.mktemp("alone")
-    for agent in AGENTS:
-        one = flat(train(agent, num_shards=8, run_dir=directory / agent))
+    for agent, name in CASES:
+        with beginning(directory / f"{agent}-begun.npz", agent in BEGUN and name == "sgd"):
+            one = flat(run(agent, name, directory, num_shards=8))
         assert moved(one) > 0.005, "so little was learnt that anything would agree"
-        np.savez(directory / f"{agent}.npz", **one)
+        np.savez(directory / f"{agent}-{name}.npz", **one)
     return directory
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_two_processes_are_as_one(agent, pod, alone):
-    assert_close(dict(np.load(pod / f"{agent}.npz")), dict(np.load(alone / f"{agent}.npz")))
+@pytest.fixture(scope="module")
+def pod(alone, tmp_path_factory):
+    """The same on a pod, and what it made of half the runs of `alone`: one start, for that takes long."""
+    directory = tmp_path_factory.mktemp("pod")
+    for agent, name in CONTINUED:
+        pods.at_half(alone / f"{agent}-{name}", directory / f"{agent}-{name}-alone")
+    pods.call(on_a_pod, directory, devices=2, directory=directory)
+    return directory
+
+
+@pytest.mark.parametrize(("agent", "name"), CASES)
+def test_two_processes_are_as_one(agent, name, pod, alone):
+    assert_close(dict(np.load(pod / f"{agent}-{name}.npz")), dict(np.load(alone / f"{agent}-{name}.npz")))
+
+
+@pytest.mark.parametrize("agent", BEGUN)
+def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
+    here, there = (dict(np.load(directory / f"{agent}-begun.npz")) for directory in (alone, pod))
+    assert set(here) == set(there)
+    for name in here:
+        np.testing.assert_array_equal(there[name].ravel(), here[name].ravel(), err_msg=name)
 
 
 def test_members_over_processes_are_the_single_runs(pod):
     members = dict(np.load(pod / "population.npz"))
-    for member, rate in enumerate(rates(4)):
-        single = flat(train("ppo", seed=5 + member, hyper={"learning_rate": rate}))
+    for member in (0, 3):
+        single = flat(train("ppo", seed=5 + member, hyper={"learning_rate": rates(4)[member]}))
         assert_close(members, single, member)
 
 
-@pytest.mark.parametrize("agent", ["ppo", "r2d2"])
-def test_one_process_continues_what_a_pod_began(agent, pod, alone, tmp_path):
-    resumed = train(agent, run_dir=pods.at_half(pod / agent, tmp_path / agent), resume=True)
-    assert_close(flat(resumed), dict(np.load(alone / f"{agent}.npz")))
+@pytest.mark.parametrize(("agent", "name"), CONTINUED)
+def test_one_process_continues_what_a_pod_began(agent, name, pod, alone, tmp_path):
+    run_dir = pods.at_half(pod / f"{agent}-{name}", tmp_path / agent)
+    resumed = train(agent, name, run_dir=run_dir, resume=True)
+    assert_close(flat(resumed), dict(np.load(alone / f"{agent}-{name}.npz")))
 
 
-def test_a_pod_continues_what_one_process_began(alone, tmp_path):
-    for agent in ("ppo", "r2d2"):
-        pods.at_half(alone / agent, tmp_path / f"{agent}-alone")
-    pods.call(resumed_on_a_pod, tmp_path, devices=2, directory=tmp_path)
-    for agent in ("ppo", "r2d2"):
-        assert_close(dict(np.load(tmp_path / f"{agent}-alone-pod.npz")), dict(np.load(alone / f"{agent}.npz")))
+@pytest.mark.parametrize(("agent", "name"), CONTINUED)
+def test_a_pod_continues_what_one_process_began(agent, name, pod, alone):
+    assert_close(dict(np.load(pod / f"{agent}-{name}-alone-pod.npz")), dict(np.load(alone / f"{agent}-{name}.npz")))
