@@ -27,7 +27,7 @@ test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance
 	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
-	$(BIN)/pytest -m slow -n 2 --dist loadfile
+	$(BIN)/pytest -m slow -n 3 --dist loadfile
 
 compilers: $(VENV)/.compilers  ## what compiles for an H200 and for TPU v5e on any machine; about 1 GB
 

@@ -148,8 +148,9 @@ def test_the_first_screen_of_the_readme_shows_what_it_says():
     assert [float(each) for each in said] == pytest.approx([min(seconds), max(seconds)], abs=0.051)
     curve, policy = re.findall(r"!\[[^\]]+\]\(((?!https:)[^)]+)\)", screen)
     assert curve == "benchmarks/results/learning/cartpole-ppo.png"
-    assert Image.open(ROOT / curve).size[0] > 400
-    assert Image.open(ROOT / policy).n_frames > 50
+    with Image.open(ROOT / curve) as drawn, Image.open(ROOT / policy) as played:
+        assert drawn.size[0] > 400
+        assert played.n_frames > 50
     (made,) = re.findall(
         r"podracer (train .+) --gif (\S+)$", (ROOT / "Makefile").read_text().split("\npicture:")[1], re.M
     )
