@@ -306,6 +306,7 @@ def test_sebulba_in_series_is_dqn(shape: Shape) -> None:
     check(sebulba(shape, "serial"), shape, reference.dqn)
 
 
+@pytest.mark.slow
 def test_anakin_in_lockstep_is_algorithm_one() -> None:
     check(anakin(WIDE), WIDE, pending=WIDE.C // F)
 

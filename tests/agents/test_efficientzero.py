@@ -324,6 +324,7 @@ def test_bad_settings_are_one_sentence() -> None:
         agents.efficientzero.make(SPEC._replace(num_players=2))
 
 
+@pytest.mark.slow
 def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
     """Of the network for Atari: biases, scales and offsets are vectors, and nothing else is; heads begin at 0."""
     spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6), None)

@@ -52,7 +52,8 @@ def rows(rng, waiting=True):
     return TimeStep(*map(jnp.asarray, (observation, reward, np.where(last, 0.0, 1.0).astype(np.float32), first, last)))
 
 
-@pytest.mark.parametrize("name", ["vtrace", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "r2d2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vtrace", "ppo", "r2d2"])
 def test_what_fillers_show_changes_no_loss_and_no_priority(name):
     """Nor the moments of observations and rewards, nor what acting made of them."""
     agent = MADE[name]()

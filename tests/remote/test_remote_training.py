@@ -86,9 +86,8 @@ class Shuffled:
         return made
 
 
-@pytest.mark.parametrize(
-    "agent", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow), pytest.param("r2d2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["vtrace", "ppo", "r2d2"])
 def test_lockstep_is_as_local_for_any_number_of_workers(agent, listening):
     """And in whatever order their rows arrive."""
     run = {"mode": "lockstep", "actor_threads": 2, "seed": 3}

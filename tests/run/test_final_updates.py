@@ -32,7 +32,9 @@ def impatient(monkeypatch):
         monkeypatch.setattr(module, name, 0.0)
 
 
-DRIVERS = pytest.mark.parametrize("driver", [{}, LOCKSTEP], ids=["anakin", "sebulba"])
+DRIVERS = pytest.mark.parametrize(
+    "driver", [pytest.param({}, marks=pytest.mark.slow), LOCKSTEP], ids=["anakin", "sebulba"]
+)
 
 
 def behind_the_last_step(result):
