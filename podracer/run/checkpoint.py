@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -158,12 +158,10 @@ class Checkpoints:
             if problem:
                 damaged[each] = f"checkpoint {each} is damaged ({problem})"
                 continue
-            moved = {bad: f"; moved it to {self._set_aside(bad)}" for bad in damaged if not self._read_only}
-            return (
-                each,
-                _unflatten(like, found["state"]),
-                [f"{why}{moved.get(bad, '')}; used {each}." for bad, why in damaged.items()],
-            )
+            moved = {} if self._read_only or not damaged else self._set_aside(damaged)
+            where = {bad: f"; moved it to {target}" for bad, target in moved.items()}
+            said = [f"{why}{where.get(bad, '')}; used {each}." for bad, why in damaged.items()]
+            return each, _unflatten(like, found["state"]), said
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
@@ -225,16 +223,20 @@ class Checkpoints:
                     "nothing was written."
                 )
 
-    def _set_aside(self, step: int) -> pathlib.Path:
-        target = self.directory.parent / "damaged" / str(step)
-        while target.exists():
-            target = target.with_name(target.name + "-again")
-        if self._processes.is_first:
+    def _set_aside(self, steps: Iterable[int]) -> dict[int, str]:
+        """Moves checkpoints out of the way; returns where to."""
+        moved = {}
+        for step in steps if self._processes.is_first else ():
+            target = self.directory.parent / "damaged" / str(step)
+            while target.exists():
+                target = target.with_name(target.name + "-again")
             target.parent.mkdir(exist_ok=True)
             (self.directory / str(step)).rename(target)
-        target = pathlib.Path(self._processes.told(str(target)))
+            moved[step] = str(target)
+        # No process looks at the directory before all of them are gone.
+        moved = {int(step): target for step, target in self._processes.told(moved).items()}
         self._manager.reload()
-        return target
+        return moved
 
     def close(self) -> None:
         """Releases what Orbax holds."""
