@@ -110,7 +110,8 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
 def test_who_says_nothing_keeps_nobody_out():
     with learner() as made, contextlib.ExitStack() as stack:
         silent = []
-        for _ in range(server.MAX_SILENT + 5):  # one after another, or the first to connect need not be the first to wait
+        # One after another, or the first to connect need not be the first to wait.
+        for _ in range(server.MAX_SILENT + 5):
             before = list(made._server._silent)[-1:]
             silent.append(stack.enter_context(connection(made.where, STREAM)))
             until = time.monotonic() + 5.0
