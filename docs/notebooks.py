@@ -1,7 +1,7 @@
 """The notebooks in examples/notebooks: `python docs/notebooks.py [NAME ...]` runs them and keeps what they show.
 
 `python docs/notebooks.py --address` only writes the repository's address, which pyproject.toml has, wherever else it
-stands: where notebooks install from, and in the links that open them in Colab.
+stands: where notebooks install from, in the links that open them in Colab, and in those to pictures of results.
 
 The metadata of a notebook says what is particular to it, under `podracer`: `test`, the values that its cell tagged
 `parameters` has in a test, where it must be small; `seconds`, how long a cell may take there; and `code`, which code
@@ -56,7 +56,8 @@ def colab(path: pathlib.Path) -> str:
 
 def addressed(text: str) -> str:
     """A page, or the file of a notebook, with the repository's address where it has one."""
-    places = r'(colab\.research\.google\.com/github/|repository = \\?"https://github\.com/)[\w.-]+/[\w.-]+'
+    hosts = r'colab\.research\.google\.com/github/|raw\.githubusercontent\.com/|repository = \\?"https://github\.com/'
+    places = rf"({hosts})[\w.-]+/[\w.-]+"
     return re.sub(places, rf"\g<1>{_account()}", text)
 
 
@@ -144,6 +145,8 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
         notebook = read(path)
         notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", ())]
         text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": path.stem})
+        # The site has the pictures of results itself.
+        text = re.sub(r"https://raw\.githubusercontent\.com/[\w./-]+/benchmarks/results/(\w+/)*", "../results/", text)
         title, _, rest = text.partition("\n")
         text = f"{title}\n\n[Open in Colab]({colab(path)})\n{rest}"
         yield f"notebooks/{path.stem}.md", text

@@ -174,6 +174,9 @@ def test_notebooks_are_pages_with_pictures(notebooks):
         assert text.startswith("# ")
         assert "COLAB_RELEASE_TAG" not in text
         assert f"\n\n[Open in Colab]({notebooks.colab(path)})\n\n" in text
+        for results in re.findall(r"!\[[^]]+\]\(\.\./results/(.*)\)", text):
+            assert list((ROOT / "benchmarks" / "results").rglob(results))
+        assert "githubusercontent" not in text
         shown = re.findall(r"!\[\w+\]\((.*)\)", text)
         assert shown == [name for name in shown if f"notebooks/{name}" in pages]
         assert len(shown) == sum(name.startswith(f"notebooks/{path.stem}/") for name in pages)

@@ -1,12 +1,12 @@
-"""Between one device and a pod there is one word: the examples, with it."""
+"""Between one device and a pod there is one word: the examples and the README's commands, with it."""
 
 import ast
-import pathlib
 
 import pods
 import pytest
+from test_docs import ROOT, command_lines
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def small(source):
@@ -22,12 +22,6 @@ def small(source):
     return ast.unparse(tree)
 
 
-def test_the_difference_is_a_word():
-    before = (EXAMPLES / "quickstart.py").read_text()
-    without = ast.unparse(ast.parse(before.replace("200_000", "20_000")))
-    assert small(before).replace(", topology='pod'", "") == without
-
-
 @pytest.mark.slow
 def test_every_example_runs_on_a_pod(tmp_path):
     parts = [small(path.read_text()) for path in sorted(EXAMPLES.glob("*.py"))]
@@ -40,3 +34,47 @@ def test_every_example_runs_on_a_pod(tmp_path):
     assert said.count("[0] ppo on cartpole: return") >= 2
     assert "[0] learning rate 0.00010" in said
     assert "[1] compiling" not in said, "process 0 speaks for all"
+
+
+# Later flags win over those of a command.
+FEW = "--num-envs 8 --total-steps 160 --agent.rollout-length 8 --eval-every 160 --eval-episodes 2"
+SEARCH = "--agent.simulations 2 --agent.batch-size 8 --agent.replay-min-size 64"
+REPLAY = "--agent.batch-size 8 --agent.replay-min-size 16"
+FEWER = {
+    "vtrace": "",
+    "ppo": "--agent.num-epochs 1 --agent.num-minibatches 1",
+    "muzero": SEARCH,
+    "alphazero": SEARCH,
+    "r2d2": f"{REPLAY} --agent.replay-capacity 400 --agent.burn-in 2 --agent.trace-length 8 --agent.torso shallow",
+    "dqn": f"{REPLAY} --agent.replay-capacity 800 --agent.target-period 64 --agent.torso shallow",
+}
+MY_MODULE = """
+import gymnasium
+
+gymnasium.register("MyEnv-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+"""
+
+
+def runs(commands):
+    """A script of commands, made smaller, and with the word."""
+    yield "import sys, time"
+    yield "sys.path.insert(0, '.')"
+    yield "from podracer import cli"
+    for command in commands:
+        short = ["--env.max-episode-steps", "50"] * command[2].startswith("envpool:")
+        line = [*command, *FEW.split(), *FEWER[command[1]].split(), *short, "--topology", "pod"]
+        yield f"begin = time.monotonic(); code = cli.run({line!r})"
+        yield f"assert code == 0, {line!r}; print({command!r}, time.monotonic() - begin, flush=True)"
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
+    commands = [line for line in command_lines(ROOT / "README.md") if line[0] == "train"]
+    assert {line[1] for line in commands} == FEWER.keys()
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    script = tmp_path / "commands.py"
+    script.write_text("\n".join(["import os", f"os.chdir({str(tmp_path)!r})", *runs(commands)]))
+    code, said = pods.finish(pods.start(script), timeout=400)
+    assert code == 0, said[-4000:]
+    assert said.count("[0] compiling") >= len(commands)
+    print(said)

@@ -94,7 +94,8 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
         # A message may be changed into Leave, which is a way to go; and who writes to a stream that ends at that moment
         # is told so by gRPC's client in place of the status.
         assert codes.keys() <= {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OK", "WROTE"}, codes
-        assert codes["OK"] + codes["WROTE"] < count / 50
+        assert codes["OK"] < count / 50
+        assert codes["WROTE"] < count / 5
         rejected = made.metrics()["remote/rejected"]
         assert count - codes["OK"] <= rejected <= count - codes["OK"] + len(garbage)
         rows = played(environment, 11)
@@ -109,6 +110,8 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
 
 def test_who_says_nothing_keeps_nobody_out():
     with learner() as made, contextlib.ExitStack() as stack:
+        for start in (b"", PREFACE[:9], PREFACE) * server.MAX_SILENT:  # who has not even begun takes no place
+            stack.enter_context(connection(made.where, start))
         silent = []
         # One after another, or the first to connect need not be the first to wait.
         for _ in range(server.MAX_SILENT + 5):
@@ -213,12 +216,13 @@ def test_what_is_large_is_refused_before_it_is_known_what_comes():
 
 
 FLOOD = """
-import itertools, sys, time
+import itertools, os, sys, time
 import grpc
 from podracer.remote import session_pb2 as pb, wire
 from podracer.remote.server import METHOD
 from workers import Counting
 
+os.nice(19)  # it shares the cores with those that it is to disturb
 ended, until = 0, time.monotonic() + float(sys.argv[2])
 pack = lambda **kind: wire.pack(pb.FromWorker(**kind))
 with grpc.insecure_channel(sys.argv[1]) as channel:
@@ -267,8 +271,7 @@ def test_a_flood_ends_and_others_do_not_wait():
                 slowest(environment, 0.05)
             during = slowest(environment, 3.0)
             said, _ = flood.communicate(timeout=60.0)
-        # Two processes share these cores with the flood itself.
-        assert during < max(2 * before, 0.1), (before, during)
+        assert during < max(2 * before, 0.05), (before, during)
         assert int(said) >= 5, "each flood is ended"
         environment.close()
     thread.join(5.0)

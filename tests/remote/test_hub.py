@@ -1,6 +1,8 @@
 """The hub alone, on a clock of the test's: against a plain model in random schedules, and case by case."""
 
 import collections
+import queue
+import threading
 import time
 
 import numpy as np
@@ -50,6 +52,7 @@ class Peer:
             self.owed[message.open.block] = (0, None)
         elif kind == "act":
             n = self.open[message.act.block].lanes
+            assert message.act.block not in self.owed, "two answers to the same rows"
             self.owed[message.act.block] = (message.act.step + 1, LAYOUT.unpack_actions(payload, n))
         elif kind == "close":
             self.open.pop(message.close.block)
@@ -158,6 +161,50 @@ def test_random_schedules(chunk):
             stale.clear()
             if rng.random() < 0.3:
                 peers.append(Peer(hub, lanes, "late"))
+
+
+def test_many_threads_at_once_lose_nothing():
+    """64 workers, 16 actors, 100 steps each: every row comes once, with its answer."""
+    hub, steps, errors = Hub(LAYOUT, Patience(join=60.0)), 100, []
+
+    def work():
+        inbox = queue.SimpleQueue()
+        session = Session("w", 1, inbox.put, errors.append)
+        hub.join(session)
+        for step in range(steps + 1):
+            message, payload = wire.unpack(pb.ToWorker, inbox.get(timeout=60.0))
+            if step == 0:
+                number = message.open.block
+            else:
+                assert message.act.step == step - 1
+                assert LAYOUT.unpack_actions(payload, 1).tolist() == [(step - 1) % 9]
+            shown, first, never = np.full((1, 1), step, np.float32), np.array([step == 0]), np.zeros(1, bool)
+            rows = HostStep.of(shown, np.zeros(1), never, first, never)
+            hub.rows(session, pb.Rows(block=number, step=step), memoryview(b"".join(LAYOUT.pack_rows(rows))))
+
+    def act(pool):
+        environment = RemoteEnvironment(hub, pool, SPEC)
+        for step in range(steps + 1):
+            rows = shown(environment)
+            np.testing.assert_array_equal(rows.observation, np.full((4, 1), step))
+            if step < steps:
+                environment.send(np.arange(4), np.full(4, step % 9))
+
+    def run(function, *arguments):
+        try:
+            function(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    calls = [(act, hub.open_pool(4, 1, 100 * i)) for i in range(16)] + [(work,)] * 64
+    threads = [threading.Thread(target=run, args=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
+    assert hub.counts["rows"] == 64 * (steps + 1)
 
 
 def test_one_answer_per_row_and_what_is_late_is_dropped():
@@ -345,6 +392,16 @@ def test_what_is_ready_leaves_oldest_first_and_at_most_so_much_at_once():
     for i in (3, 1, 0):
         peers[i].answer(*peers[i].owed)
     assert received(environment) == [3, 1]
+
+
+def test_a_part_leaves_at_its_deadline_by_the_clock():
+    hub, _, _, peers, environment = ready_pool(most=3, lanes=3, deadline=0.3)
+    received(environment)
+    hub._clock = time.monotonic
+    peers[2].answer(*peers[2].owed)
+    begin = time.monotonic()
+    assert received(environment) == [2]
+    assert 0.29 < time.monotonic() - begin < 0.33 + 0.5  # of a machine with other things to do
 
 
 def test_a_part_leaves_at_its_deadline():

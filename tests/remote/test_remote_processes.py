@@ -163,6 +163,8 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
             assert hosts.within(90.0, lambda: steps(run) > 3000)
             learner.send_signal(signal.SIGTERM)
             assert ended(learner, 30)[0] == 143
+        stopped = json.loads((run / "summary.json").read_text())
+        assert max(int(path.name) for path in (run / "checkpoints").iterdir()) == stopped["env_steps"] > 3000
         assert worker.poll() is None, "it waits for the learner"
         assert any("the learner stops for now" in line for _, line in said)
         with podracer_process("resume", run) as learner:
@@ -174,17 +176,21 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
             assert hosts.within(90.0, lambda: steps(run) > before + 3000)
             learner.kill()
             learner.communicate()
-        seeds, seen = {seed % 2**20 for *_, seed in logged(log)}, workers.consumed(monkeypatch)
-        result = podracer.resume(run, progress=False)
+        seeds, seen, back = {seed % 2**20 for *_, seed in logged(log)}, workers.consumed(monkeypatch), []
+        there = lambda: hosts.within(90.0, lambda: listens(where)) and back.append(time.monotonic())  # noqa: E731
+        with in_thread(there):
+            result = podracer.resume(run, progress=False)
         assert result.summary["complete"]
         assert worker.wait(15) == 0
         listen.join(10.0)
+    assert len(connections()) == 3
+    assert connections()[2] - back[0] < 12.5, "killed, it said no goodbye"
     assert "the learner is finished" in said[-1][1]
     opening = seen[0][0]
     assert opening.first[0].all()
     np.testing.assert_array_equal(opening.observation[0, :, 1:], [[0, -1]] * 8)
     assert not seeds & set((2**20 * opening.observation[0, :, 0]).astype(int).tolist())
-    workers.check_consumed(seen)
+    workers.check_consumed(seen, one_actor=True)
 
 
 def test_environments_that_hang_are_named_and_replaced(tmp_path, capfd):
@@ -249,6 +255,13 @@ def test_frozen_and_slow_workers_hold_up_nobody_else(tmp_path):
         assert made.metrics()["remote/sessions"] == 3
         assert len(a.seeds) == len(b.seeds) == 4
         assert {pid for pid, *_ in logged(log)} == set(owners.values()), "they are the same processes"
+        begin, lost = time.monotonic(), made.metrics()["remote/breaks"]
+        os.kill(owners[2001], signal.SIGKILL)
+        assert hosts.within(1.0, lambda: made.metrics()["remote/breaks"] == lost + 1)
+        c.lost, since, played = True, time.monotonic(), c.played
+        assert hosts.within(30.0, lambda: c.played > played + 20)
+        for player, seconds in zip((a, b), usual):
+            assert pace(player, since) <= seconds / 0.9
         for player in players:
             player.stop()
 
@@ -302,9 +315,12 @@ def test_exit_codes(capfd):
 def test_a_learner_that_diverges_sends_its_workers_home(tmp_path):
     where = f"unix:{tmp_path}/socket"
     flags = ["--processes", "2", "--lanes", "4", "--env.settings", "reward=1e30"]
+    train = ["train", "vtrace", "remote:counted", *TRAIN[2:], "--total-steps", "100000", "--remote.listen", where]
     with workers.process(COUNTED, where, *flags) as supervisor:
-        with pytest.raises(podracer.TrainingDivergedError):
-            podracer.train("vtrace", "remote:counted", total_steps=100_000, remote={"listen": where}, **SETTINGS)
+        with podracer_process(*train) as learner:
+            code, said = ended(learner, 120)
+        assert code == 1, said
+        assert said.splitlines()[-1].startswith("podracer: error: TrainingDivergedError: "), said
         there = workers.children(supervisor.pid)
         code, said = ended(supervisor, 5)
         assert code == 3, said

@@ -44,6 +44,7 @@ WRONG = {
     "a byte too many": (lambda p: p.long(0, 0, first_rows()), "rows of 4 lanes have"),
     "a reward that is no number": (lambda p: p.rows(0, 0, first_rows(scalars={(0, 2): np.nan})), "lane 2: reward is nan"),
     "an observation that is none": (lambda p: p.rows(0, 0, first_rows(observation=(1, 0))), "lane 1: observation"),
+    "first and last": (lambda p: p.rows(0, 0, first_rows(scalars={(3, 1): 1.0})), "lane 1: last is 1"),
     "not first": (lambda p: p.rows(0, 0, first_rows(scalars={(2, 3): 0.0})), "lane 3: first is 0"),
     "hello again": (lambda p: p.raw(hello()), "does not belong here: hello"),
     "nothing": (lambda p: p.send(), "does not belong here: None"),
@@ -75,7 +76,7 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
             assert said.replace("block 7", f"block {7 + number}") in details
         rows = played(environment, 4)
         assert not rows.scalars[2].all(), "the other worker goes on"
-        assert "worker by hand broke the protocol" in capfd.readouterr().err
+        assert f"worker by hand broke the protocol: {details}" in capfd.readouterr().err
         assert made.metrics()["remote/rejected"] == 1
         assert np.isfinite(list(made.metrics().values())).all()
         other.close()
@@ -84,7 +85,7 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
     assert thread.error is None
 
 
-def test_refusals_name_both_sides_and_are_final():
+def test_refusals_name_both_sides_and_are_final(capfd):
     with learner(options='{"sticky": 0.25}') as made:
         with peer(made.where) as old:
             old.raw(hello(protocol=2))
@@ -92,6 +93,7 @@ def test_refusals_name_both_sides_and_are_final():
             assert code == grpc.StatusCode.FAILED_PRECONDITION
             assert "protocol 2 there" in details
             assert f"and {wire.PROTOCOL} here" in details
+            assert f"remote: worker by hand is sent away: {details}\n" in capfd.readouterr().err
         with peer(made.where) as other:
             other.join(spec=workers.Counting(length=9).spec)
             code, details = other.status()
@@ -182,6 +184,18 @@ def test_certificates(tmp_path, capfd):
     thread.join(5.0)
     assert thread.error is None
     assert "stranger: unavailable" in capfd.readouterr().err
+
+
+def test_an_address_is_complained_of_once_a_minute():
+    said, now = [], 0.0
+    with learner() as made:
+        made._server._say, made._server._clock = said.append, lambda: now
+        for seconds in (0.0, 59.0, 61.0):
+            now = seconds
+            with peer(made.where) as old:
+                old.raw(hello(protocol=2))
+                old.status()
+    assert len(said) == 2
 
 
 def test_a_taken_port_is_said():

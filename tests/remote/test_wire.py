@@ -1,6 +1,7 @@
 """What crosses the wire: round trips of random spaces, and that nothing a peer sends raises anything but its own error."""
 
 import contextlib
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -75,11 +76,13 @@ def test_round_trips(seed):
     back = layout.unpack_rows(payload, n)
     assert_same(back, rows)
     layout.check_rows(back, first)
-    # As a sender has it that writes its fields in order of their numbers.
-    told.payload = bytes(payload)
-    other, payload = wire.unpack(pb.FromWorker, told.SerializeToString())
-    assert_same(layout.unpack_rows(payload, n), rows)
-    assert other.rows == told.rows
+    # As other senders may have it: fields in order of their numbers, or in any other.
+    halves = [pb.FromWorker(rows=part).SerializeToString() for part in (pb.Rows(block=3), pb.Rows(step=2**40))]
+    with_payload = pb.FromWorker(payload=bytes(payload)).SerializeToString()
+    for fields in itertools.permutations([*halves, with_payload]):
+        other, again = wire.unpack(pb.FromWorker, b"".join(fields))
+        assert_same(layout.unpack_rows(again, n), rows)
+        assert other.rows == told.rows
     zeros = HostStep.zeros(spec, n)
     assert_same(layout.unpack_rows(memoryview(b"".join(layout.pack_rows(zeros))), n), zeros)
     actions = rng.integers(0, 2, (n, *spec.action_space.shape)).astype(np.int32)
@@ -208,6 +211,7 @@ def test_what_differs_is_named_with_both_values():
     for theirs, said in (
         (mine._replace(action_space=spaces.Discrete(3)), "action is Discrete(num_values=3) there and Discrete"),
         (mine._replace(observation_space=spaces.Box(0.0, 1.0, (5,))), "observation is Box("),
+        (mine._replace(observation_space=spaces.Box(0.0, 1.0, (4,), np.uint8)), "observation is Box("),
         (mine._replace(max_episode_steps=5), "max_episode_steps is 5 there and 100 here"),
         (mine._replace(raw_scores=True), "raw_scores is True there"),
         (mine._replace(observation_space=spaces.Dict({"x": spaces.Discrete(2)})), "observations are"),

@@ -1,6 +1,7 @@
 """Workers for tests, in threads of this process or in processes of their own."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 import subprocess
@@ -195,9 +196,14 @@ def consumed(monkeypatch):
     return seen
 
 
-def check_consumed(seen, reward=1.0):
-    """That rows of counting environments are in order, and actions are those which they received; returns transitions."""
+def check_consumed(seen, reward=1.0, one_actor=False):
+    """That rows of counting environments are in order, and actions are those which they received; returns transitions.
+
+    With `one_actor` also that each trajectory begins with the last row of the one before.
+    """
     played = 0
+    for (before, _), (after, _) in itertools.pairwise(seen if one_actor else ()):
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[-1], y[0]), before, after)
     for steps, actions in seen:
         mask = ~steps.first[1:]
         seeds, number, shown = np.moveaxis(steps.observation, -1, 0)
