@@ -407,14 +407,16 @@ def test_a_log_that_raises_ends_all_in_order(begin):
     assert 'the run has ended with an error in log: KeyError: "the actor\'s own error"' in said[1]
 
 
-def test_a_second_interrupt_does_not_wait(begin):
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_second_interrupt_does_not_wait(index, begin):
+    """Of the process that is stuck, or of the one that waits for it in a collective."""
     flags = ("--pod.stall-timeout", "60")
     pod = begin("is stuck@0", (flags, flags)).train()
     time.sleep(1)
-    pod.send(0, signal.SIGINT)
+    pod.send(index, signal.SIGINT)
     time.sleep(0.5)  # two at once are one
-    codes, said = pod.send(0, signal.SIGINT).end(timeout=10)
-    assert codes == {0: 130, 1: 3}, said
+    codes, said = pod.send(index, signal.SIGINT).end(timeout=10)
+    assert codes == {index: 130, 1 - index: 3}, said
 
 
 @pytest.mark.parametrize(
