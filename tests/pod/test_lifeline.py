@@ -165,7 +165,7 @@ def test_strangers_that_are_silent_make_room(lines, monkeypatch):
         for _ in range(2 * len(NAMES)):
             stranger = stack.enter_context(socket.create_connection(address, timeout=5))
         assert stranger.recv(100) == b"", "the connection is closed"
-        lines(1), lines(2)
+        _ = lines(1), lines(2)
         pods.until(lambda: len(zero._members) == 2, 5)
 
 
