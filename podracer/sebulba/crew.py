@@ -48,7 +48,7 @@ class Crew:
             actor.start()
         return self
 
-    def __exit__(self, kind: Any, *exception: Any) -> None:
+    def __exit__(self, kind: Any = None, *exception: Any) -> None:
         for actor in self.actors:
             actor.stop()
         self.wiring.channel.close()
