@@ -38,7 +38,7 @@ class LaunchArguments:
     Attributes:
       processes: how many.
       devices_per_process: simulated CPU devices of each; on GPUs, how many of the machine's each sees.
-      restarts: how often all are started again, with --resume, after one has failed.
+      restarts: how often all are started again after one has failed, `train` with --resume.
       script: run this Python file with the arguments behind --, instead of a podracer command.
       module: run this module likewise.
     """

@@ -407,11 +407,15 @@ def test_a_log_that_raises_ends_all_in_order(begin):
     assert 'the run has ended with an error in log: KeyError: "the actor\'s own error"' in said[1]
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_second_interrupt_does_not_wait(index, begin):
+@pytest.mark.parametrize(
+    ("fault", "flags", "index"),
+    [("is stuck@0", (), 0), ("its learner is stuck@0", SEBULBA, 1)],
+    ids=["itself", "other"],
+)
+def test_a_second_interrupt_does_not_wait(fault, flags, index, begin):
     """Of the process that is stuck, or of the one that waits for it in a collective."""
-    flags = ("--pod.stall-timeout", "60")
-    pod = begin("is stuck@0", (flags, flags)).train()
+    flags = (*flags, "--pod.stall-timeout", "60")
+    pod = begin(fault, (flags, flags)).train()
     time.sleep(1)
     pod.send(index, signal.SIGINT)
     time.sleep(0.5)  # two at once are one
