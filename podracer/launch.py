@@ -93,10 +93,10 @@ class _Group:
         reserved = _reserved_port()
         port = reserved.getsockname()[1]
         children = [start(self._program, subprocess.PIPE, environment(self._arguments, i, port)) for i in range(P)]
+        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
         readers = [threading.Thread(target=_copy, args=(i, child), daemon=True) for i, child in enumerate(children)]
         for reader in readers:
             reader.start()
-        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             first, late = self._wait(children)
         finally:
