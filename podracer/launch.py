@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import tyro
 
 from podracer import config as configs
 from podracer.cli.arguments import InputError, parse
+from podracer.run.children import start
 from podracer.run.processes import LOST
 
 PATIENCE = 10.0
@@ -36,7 +38,7 @@ class LaunchArguments:
     Attributes:
       processes: how many.
       devices_per_process: simulated CPU devices of each; on GPUs, how many of the machine's each sees.
-      restarts: how often all are started again, with --resume, after one has failed.
+      restarts: how often all are started again after one has failed, `train` with --resume.
       script: run this Python file with the arguments behind --, instead of a podracer command.
       module: run this module likewise.
     """
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"podracer.launch: error: {error}", file=sys.stderr)
         return 2
     for attempt in range(arguments.restarts + 1):
-        again = attempt and not (arguments.script or arguments.module) and "--resume" not in command
+        again = attempt and ours_to_run and command[0] == "train" and "--resume" not in command
         code, stopped = _Group(arguments, [*command, "--resume"] if again else command).run()
         if code in (0, 2, 130, 143) or stopped:  # done, asked for badly, or stopped in good order
             break
@@ -90,21 +92,13 @@ class _Group:
         P = self._arguments.processes
         reserved = _reserved_port()
         port = reserved.getsockname()[1]
-        children = [
-            subprocess.Popen(
-                self._program,
-                env=environment(self._arguments, i, port),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            for i in range(P)
-        ]
+        children = [start(self._program, subprocess.PIPE, environment(self._arguments, i, port)) for i in range(P)]
+        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
         readers = [threading.Thread(target=_copy, args=(i, child), daemon=True) for i, child in enumerate(children)]
         for reader in readers:
             reader.start()
-        before = {number: signal.signal(number, self._pass_on(children)) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            first = self._wait(children)
+            first, late = self._wait(children)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -114,28 +108,30 @@ class _Group:
             if child.stdout and not reader.is_alive():
                 child.stdout.close()
         codes = [child.returncode if child.returncode >= 0 else 128 - child.returncode for child in children]
-        guilty = next((i for i in ([first] if first is not None else []) if codes[i] not in (0, LOST)), None)
-        if guilty is None:
-            guilty = next((i for i, code in enumerate(codes) if code not in (0, LOST)), None)
+        failed = [i for i, code in enumerate(codes) if code not in (0, LOST) and i not in late]
+        guilty = first if first in failed else next(iter(failed), None)
+        for i in late if guilty is None else [guilty]:
+            how = _ending(i, children[i], "did not end with the others and " if i in late else "")
+            print(f"podracer.launch: {how}", file=sys.stderr, flush=True)
         if guilty is not None:
-            print(f"podracer.launch: {_ending(guilty, children[guilty])}", file=sys.stderr, flush=True)
             return codes[guilty], bool(self._signal)
-        return max(codes), bool(self._signal)
+        return LOST if late else max(codes), bool(self._signal)
 
-    def _wait(self, children: Sequence[subprocess.Popen[bytes]]) -> int | None:
-        """Waits for all; returns which failed first."""
-        first, since, step = None, 0.0, 0
+    def _wait(self, children: Sequence[subprocess.Popen[bytes]]) -> tuple[int | None, list[int]]:
+        """Waits for all; returns which ended first with an error, and which had to be ended."""
+        first, since, step, late = None, 0.0, 0, list[int]()
         while any(child.poll() is None for child in children):
             if first is None:
-                first = next((i for i, child in enumerate(children) if child.poll() not in (None, 0, LOST)), None)
+                first = next((i for i, child in enumerate(children) if child.poll() not in (None, 0)), None)
                 since = time.monotonic()
             elif step < 2 and time.monotonic() - since > PATIENCE:
-                for child in children:
-                    if child.poll() is None:
-                        child.send_signal((signal.SIGTERM, signal.SIGKILL)[step])
+                late = late or [i for i, child in enumerate(children) if child.poll() is None]
+                for i in late:
+                    if children[i].poll() is None:
+                        children[i].send_signal((signal.SIGTERM, signal.SIGKILL)[step])
                 since, step = time.monotonic(), step + 1
             time.sleep(0.05)
-        return first
+        return first, late
 
     def _pass_on(self, children: Sequence[subprocess.Popen[bytes]]) -> Any:
         def handler(number: int, frame: Any) -> None:
@@ -159,10 +155,15 @@ def environment(arguments: LaunchArguments, index: int, port: int) -> dict[str, 
         "PODRACER_LOCAL_COUNT": str(arguments.processes),
         "PYTHONUNBUFFERED": "1",
     }
-    if os.environ.get("JAX_PLATFORMS", "").startswith(("cuda", "gpu", "rocm")):
+    if (os.environ.get("JAX_PLATFORMS") or _own_platform()).startswith(("cuda", "gpu", "rocm")):
         where["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(index * D + i) for i in range(D))
     # On Colab a pod is refused, where it can only be a mistake; these processes are no mistake.
     return {name: value for name, value in os.environ.items() if name != "COLAB_RELEASE_TAG"} | where
+
+
+def _own_platform() -> str:
+    """What JAX takes where nobody says, found without starting it; on CPUs the ids of GPUs do no harm."""
+    return "cuda" if shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia") else "cpu"
 
 
 def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
@@ -173,10 +174,10 @@ def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
         sys.stdout.flush()
 
 
-def _ending(index: int, child: subprocess.Popen[bytes]) -> str:
+def _ending(index: int, child: subprocess.Popen[bytes], before: str) -> str:
     code = child.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"process {index} (pid {child.pid}) {how}"
+    return f"process {index} (pid {child.pid}) {before}{how}"
 
 
 def _reserved_port() -> socket.socket:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from podracer.pod import rollcall
 from podracer.run.processes import LOST
 
 BEAT = 1.0
@@ -28,6 +29,9 @@ BEAT = 1.0
 
 GRACE = 3.0
 """Seconds that the main thread is given to end by itself, which it cannot where it waits in a collective."""
+
+AT_ONCE = 1.0
+"""Seconds that it is given after a second Ctrl-C."""
 
 LONGEST = 8192
 """Bytes of a line; who sends more is no process of ours."""
@@ -73,6 +77,7 @@ class Lifeline:
         self._named = 0
         self._left, self._news, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._leaving, self._deadline = False, math.inf
+        self._interrupts, self._interrupted = 0, math.inf
         self._selector = selectors.DefaultSelector()
         self._members: dict[int, _Member] = {}
         self._missing = set(range(1, len(names)))
@@ -157,20 +162,33 @@ class Lifeline:
     def _watch(self) -> None:
         beat = 0.0
         while not self._left.is_set():
+            asked = time.monotonic()
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
                     self._accept()
                 elif key.fileobj is self._signals:
-                    if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self._signals.recv(64)):
-                        self.stop()
+                    self._heed(self._signals.recv(64))
                 else:
                     self._read(key.data)
+            self._dismiss(asked - rollcall.SLOW)
             if time.monotonic() - beat >= BEAT:
                 beat = time.monotonic()
                 self._beat(beat)
             if time.monotonic() > self._deadline and not self._leaving:
                 self._say()
                 os._exit(LOST)  # the main thread waits for what will not come
+            if time.monotonic() > self._interrupted and not self._leaving:
+                self.end(f"{self._names[self._index]} was interrupted")
+                os.write(2, b"podracer: error: interrupted; the newest checkpoint is intact.\n")
+                os._exit(130)
+
+    def _heed(self, signals: bytes) -> None:
+        """Signals to this process: at the second Ctrl-C its main thread ends by itself, where it can."""
+        if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
+            self.stop()
+        self._interrupts += signals.count(signal.SIGINT)
+        if self._interrupts > 1 and self._interrupted == math.inf:
+            self._interrupted = time.monotonic() + AT_ONCE
 
     def _beat(self, now: float) -> None:
         own = self._status
@@ -237,16 +255,24 @@ class Lifeline:
             return
         self._selector.register(connection, selectors.EVENT_READ, _Member(connection, None))
 
+    def _dismiss(self, since: float) -> None:
+        """Makes room of strangers who came before and have not said who they are."""
+        for key in list(self._selector.get_map().values()):
+            member = key.data
+            if member is not None and member.index is None and member.came < since:
+                self._selector.unregister(member.socket)
+                member.close()
+
     def _read(self, member: _Member) -> None:
         try:
             lines, open_ = member.receive()
-        except (OSError, ValueError):
-            lines, open_ = [], False
-        for line in lines:
-            if member.index is None:
-                open_ = self._introduced(member, line) and open_
-            else:
-                self._take(member, line)
+            for line in lines:
+                if member.index is None:
+                    open_ = self._introduced(member, line) and open_
+                else:
+                    self._take(member, line)
+        except Exception:  # a stranger may say anything, and this thread must not end
+            open_ = False
         if open_:
             return
         self._selector.unregister(member.socket)
@@ -311,7 +337,8 @@ class _Member:
     def __init__(self, connection: socket.socket, index: int | None):
         self.socket, self.index = connection, index
         connection.settimeout(2.0)
-        self.left, self.status, self.heard = False, _Status(), time.monotonic()
+        self.left, self.status = False, _Status()
+        self.came = self.heard = time.monotonic()
         self._rest = b""
 
     def send(self, line: dict[str, Any]) -> None:
@@ -340,6 +367,6 @@ class _Member:
 
 def offer(host: str) -> tuple[socket.socket, dict[str, Any]]:
     """Process 0's listening socket, and what the others need to reach it at `host`: host, port and a token."""
-    everywhere = "127.0.0.1" if host in ("localhost", "127.0.0.1") else ""
-    server = socket.create_server((everywhere, 0))
+    local = host in ("localhost", "127.0.0.1")
+    server = socket.create_server(("127.0.0.1", 0)) if local else rollcall.listen(0)
     return server, {"host": host, "port": server.getsockname()[1], "token": secrets.token_hex(16)}

@@ -8,9 +8,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
+import pathlib
 import platform
 import re
 import socket
@@ -21,7 +23,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jaxlib.version
 
+import podracer
 from podracer.pod import lifeline, rollcall
 from podracer.pod.settings import Pod, find
 from podracer.run.processes import LOST, DisagreementError, PeerError, Processes
@@ -60,6 +64,7 @@ class Peers(Processes):
         self._pod, self._client = pod, _client()
         self._line: lifeline.Lifeline | None = None
         self._rounds = 0
+        self.all: tuple[Peer, ...] = ()
         self.index, self.count = jax.process_index(), jax.process_count()
         me = {"host": socket.gethostname(), "pid": os.getpid()}
         there = self.everyones(me)
@@ -88,7 +93,7 @@ class Peers(Processes):
         ended = self._line.ended
         broken = PeerError(ended, self._line.said) if ended and of_runtime else None
         if error is not None:
-            if not ended:
+            if not ended and not isinstance(error, PeerError):  # whose origin knows
                 what = " ".join(str(error).split())
                 self._line.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
             _leave_without_waiting(broken or error)
@@ -132,7 +137,7 @@ class Peers(Processes):
         key = self._next("told")
         if self.is_first:
             self._client.key_value_set(key, json.dumps(value))
-        return json.loads(self._wait(key, self.all[0]))
+        return json.loads(self._wait(key, 0))
 
     def everyones(self, value: Any) -> list[Any]:
         key = self._next("said")
@@ -145,21 +150,25 @@ class Peers(Processes):
     def _next(self, name: str) -> str:
         return f"podracer/{next(_SAID)}/{name}"
 
-    def _wait(self, key: str, who: Peer | int) -> str:
-        deadline = time.monotonic() + self._pod.start_timeout
+    def _wait(self, key: str, index: int) -> str:
+        name = str(self.all[index]) if self.all else f"process {index}"
+        begun, said = time.monotonic(), False
         while True:
             try:
                 return self._client.blocking_key_value_get(key, int(1000 * POLL))
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     ended = self._line.wait(lifeline.GRACE) if self._line else None
-                    said = bool(self._line and self._line.said)
-                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", said) from error
+                    told = bool(self._line and self._line.said)
+                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", told) from error
                 if self._line and self._line.ended:
                     raise PeerError(self._line.ended, self._line.said) from None
-                if not self._line and time.monotonic() > deadline:
-                    name = str(who) if isinstance(who, Peer) else f"process {who}"
+                waited = time.monotonic() - begun
+                if not self._line and waited > self._pod.start_timeout:
                     raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None
+                if waited > self._pod.stall_timeout / 6 and not said:
+                    said = True
+                    print(f"podracer: waiting for {name}", file=sys.stderr, flush=True)
 
 
 def start(pod: Pod) -> Peers:
@@ -198,6 +207,7 @@ def start(pod: Pod) -> Peers:
                 place.local_devices,
                 heartbeat_timeout_seconds=pod.heartbeat + 10,  # ours, which names who is lost, comes first
                 initialization_timeout=pod.start_timeout + 10,
+                shutdown_timeout_seconds=30,
             )
         except RuntimeError as error:
             raise rollcall.apart(where, pod.start_timeout, _first_line(error)) from error
@@ -205,6 +215,7 @@ def start(pod: Pod) -> Peers:
             patience.cancel()
     peers = Peers(pod)
     peers.agree(_versions())
+    atexit.unregister(_leave)  # all are here again, and will end together
     return peers
 
 
@@ -244,12 +255,13 @@ def _leave_without_waiting(error: BaseException) -> None:
     codes = ((PeerError, LOST), (KeyboardInterrupt, 130), ((ValueError, TypeError), 2))  # as the command line has them
     code = next((code for kind, code in codes if isinstance(error, kind)), 1)
 
-    def leave() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    atexit.register(_leave, code)  # what is registered last is called first
 
-    atexit.register(leave)  # what is registered last is called first
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _named(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -265,13 +277,23 @@ def _versions() -> dict[str, Any]:
     device = jax.local_devices()[0]
     return {
         "podracer": __version__,
+        "podracer's code": _code(pathlib.Path(podracer.__file__).parent),
         "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "platform": f"{device.platform}: {device.device_kind}",
         "local devices": jax.local_device_count(),
         **{name: getattr(jax.config, name) for name in ("jax_enable_x64", "jax_default_prng_impl")},
         "jax_default_matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     }
+
+
+def _code(package: pathlib.Path) -> str:
+    """A hash of its source files, which may have been changed without another version."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def _first_line(error: Exception) -> str:

@@ -91,13 +91,17 @@ def not_there(missing: Sequence[object]) -> str:
     return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come"
 
 
+def listen(port: int) -> socket.socket:
+    """A server at a port of this machine, or any at 0, for IPv4 and, where there is that, IPv6."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+
+
 @contextlib.contextmanager
 def _listening(coordinator: str) -> Iterator[socket.socket]:
-    both = socket.has_dualstack_ipv6()
-    port = int(coordinator.rpartition(":")[2])
     try:
-        family = socket.AF_INET6 if both else socket.AF_INET
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+        server = listen(int(coordinator.rpartition(":")[2]))
     except OSError as error:
         # JAX might end this process by a signal.
         why = os.strerror(error.errno) if error.errno else str(error)

@@ -305,7 +305,7 @@ class Session:
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, own.learner, self._log.rows, self._directory)
-        stopped_by = self._agree_on_the_end()
+        stopped_by, failed = self._agree_on_the_end()
         result.summary = self._summary(compile_seconds, env_steps, complete, self._updates(own), stopped_by)
         if self._directory and self._processes.is_first:
             with rundir.writing(self._directory / "summary.json"):
@@ -313,21 +313,19 @@ class Session:
             if any("episode/return" in row for row in self._log.rows):
                 with rundir.writing(self._directory / "curve.png"):
                     result.plot()
+        if failed:
+            self._processes.barrier()  # who left now would end process 0 while it writes
+            if not self._processes.is_first:
+                raise PeerError(f"the run has ended with an error in log: {failed}")
         if not complete:
             self._display.say(self._ending(result.summary))
         return result
 
-    def _agree_on_the_end(self) -> int:
-        """The signal that stopped any of the processes, or 0.
-
-        Raises:
-          PeerError: where `log` has raised in process 0; there its own error follows.
-        """
+    def _agree_on_the_end(self) -> tuple[int, str | None]:
+        """The signal that stopped any of the processes, or 0, and the error of process 0's `log`, if there is one."""
         error = self._watcher.error
         ends = self._processes.everyones([self._stop.number, f"{type(error).__name__}: {error}" if error else None])
-        if ends[0][1] and not self._processes.is_first:
-            raise PeerError(f"the run has ended with an error in log: {ends[0][1]}")
-        return next((number for number, _ in ends if number), 0)
+        return next((number for number, _ in ends if number), 0), ends[0][1]
 
     def _ending(self, summary: dict[str, Any]) -> str:
         """How a run ended that did not simply end."""

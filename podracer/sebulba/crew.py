@@ -15,6 +15,9 @@ POLL_SECONDS = 0.2
 JOIN_SECONDS = 5.0
 """How long actors may take to end their current step when a run is over."""
 
+JOIN_SECONDS_AFTER_AN_ERROR = 0.5
+"""Likewise where it has failed: one of them may hang, and the other processes of a pod are to learn of it."""
+
 
 class Crew:
     """The actors of a run: started together, watched, and stopped together.
@@ -45,12 +48,12 @@ class Crew:
             actor.start()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, kind: Any = None, *exception: Any) -> None:
         for actor in self.actors:
             actor.stop()
         self.wiring.channel.close()
         self.wiring.store.close()
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + (JOIN_SECONDS if kind is None else JOIN_SECONDS_AFTER_AN_ERROR)
         for actor in self.actors:
             actor.join(max(0.0, deadline - time.monotonic()))
 

@@ -9,18 +9,19 @@ import subprocess
 import sys
 import time
 
+import pods
 import pytest
 
 from podracer import launch
 from podracer.pod import settings
 
 
-def started(tmp_path, text, *options):
+def started(tmp_path, text, *options, **settings):
     """A launcher, running two processes of a script."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, signal, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n{text}\n")
     command = [sys.executable, "-m", "podracer.launch", *options, "--script", str(script), "--", "x"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
 def ended(process):
@@ -93,6 +94,49 @@ def test_the_others_are_ended(tmp_path, monkeypatch):
     assert time.monotonic() - begin < 10
 
 
+def test_who_does_not_follow_is_ended(tmp_path, monkeypatch, capsys):
+    """Also where nobody has failed: the others have lost one that is frozen, and it is the one to name."""
+    script = tmp_path / "script.py"
+    freeze = "os.kill(os.getpid(), signal.SIGSTOP)"
+    text = f"{freeze} if os.environ['JAX_PROCESS_ID'] == '1' else sys.exit(3)"
+    script.write_text(f"import os, signal, sys\n{text}\n")
+    monkeypatch.setattr(launch, "PATIENCE", 0.3)
+    assert launch.main(["--script", str(script), "--", "x"]) == 3
+    said = r"podracer.launch: process 1 \(pid \d+\) did not end with the others and was ended by SIGKILL\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+
+
+def test_an_interrupt_at_the_terminal_is_heard_once(tmp_path):
+    text = """
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+print("there", flush=True)
+while not heard:
+    time.sleep(0.01)
+time.sleep(0.5)
+print(len(heard))
+"""
+    process = started(tmp_path, text, start_new_session=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "there" in process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)  # two at once would be one
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGCONT)
+    code, out, _ = ended(process)
+    assert (code, sorted(out.splitlines())) == (0, ["[0] 1", "[1] 1"])
+
+
+def test_no_process_outlives_its_launcher(tmp_path):
+    process = started(tmp_path, "print(os.getpid(), flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    children = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+    process.kill()
+    ended(process)
+    pods.until(lambda: not any(map(is_there, children)), 10)
+
+
 def test_a_signal_is_passed_on(tmp_path):
     text = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print(os.getpid(), flush=True); time.sleep(60)"
     process = started(tmp_path, text, "--restarts", "3")
@@ -114,6 +158,31 @@ sys.exit(0 if tries else 4 - i)
     code, _, err = ended(started(tmp_path, text, "--restarts", "1"))
     assert code == 0, err
     assert "start 2 of 2" in err
+
+
+@pytest.mark.parametrize(("command", "again"), [("train", ["--resume"]), ("resume", [])])
+def test_what_goes_on_by_itself_is_not_told_to(command, again, monkeypatch):
+    """`resume` has no such option."""
+    commands = []
+    monkeypatch.setattr(launch._Group, "run", lambda self: commands.append(self._program[3:]) or (1, False))
+    given = [command, "runs/1", "--topology", "pod"]
+    assert launch.main(["--restarts", "1", "--", *given]) == 1
+    assert commands == [given, given + again]
+
+
+@pytest.mark.parametrize(
+    ("platforms", "gpus", "ids"),
+    [(None, True, "2,3"), ("", True, "2,3"), (None, False, None), ("cpu", True, None), ("cuda", False, "2,3")],
+)
+def test_processes_divide_the_gpus(platforms, gpus, ids, monkeypatch):
+    """Also where nothing says that JAX is to use them, but that they are there."""
+    monkeypatch.delenv("JAX_LOCAL_DEVICE_IDS", raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if platforms is not None:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}" if gpus else None)
+    variables = launch.environment(launch.LaunchArguments(devices_per_process=2), 1, 80)
+    assert variables.get("JAX_LOCAL_DEVICE_IDS") == ids
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 import time
 
@@ -139,6 +140,7 @@ def test_strangers_are_not_listened_to(lines):
     taken = {"token": lines.address["token"], "index": 1}
     none = {"token": lines.address["token"], "index": 3}
     said = [b"\xff\x00garbage\n", b"[]\n", b'"x"\n', b"GET / HTTP/1.1\r\n\r\n", b"x" * 300]
+    said += ['{"token": "é"}\n'.encode(), b"[" * 8000 + b"\n"]
     said += [json.dumps(line).encode() + b"\n" for line in (wrong, taken, none, {}, wrong | {"token": None})]
     for line in said:
         with socket.create_connection(address, timeout=5) as stranger:
@@ -153,3 +155,41 @@ def test_strangers_are_not_listened_to(lines):
     two = lines(2)
     pods.until(lambda: len(zero._members) == 2)
     assert zero.ended is one.ended is two.ended is None
+
+
+def test_strangers_that_are_silent_make_room(lines, monkeypatch):
+    monkeypatch.setattr(lifeline.rollcall, "SLOW", 0.3)
+    zero = lines(0)
+    with contextlib.ExitStack() as stack:
+        address = (lines.address["host"], lines.address["port"])
+        for _ in range(2 * len(NAMES)):
+            stranger = stack.enter_context(socket.create_connection(address, timeout=5))
+        assert stranger.recv(100) == b"", "the connection is closed"
+        _ = lines(1), lines(2)
+        pods.until(lambda: len(zero._members) == 2, 5)
+
+
+def test_a_second_interrupt_ends_a_process_that_cannot_hear_it(lines, monkeypatch):
+    """Its main thread waits in a collective."""
+    monkeypatch.setattr(lifeline, "AT_ONCE", 0.2)
+    codes = []
+    monkeypatch.setattr(lifeline.os, "_exit", codes.append)
+    zero, one = lines(0), lines(1)
+    lines(2)
+    one._wakeup.send(bytes([signal.SIGINT]))
+    pods.until(lambda: zero.stopping, 5)
+    time.sleep(0.4)
+    assert not codes
+    one._wakeup.send(bytes([signal.SIGINT]))
+    assert zero.wait(5) == f"{NAMES[1]} was interrupted"
+    pods.until(lambda: codes, 5)
+    assert codes[0] == 130
+    assert "podracer: error: interrupted; the newest checkpoint is intact.\n" in lines.said
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("at", ["127.0.0.1", "::1"])
+def test_process_0_is_reached_by_either_protocol(at):
+    server, address = lifeline.offer("host")
+    with server, socket.create_connection((at, address["port"]), timeout=5):
+        pass

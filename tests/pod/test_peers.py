@@ -1,15 +1,18 @@
 """What a process says where a pod cannot be, and which cluster it takes a machine for; there is no other process."""
 
+import socket
 import subprocess
 import sys
+import time
 import types
+from unittest import mock
 
 import jax
 import pytest
 
 from podracer.pod import peers
-from podracer.pod.settings import Pod
-from podracer.run.processes import DisagreementError
+from podracer.pod.settings import NoClusterError, Pod
+from podracer.run.processes import DisagreementError, PeerError
 
 
 def test_jax_must_not_have_begun():
@@ -18,13 +21,97 @@ def test_jax_must_not_have_begun():
         peers.start(Pod(coordinator="127.0.0.1:1", processes=2, process_id=1))
 
 
-def test_processes_have_as_many_devices():
+def process_of_three(index=0):
     pod = object.__new__(peers.Peers)
-    pod.count, pod.all = 3, tuple(peers.Peer(i, f"host{i}", 10 + i) for i in range(3))
+    pod.index, pod.count, pod.all = index, 3, tuple(peers.Peer(i, f"host{i}", 10 + i) for i in range(3))
+    return pod
+
+
+def test_processes_have_as_many_devices():
+    pod = process_of_three()
     pod.everyones = lambda facts: [facts, facts | {"local devices": 7}, facts]
     found = r"process 1 \(host1, pid 11\) has local devices 7, the others \d"
     with pytest.raises(DisagreementError, match=found):
         pod.agree(peers._versions())
+
+
+def test_other_code_is_another_hash(tmp_path):
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "a.py"
+
+    def found(text):
+        path.write_text(text)
+        return peers._code(tmp_path)
+
+    before = found("x = 1")
+    assert found("x = 2") != before
+    assert found("x = 1") == before
+    (tmp_path / "config.json").write_text("{}")
+    assert peers._code(tmp_path) == before
+    path.rename(tmp_path / "run" / "b.py")
+    assert peers._code(tmp_path) != before
+    assert {"podracer's code", "jaxlib"} <= set(peers._versions())
+
+
+@pytest.mark.parametrize(("error", "sent"), [(KeyError("x"), True), (PeerError("process 0 has failed"), False)])
+def test_what_another_process_has_told_is_not_sent_back(error, sent, monkeypatch):
+    """Process 0 would be given seconds to end, while it writes what is to come before its own error."""
+    pod, left = process_of_three(1), []
+    pod._line = line = mock.MagicMock(ended=None)
+    monkeypatch.setattr(peers, "_leave_without_waiting", left.append)
+    pod.__exit__(type(error), error, None)
+    assert [call.args[0] for call in line.end.call_args_list] == sent * [
+        "process 1 (host1, pid 11) has failed: KeyError: 'x'"
+    ]
+    assert left == [error]
+
+
+def test_who_is_waited_for_is_named(capsys):
+    pod = process_of_three()
+    pod._pod, pod._line, pod._client = Pod(stall_timeout=1), mock.MagicMock(ended=None), mock.Mock()
+    answers = {0: iter(["0"]), 1: iter([None] * 8 + ["1"]), 2: iter(["2"])}
+
+    def get(key, timeout):
+        time.sleep(0.05)
+        answer = next(answers[int(key[-1])])
+        if answer is None:
+            raise RuntimeError("DEADLINE_EXCEEDED")
+        return answer
+
+    pod._client.blocking_key_value_get = get
+    assert pod.everyones("x") == [0, 1, 2]
+    assert capsys.readouterr().err == "podracer: waiting for process 1 (host1, pid 11)\n"
+
+
+def test_jax_waits_for_the_end_of_others_no_longer_than_for_a_lost_one(monkeypatch):
+    """By itself it would for five minutes."""
+    found = {}
+
+    def initialize(*args, **settings):
+        found.update(settings)
+        raise RuntimeError("no more of it here")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(peers, "_has_begun", lambda: False)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(NoClusterError, match="no more of it here"):
+        peers.start(Pod(coordinator=f"127.0.0.1:{port}", processes=1, process_id=0))
+    assert found["shutdown_timeout_seconds"] == 30
+
+
+def test_an_error_that_was_caught_is_forgotten_where_all_start_again(monkeypatch):
+    """The next run's end is an end in good order."""
+    registered = []
+    monkeypatch.setattr(peers.atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(peers.atexit, "unregister", lambda function: registered.clear())
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(peers, "Peers", mock.Mock())
+    peers._leave_without_waiting(ValueError("x"))
+    assert registered == [(peers._leave, 2)]
+    peers.start(Pod())
+    assert not registered
 
 
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")

@@ -407,14 +407,20 @@ def test_a_log_that_raises_ends_all_in_order(begin):
     assert 'the run has ended with an error in log: KeyError: "the actor\'s own error"' in said[1]
 
 
-def test_a_second_interrupt_does_not_wait(begin):
-    flags = ("--pod.stall-timeout", "60")
-    pod = begin("is stuck@0", (flags, flags)).train()
+@pytest.mark.parametrize(
+    ("fault", "flags", "index"),
+    [("is stuck@0", (), 0), ("its learner is stuck@0", SEBULBA, 1)],
+    ids=["itself", "other"],
+)
+def test_a_second_interrupt_does_not_wait(fault, flags, index, begin):
+    """Of the process that is stuck, or of the one that waits for it in a collective."""
+    flags = (*flags, "--pod.stall-timeout", "60")
+    pod = begin(fault, (flags, flags)).train()
     time.sleep(1)
-    pod.send(0, signal.SIGINT)
+    pod.send(index, signal.SIGINT)
     time.sleep(0.5)  # two at once are one
-    codes, said = pod.send(0, signal.SIGINT).end(timeout=10)
-    assert codes == {0: 130, 1: 3}, said
+    codes, said = pod.send(index, signal.SIGINT).end(timeout=10)
+    assert codes == {index: 130, 1 - index: 3}, said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import podracer
 from podracer.result import Result
-from podracer.run import checkpoint, experiment, metrics
+from podracer.run import checkpoint, experiment, metrics, processes
 from podracer.run.transfer import transferred
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -135,6 +135,22 @@ def test_a_failing_log_loses_nothing(finished, tmp_path):
     resumed = podracer.resume(tmp_path / "run", progress=False)
     assert resumed.summary["complete"]
     np.testing.assert_array_equal(parameters(resumed), parameters(finished))
+
+
+def test_other_processes_stay_until_the_first_has_written(tmp_path):
+    """Where `log` has raised; who left before would end it."""
+    path, there = tmp_path / "run" / "summary.json", []
+
+    class Watched(processes.Processes):
+        def barrier(self):
+            there.append(path.exists())
+
+    def log(steps, row):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(path.parent, log=log, topology=Watched())
+    assert there == [False, True], "after compiling, and at the end"
 
 
 def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from unittest import mock
 
 import harness
 import hosts
@@ -151,6 +152,17 @@ def test_a_learner_that_raises_ends_the_actors():
 
     with pytest.raises(InjectedError):
         train(hosts.Steps(), total_steps=10**6, log=log, eval_every=10**6)
+
+
+def test_an_actor_that_hangs_does_not_hold_up_an_error():
+    """In a pod, the others learn of it only then."""
+    actor, wiring = mock.Mock(join=time.sleep), mock.Mock()
+    team = crew.Crew([actor, actor], wiring, "its environment", 1.0, 0, mock.Mock())
+    begin = time.monotonic()
+    with pytest.raises(InjectedError), team:
+        raise InjectedError
+    assert time.monotonic() - begin < 1.0
+    assert actor.stop.call_count == 2
 
 
 def stop_after(seconds, monkeypatch):

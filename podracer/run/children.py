@@ -1,0 +1,42 @@
+"""Processes that another one starts: they end with it, and hear of Ctrl-C from it alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+FOLLOW = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]): sys.exit(143)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command that gets SIGTERM when its parent dies (Linux' PR_SET_PDEATHSIG): after a SIGKILL of the parent,
+nothing goes on in a run directory that another process may take over."""
+
+
+def start(
+    command: Sequence[str], output: int | IO[bytes], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a command.
+
+    Args:
+      command: program and arguments.
+      output: where all goes that it prints: a file, or `subprocess.PIPE`.
+      environment: its variables; those of this process if None.
+
+    Raises:
+      OSError: where the command is not there.
+    """
+    follow = [sys.executable, "-S", "-E", "-c", FOLLOW, str(os.getpid())] if sys.platform == "linux" else []
+    return subprocess.Popen(
+        [*follow, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the parent, which passes it on once
+    )
