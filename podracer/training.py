@@ -119,7 +119,8 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
-        experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
+        with rundir.layout_explained(directory if resume else None):
+            experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
         _use_compilation_cache()
