@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,10 @@ def memory_limit(devices: Sequence[Any]) -> int | None:
     return stats.get("bytes_limit")
 
 
+class LayoutError(ValueError):
+    """Shards or replicas do not divide over the devices and processes that there are."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Topology:
     """How a run is laid out.
@@ -148,14 +153,15 @@ def make(
       devices: all local devices if None.
 
     Raises:
-      ValueError: where shards do not divide over devices, or lanes over shards.
+      LayoutError: where shards do not divide over devices.
+      ValueError: where lanes do not divide over shards.
     """
     devices = list(devices if devices is not None else jax.local_devices())
     population_devices = math.gcd(population, len(devices))
     data_devices = len(devices) // population_devices
     num_shards = num_shards or data_devices
     if num_shards % data_devices:
-        raise ValueError(
+        raise LayoutError(
             f"num_shards={num_shards} is not divisible by the {data_devices} devices of the data axis; "
             f"use a multiple of {data_devices}."
         )
@@ -272,7 +278,8 @@ def make_host(
       devices: all local devices if None; those of several processes by process.
 
     Raises:
-      ValueError: where there are too few devices, or lanes, shards or replicas do not divide.
+      LayoutError: where shards or replicas do not divide.
+      ValueError: where there are too few devices, or lanes do not divide.
     """
     devices = list(devices if devices is not None else jax.local_devices())
     owners = list(dict.fromkeys(device.process_index for device in devices))
@@ -293,11 +300,11 @@ def make_host(
     reanalysers = [device for there in by_process for device in there[acting:behind]]
     replicas = replicas or P
     if replicas % P:
-        raise ValueError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
+        raise LayoutError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
     R, own = replicas, replicas // P
     for what, number in (("actor", acting), ("learner", len(learners) // P)):
-        if number % own and own % number:
-            raise ValueError(
+        if not _share_out(number, own):
+            raise LayoutError(
                 f"replicas={R}: the {own} of a process cannot share its {number} {what} devices out evenly; use "
                 f"{what} devices that divide them, or are a multiple."
             )
@@ -308,7 +315,7 @@ def make_host(
     if num_shards % unit:
         of = f"{len(learners)} learner devices" + (f", {len(reanalysers)} reanalyser devices" if reanalysers else "")
         of += f" and {R} replicas" if R > 1 else ""
-        raise ValueError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
+        raise LayoutError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
     threads, shards_each = R * each * actor_threads, num_shards // R
     unit = threads * shards_each * updates_per_batch
     num_envs = num_envs or -(-envs_per_actor // (shards_each * updates_per_batch)) * unit
@@ -326,14 +333,45 @@ def make_host(
     )
 
 
+def _share_out(devices: int, replicas: int) -> bool:
+    """Whether the replicas of a process can have as many of its devices each, or as many of them share one."""
+    return devices % replicas == 0 or replicas % devices == 0
+
+
+def continues_on(num_shards: int, replicas: int | None = None) -> str:
+    """What a run with these shards, and these replicas under Sebulba, can continue on, in words."""
+    if replicas is None:
+        return f"this run has {num_shards} shards: it continues on {_these(_divisors(num_shards))} devices"
+    ways = []
+    for processes in _divisors(replicas):
+        learners = [n for n in _divisors(num_shards // processes) if _share_out(n, replicas // processes)]
+        ways.append(f"{_these([processes])} process(es) with {_these(learners)} learner devices each")
+    has = f"{replicas} replicas and {num_shards} shards" if replicas > 1 else f"{num_shards} shards"
+    return f"this run has {has}: it continues on {'; '.join(ways)}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _these(numbers: Sequence[int]) -> str:
+    *some, last = map(str, numbers)
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+@functools.cache
+def _spreader(where: NamedSharding) -> Any:
+    # One function for each: a new one would be compiled at every call.
+    return jax.jit(lambda tree: tree, out_shardings=where)
+
+
 def here(tree: Any) -> Any:
     """Arrays, whole, as this process's own; the processes of a pod must all ask at once."""
     afar = [x for x in jax.tree.leaves(tree) if not x.is_fully_addressable]
     if not afar:
         return tree
     if not all(x.is_fully_replicated for x in afar):
-        everywhere = NamedSharding(afar[0].sharding.mesh, PartitionSpec())
-        tree = jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+        tree = _spreader(NamedSharding(afar[0].sharding.mesh, PartitionSpec()))(tree)
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 

@@ -10,7 +10,7 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -119,7 +119,8 @@ def train(
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
-        experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
+        with rundir.layout_explained(directory if resume else None):
+            experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
         _use_compilation_cache()
@@ -132,7 +133,9 @@ def train(
             transferred(source, experiment.driver.like().learner)
             experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
         processes.agree(configs.to_json(experiment.description))
-        notes = _prepare(directory, experiment.description, resume, processes) if directory is not None else []
+        notes = []
+        if directory is not None:
+            notes = _by_first(processes, rundir.prepare, directory, experiment.description, resume)
         with memory_explained(), StopSignal() as stop:
             result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
         workers.finished = result.summary["complete"]
@@ -222,20 +225,22 @@ def _shared(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib
     """The run directory of process 0, which may have chosen a new one; all must see it, for all write checkpoints.
 
     Raises:
-      ValueError: where they do not.
+      ValueError: where they do not, or process 0 cannot write there.
     """
     told = processes.told(None if run_dir is None else str(run_dir))
     if told is None or processes.count == 1:
         return None if told is None else pathlib.Path(told)
     directory, proof = pathlib.Path(told), secrets.token_hex(8)
     mark = directory / f".shared-{processes.told(proof)}"
-    if processes.is_first:
+
+    def make() -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:
-            processes.everyones(False)
             raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+
+    _by_first(processes, make)
     until = time.monotonic() + SHARED_SECONDS
     while not mark.exists() and time.monotonic() < until:
         time.sleep(0.1)  # a network's file system may be late
@@ -249,8 +254,8 @@ def _shared(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib
     return directory
 
 
-def _prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool, processes: Processes) -> list[str]:
-    """`rundir.prepare` by process 0, and what came of it in all.
+def _by_first(processes: Processes, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What process 0 gets of a function, which JSON can hold, in all.
 
     Raises:
       ValueError: as there, in all processes.
@@ -258,13 +263,13 @@ def _prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool,
     found: dict[str, Any] = {}
     if processes.is_first:
         try:
-            found = {"notes": rundir.prepare(directory, description, resume)}
+            found = {"value": function(*arguments)}
         except ValueError as error:
             found = {"error": str(error)}
     found = processes.told(found)
     if "error" in found:
         raise ValueError(found["error"])
-    return found["notes"]
+    return found["value"]
 
 
 def _check(environment: Environment | HostEnvironments) -> None:
@@ -317,10 +322,11 @@ def resume(
     """
     with _start(topology) as processes:
         directory = pathlib.Path(run_dir)
-        stored = rundir.read(directory)
+        # Whether the others see the directory is not known yet.
+        stored = _by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
-        begun = checkpoint.there_are(directory)
+        begun = processes.told(checkpoint.there_are(directory))
         source = None if begun else stored.get("init_from")
         how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
         return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)

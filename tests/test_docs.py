@@ -73,7 +73,8 @@ def command_lines(page):
     """The `podracer` commands of a page, with an example where they leave something open."""
     for line in "\n".join(lines_of(page, "", "sh")).replace("\\\n", "").splitlines():
         for part in re.split(r"\s{2,}|[;&>#]", line):
-            found = re.match(r"(?:until |srun |[A-Z_]+=\S+ )?podracer (.*)", part.strip())
+            launched = r"python -m podracer\.launch .* --"
+            found = re.match(rf"(?:(?:until |srun |[A-Z_]+=\S+ )?podracer|{launched}) (.*)", part.strip())
             if found and not re.search(r"\||\b(AGENT|ENV|DIR|RUN_DIR|PATTERN|TASK)\b", found[1]):
                 yield re.sub(r"\$\w+", "1", found[1]).replace("[", "").replace("]", "").split()
 
@@ -85,6 +86,7 @@ COMMANDS = dict.fromkeys(
 
 def test_there_are_commands():
     assert len(COMMANDS) > 25
+    assert "train ppo cartpole --topology pod" in COMMANDS, "behind the launcher's --"
     assert {command.split()[0] for command in COMMANDS} >= {"train", "resume", "eval", "export", "plot", "suite"}
 
 

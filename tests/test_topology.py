@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -125,6 +129,61 @@ def test_replicas_must_divide(processes: int, each: int, settings: dict, message
     there = [Remote(i) for i in range(processes) for _ in range(each)]
     with pytest.raises(ValueError, match=message):
         topology.make_host(**{"num_envs": None, "envs_per_actor": 4, "devices": there} | settings)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "replicas", "said"),
+    [
+        (8, None, "8 shards: it continues on 1, 2, 4 or 8 devices"),
+        (3, 1, "3 shards: it continues on 1 process(es) with 1 or 3 learner devices each"),
+        (
+            24,
+            4,
+            "4 replicas and 24 shards: it continues on 1 process(es) with 1, 2, 4, 8, 12 or 24 learner devices each; "
+            "2 process(es) with 1, 2, 4, 6 or 12 learner devices each; 4 process(es) with 1, 2, 3 or 6 learner devices each",
+        ),
+    ],
+)
+def test_what_a_run_continues_on(num_shards: int, replicas: int | None, said: str) -> None:
+    assert topology.continues_on(num_shards, replicas) == f"this run has {said}"
+
+
+@pytest.mark.parametrize(("replicas", "num_shards"), [(4, 24), (6, 12)])
+def test_a_run_continues_on_what_is_said_and_on_nothing_else(replicas: int, num_shards: int) -> None:
+    said = topology.continues_on(num_shards, replicas)
+    ways = {
+        (int(processes), int(learners))
+        for processes, each in re.findall(r"(\d+) process\(es\) with ([\d, or]+) learner", said)
+        for learners in re.findall(r"\d+", each)
+    }
+    fits = set()
+    for processes, learners in itertools.product(range(1, 7), range(1, 25)):
+        there = [Remote(i) for i in range(processes) for _ in range(learners + (learners > 1))]
+        layout = {"num_shards": num_shards, "replicas": replicas, "actor_devices": 1}
+        with contextlib.suppress(topology.LayoutError):
+            topology.make_host(num_envs=None, envs_per_actor=1, devices=there, **layout)
+            fits.add((processes, learners))
+    assert ways == fits
+
+
+class Afar:
+    """An array of a mesh of several processes, of which each has a part."""
+
+    is_fully_addressable = is_fully_replicated = False
+
+    def __init__(self, mesh: jax.sharding.Mesh):
+        self.sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("afar"))
+
+    def addressable_data(self, index: int) -> int:
+        return index
+
+
+def test_what_is_made_whole_here_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(jax, "jit", lambda function, **_: made.append(function) or function)
+    for _ in range(2):
+        assert topology.here([Afar(jax.sharding.Mesh(np.asarray(devices(1)), ("afar",)))]) == [0]
+    assert len(made) == 1
 
 
 def test_what_is_traced_is_for_the_platform_that_was_said():

@@ -163,8 +163,13 @@ def _table(results: list[dict[str, Any]], strong: bool) -> str:
         line += [f"{r['bytes'] / 1e3:.1f}" if "bytes" in r else "-", milliseconds(r.get("all_reduce_seconds"))]
         waiting = f"{r['wait_share']:.2f}" if r.get("wait_share") is not None else "-"
         lines.append([*line, waiting, f"{r['jitter']:.2f}"])
-    said = "apart: every device by itself with its share of the lanes, so the same without all-reduces; jitter: of the "
-    said += "time of an update, its standard deviation over its mean"
+    said = (
+        "apart: every device by itself with its share of the lanes, so the same without all-reduces but one of 4 bytes "
+    )
+    said += (
+        "an update, by which devices agree to go on; jitter: of the time of an update, its standard deviation over its "
+    )
+    said += "mean"
     waits = any(r.get("wait_share") is not None for r in results)
     return f"{table(lines)}\n{said}{'; waiting: share of the time, for other processes' * waits}."
 

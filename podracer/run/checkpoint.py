@@ -37,6 +37,9 @@ SNAPSHOTS = "snapshots"
 
 SNAPSHOTS_A_RUN = 10
 
+SEEN_SECONDS = 60.0
+"""How long what process 0 sees in a directory may take to be seen by the others, over a network."""
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or none could be read; the message says where and what to do."""
@@ -85,6 +88,7 @@ class Checkpoints:
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
+        self._see_alike()
 
     def _together(self) -> dict[str, Any]:
         """Options by which processes wait for each other on the board: Orbax's own barrier has no end."""
@@ -95,8 +99,28 @@ class Checkpoints:
         self._processes.barrier()  # the directory is there
         return {"multiprocessing_options": together, "create": False}
 
+    def _see_alike(self) -> None:
+        """Waits until this process sees the steps that process 0 sees, for they decide what all of them do.
+
+        Later ones are known from what all did, without another look at the directory.
+
+        Raises:
+          CheckpointError: in all processes, where one does not see them in time.
+        """
+        steps = self._processes.told(self.steps())
+        until = time.monotonic() + SEEN_SECONDS
+        while self.steps() != steps and time.monotonic() < until:
+            time.sleep(0.1)
+            self._manager.reload()
+        seen = self._processes.everyones(self.steps())
+        if late := [i for i, there in enumerate(seen) if there != steps]:
+            raise CheckpointError(
+                f"process {late[0]} sees checkpoints {seen[late[0]]} in {self.directory}, and process 0 {steps}, for "
+                f"{SEEN_SECONDS:g} s: is it one directory, and how long does its file system keep what it has seen?"
+            )
+
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, oldest first."""
+        """The steps that have a checkpoint, oldest first; the same in all processes."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: ArrayTree) -> None:
@@ -236,6 +260,7 @@ class Checkpoints:
         # No process looks at the directory before all of them are gone.
         moved = {int(step): target for step, target in self._processes.told(moved).items()}
         self._manager.reload()
+        self._see_alike()
         return moved
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from podracer import config as configs
 from podracer.run.experiment import RunConfig
+from podracer.topology import LayoutError, continues_on
 
 FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout", "env_restarts")
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
@@ -80,6 +81,23 @@ def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
     stored = read(directory)["run"]
     layout = ("num_envs", "num_shards", "replicas")
     return dataclasses.replace(run, **{name: getattr(run, name) or stored.get(name) for name in layout})
+
+
+@contextlib.contextmanager
+def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
+    """Says what the run in a directory can continue on, where it does not fit; what else could be set is another run.
+
+    Raises:
+      LayoutError: for one, if there is a directory and a run in it.
+    """
+    try:
+        yield
+    except LayoutError as error:
+        if directory is None or not (directory / "config.json").exists():
+            raise
+        stored = read(directory)["run"]
+        how = continues_on(stored["num_shards"], stored.get("replicas"))
+        raise LayoutError(f"{str(error).partition('; use ')[0]}; {how}.") from None
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:

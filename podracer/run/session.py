@@ -58,14 +58,15 @@ class Session:
         self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
         self._notes = list(notes)
         self._state = self._begin(resume, init_from)
-        # Process 0 writes and speaks for all; the others keep the same rows.
+        # Process 0 writes and speaks for all; the others keep the same rows, but for `time/...`, of their own clocks.
         self._watcher = _Watcher(log if processes.is_first else None)
         at = self._position(self._state) if resume else None
         self._log = metrics.Log(directory, self._watcher, at, write=processes.is_first)
+        # They decide what is evaluated and saved, and so what process 0 has read of them counts.
+        evaluated = processes.told(self._evaluated())
+        scores = [score for _, score in evaluated]
         self._best = (
-            checkpoint.Best(directory, self._evaluated(), self._position(self._state)[1], processes)
-            if directory
-            else None
+            checkpoint.Best(directory, scores, self._position(self._state)[1], processes) if directory else None
         )
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._snapshots = None
@@ -87,7 +88,7 @@ class Session:
         )
         self._last_evaluation: list[evaluation.Evaluation] = []
         self._diverged = np.zeros(experiment.run.population, bool)
-        self._evaluated_at = max((row["env_steps"] for row in self._log.rows if "eval/return_mean" in row), default=-1)
+        self._evaluated_at = max((steps for steps, _ in evaluated), default=-1)
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
         experiment = self._experiment
@@ -114,8 +115,9 @@ class Session:
         """What a checkpoint holds of a state."""
         return state if self._experiment.run.checkpoint_replay else without_replay(state)
 
-    def _evaluated(self) -> list[float]:
-        return [row["eval/return_mean"] for row in self._log.rows if "eval/return_mean" in row]
+    def _evaluated(self) -> list[tuple[int, float]]:
+        """Steps and returns of the evaluations so far."""
+        return [(row["env_steps"], row["eval/return_mean"]) for row in self._log.rows if "eval/return_mean" in row]
 
     def _position(self, state: RunState) -> tuple[int, int]:
         """The newest update and step."""
@@ -177,9 +179,10 @@ class Session:
         own = self._here(self._state)
         env_steps = int(counter_values(own.env_steps).min())
         path = self._directory / "summary.json" if self._directory else None
-        if path is None or not path.exists() or env_steps < self._experiment.run.total_steps:
+        if path is None or env_steps < self._experiment.run.total_steps:
             return None
-        summary = json.loads(path.read_text())
+        there = self._processes.is_first and path.exists()
+        summary = self._processes.told(json.loads(path.read_text()) if there else {})
         wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": self._experiment.run.eval_episodes}
         if not wanted.items() <= summary.items():
             return None
@@ -306,7 +309,10 @@ class Session:
             self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._agree_on_the_end()
-        result.summary = self._summary(compile_seconds, env_steps, complete, self._updates(own), stopped_by)
+        # Of process 0, whose clocks are others than ours.
+        result.summary = self._processes.told(
+            configs.to_json(self._summary(compile_seconds, env_steps, complete, self._updates(own), stopped_by))
+        )
         if self._directory and self._processes.is_first:
             with rundir.writing(self._directory / "summary.json"):
                 rundir.write_json(self._directory / "summary.json", result.summary)

@@ -98,7 +98,9 @@ class Report:
         }
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
         if not all(np.all(np.isfinite(value)) for value in sums.values()):
-            culprit = self._culprit(every)
+            found = enumerate(self._processes.everyones(self._culprit(every)))
+            of = " of process {}" if self._processes.count > 1 else ""
+            culprit = next((text + of.format(i) for i, text in found if text), "")
             raise TrainingDivergedError.of(sums, env_steps, self._updates, culprit)
         metrics = means(sums, len(fetched))
         if "sebulba/policy_lag_max" in every:  # somebody acted

@@ -1,11 +1,16 @@
-"""What the tests of pods share: scripts that run in several processes, with a way to wait for them."""
+"""What the tests of pods share: scripts that run in several processes, and threads that stand for processes."""
 
+import concurrent.futures
+import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import time
+
+from podracer.run.processes import Processes
 
 TESTS = pathlib.Path(__file__).parent.parent
 PATHS = os.pathsep.join(map(str, (TESTS / "pod", TESTS, TESTS.parent)))
@@ -57,3 +62,37 @@ def until(condition, seconds=60, what=""):
     while not condition():
         assert time.monotonic() < deadline, f"{what or condition} not after {seconds} s"
         time.sleep(0.02)
+
+
+class Thread(Processes):
+    """A process that is a thread of this one, as `as_threads` makes them."""
+
+    def __init__(self, index, count, barrier, board):
+        self.index, self.count, self._barrier, self._board = index, count, barrier, board
+
+    def everyones(self, value):
+        self._board[self.index] = json.dumps(value)
+        self._barrier.wait()
+        said = [json.loads(there) for there in self._board]
+        self._barrier.wait()
+        return said
+
+    def told(self, value=None):
+        return self.everyones(value)[0]
+
+    def barrier(self):
+        self.everyones(None)
+
+
+def as_threads(function, count=2, seconds=20):
+    """What `function(processes)` returns, or raises, in each of some processes that are threads."""
+    barrier, board = threading.Barrier(count, timeout=seconds), [None] * count
+
+    def call(index):
+        try:
+            return function(Thread(index, count, barrier, board))
+        except Exception as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        return list(threads.map(call, range(count)))

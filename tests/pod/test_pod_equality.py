@@ -1,6 +1,7 @@
 """Two processes with two devices each learn what one device learns, and continue what other numbers of them began."""
 
 import contextlib
+import json
 import pathlib
 from unittest import mock
 
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import pods
 import pytest
+from jax.sharding import NamedSharding
 from test_shards import AGENTS, assert_close, flat, moved, rates, train
 
 from podracer import topology
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.slow
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]
 CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]
+OUTPUTS = ("ppo", "adam")
+"""Of which both processes keep what they return."""
 BEGUN = ("ppo", "r2d2", "vtrace")
 """Of which the initial states are compared: with and without a replay, or states that environments carry along."""
 
@@ -37,6 +41,8 @@ def on_a_pod(directory):
         with beginning(directory / f"{agent}-begun.npz", agent in BEGUN and name == "sgd"):
             result = run(agent, name, directory, num_shards=8, topology="pod")
         save(result, directory / f"{agent}-{name}.npz")
+        if (agent, name) == OUTPUTS:
+            keep(result, directory / f"outputs-{jax.process_index()}.json")
     result = train("ppo", population=4, seed=5, hyper={"learning_rate": rates(4)}, topology="pod")
     members = [flat(result, member) for member in range(4)]
     if jax.process_index() == 0:
@@ -53,7 +59,13 @@ def beginning(path, wanted=True):
 
     def patched(self, *args):
         state = begin(self, *args)
-        whole = topology.here(state)
+        leaves, structure = jax.tree.flatten(state)
+        meshes = [x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None for x in leaves]
+        for mesh in dict.fromkeys(meshes):  # under Sebulba what acts has one of its own
+            of_it = [i for i, own in enumerate(meshes) if own == mesh]
+            for i, x in zip(of_it, topology.here([leaves[i] for i in of_it])):
+                leaves[i] = x
+        whole = jax.tree.unflatten(structure, leaves)
         if jax.process_index() == 0:
             np.savez(path, **{name: np.asarray(x) for name, x in named(whole)})
         return state
@@ -74,6 +86,12 @@ def save(result, path):
     assert (result.summary["processes"], result.summary["devices"]) == (2, 4)
     if jax.process_index() == 0:
         np.savez(path, **flat(result))
+
+
+def keep(result, path):
+    boards = np.eye(50).reshape(50, 10, 5)
+    actions = [result.policy(board) for board in boards]
+    path.write_text(json.dumps({"summary": result.summary, "rows": result.history, "actions": actions}))
 
 
 # Here
@@ -112,6 +130,23 @@ def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
     assert set(here) == set(there)
     for name in here:
         np.testing.assert_array_equal(there[name].ravel(), here[name].ravel(), err_msg=name)
+
+
+def test_both_return_the_same_and_one_writes_it(pod):
+    run_dir = pod / "-".join(OUTPUTS)
+    first, second = (json.loads((pod / f"outputs-{i}.json").read_text()) for i in range(2))
+    assert first["summary"] == second["summary"] == json.loads((run_dir / "summary.json").read_text())
+    assert first["summary"]["train_seconds"] > 0
+    assert first["actions"] == second["actions"]
+    assert len(set(first["actions"])) > 1
+    assert first["rows"] == [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert len(first["rows"]) == len({row["env_steps"] for row in first["rows"]}) > 1
+    without_clocks = [
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in each["rows"]]
+        for each in (first, second)
+    ]
+    assert without_clocks[0] == without_clocks[1]
+    assert len(list(run_dir.rglob("config.json"))) == len(list(run_dir.rglob("metrics.jsonl"))) == 1
 
 
 def test_members_over_processes_are_the_single_runs(pod):

@@ -372,8 +372,12 @@ def test_training_that_diverges(begin):
     pod = begin("its rewards are not finite", (SEBULBA, SEBULBA))
     codes, said = pod.end()
     assert codes == {0: 1, 1: 1}, said
+    lines = [re.search(r"error: .* not finite after \d+ environment steps.*", text)[0] for text in said.values()]
+    assert lines[0] == lines[1]
+    assert re.search(
+        r"reward is not finite in row \d+ of a rollout, lane \d+ of its actor of process 1, and so", lines[0]
+    )
     for text in said.values():
-        assert re.search(r"error: .* not finite after \d+ environment steps", text)
         assert f"The last good checkpoint is {pod.run_dir / 'checkpoints' / str(max(pod.steps()))}" in text
 
 

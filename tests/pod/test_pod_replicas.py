@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pods
 import pytest
+from test_pod_equality import beginning
 from test_shards import assert_close, flat, moved
 from test_shards import train as train_anakin
 
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.slow
 LAYOUT = {"num_shards": 4, "replicas": 2}
 AGENTS = ("alphazero", "dqn", "efficientzero", "muzero", "ppo", "pqn", "r2d2", "vtrace")
 CONTINUED = ("r2d2", "vtrace")
+BEGUN = ("ppo", "r2d2", "vtrace")
+"""Of which the initial states are compared."""
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 OPTIMISERS = dict.fromkeys(AGENTS, "sgd") | {"vtrace": "adam"}
 
@@ -41,7 +44,9 @@ def run(agent, directory, **settings):
 
 def on_a_pod(directory):
     for agent in AGENTS:
-        save(run(agent, directory, topology="pod"), f"{directory}/{agent}.npz", (2, 4))
+        with beginning(f"{directory}/{agent}-begun.npz", agent in BEGUN):
+            result = run(agent, directory, topology="pod")
+        save(result, f"{directory}/{agent}.npz", (2, 4))
     for agent in ("dqn", "r2d2"):
         save(train(agent, replay_memory="host", topology="pod"), f"{directory}/{agent}-host.npz", (2, 4))
     for agent in CONTINUED:
@@ -97,7 +102,8 @@ def alone(tmp_path_factory):
     """Runs on one device, by agent."""
     directory = tmp_path_factory.mktemp("alone")
     for agent in AGENTS:
-        one = flat(run(agent, directory))
+        with beginning(directory / f"{agent}-begun.npz", agent in BEGUN):
+            one = flat(run(agent, directory))
         assert moved(one) > 0.005, "so little was learnt that anything would agree"
         np.savez(directory / f"{agent}.npz", **one)
     np.savez(directory / "vtrace-sgd.npz", **flat(train("vtrace", "sgd")))
@@ -117,6 +123,14 @@ def pod(alone, tmp_path_factory):
 @pytest.mark.parametrize("run", [*AGENTS, "vtrace-sgd"])
 def test_two_processes_are_as_one(run, pod, alone):
     assert_close(dict(np.load(pod / f"{run}.npz")), dict(np.load(alone / f"{run}.npz")))
+
+
+@pytest.mark.parametrize("agent", BEGUN)
+def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
+    here, there = (dict(np.load(directory / f"{agent}-begun.npz")) for directory in (alone, pod))
+    assert set(here) == set(there)
+    for name in here:
+        np.testing.assert_array_equal(there[name].ravel(), here[name].ravel(), err_msg=name)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "r2d2"])

@@ -22,7 +22,7 @@ from PIL import Image
 import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
-from podracer import nets, spaces
+from podracer import nets, spaces, training
 from podracer.anakin.driver import Anakin
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
@@ -755,6 +755,16 @@ def test_what_does_not_matter_may_change(finished, copied):
     result = train(copied, resume=True, eval_every=100, checkpoint_every=250, eval_episodes=4, keep_checkpoints=1)
     assert_same(result.learner, finished[0].learner)
     assert steps_of(copied) == [2016]
+
+
+def test_a_run_that_does_not_fit_says_what_it_continues_on(copied, monkeypatch):
+    monkeypatch.setattr(training, "_devices", lambda: jax.devices()[:1] * 3)
+    with pytest.raises(
+        ValueError, match=r"^num_shards=1 is not .* data axis; this run has 1 shards: it continues on 1 "
+    ):
+        podracer.resume(copied, progress=False)
+    with pytest.raises(ValueError, match=r"^num_shards=1 is not .* data axis; use a multiple of 3\.$"):
+        train(None, num_shards=1)
 
 
 def test_resume_goes_on_where_it_was(finished, copied):
