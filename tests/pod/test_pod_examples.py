@@ -57,24 +57,26 @@ gymnasium.register("MyEnv-v0", "gymnasium.envs.classic_control:CartPoleEnv", max
 
 def runs(commands):
     """A script of commands, made smaller, and with the word."""
-    yield "import sys, time"
+    yield "import sys"
     yield "sys.path.insert(0, '.')"
     yield "from podracer import cli"
     for command in commands:
         short = ["--env.max-episode-steps", "50"] * command[2].startswith("envpool:")
         line = [*command, *FEW.split(), *FEWER[command[1]].split(), *short, "--topology", "pod"]
-        yield f"begin = time.monotonic(); code = cli.run({line!r})"
-        yield f"assert code == 0, {line!r}; print({command!r}, time.monotonic() - begin, flush=True)"
+        yield f"assert cli.run({line!r}) == 0, {line!r}"
 
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
-    commands = [line for line in command_lines(ROOT / "README.md") if line[0] == "train"]
+    # Those that differ in these alone are the same on a pod.
+    alike = ("--seed", "--seeds", "--run-dir", "--topology")
+    lines = [line for line in command_lines(ROOT / "README.md") if line[0] == "train"]
+    commands = list({tuple(line if line[3:4] and line[3] not in alike else line[:3]): line for line in lines}.values())
     assert {line[1] for line in commands} == FEWER.keys()
     (tmp_path / "my_module.py").write_text(MY_MODULE)
     script = tmp_path / "commands.py"
     script.write_text("\n".join(["import os", f"os.chdir({str(tmp_path)!r})", *runs(commands)]))
     code, said = pods.finish(pods.start(script), timeout=400)
     assert code == 0, said[-4000:]
-    assert said.count("[0] compiling") >= len(commands)
-    print(said)
+    assert said.count("[0] compiling") == len(commands) >= 10
+    assert "[1] compiling" not in said, "process 0 speaks for all"
