@@ -191,7 +191,9 @@ class Hub:
 
     def _lose(self, block: Block, why: str, reason: str, told: bool = False) -> None:
         self._take_away(block, told)
-        if block.state != "OPENING":
+        if not block.pool.begun:
+            block.openings -= 1  # nothing was seen of it: what comes next has the same seeds
+        elif block.state != "OPENING":
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
             self._breaks[reason] += 1
         block.state, block.session, block.rows, block.step = "EMPTY", None, None, -1

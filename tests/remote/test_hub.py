@@ -208,9 +208,12 @@ def test_why_blocks_were_lost_is_counted():
 def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
     def seeds(order):
         hub, _, _ = made()
-        hub.open_pool(4, 2, 5)
+        pool = hub.open_pool(4, 2, 5)
         peers = [Peer(hub, 2) for _ in range(2)]
         found = [sorted((m.seed, m.lanes) for p in peers for m in p.open.values())]
+        for peer in peers:
+            peer.answer(*peer.owed)
+        hub.take(pool)
         for i in order:
             peers[i].leave()
         peers = [Peer(hub, 4)]
@@ -220,6 +223,24 @@ def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
     first, second = seeds([0, 1])
     assert first == [(5, 2), (7, 2)]
     assert not {seed for seed, _ in first} & {seed for seed, _ in second}
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_loss_before_the_run_begins_is_none(answered):
+    """Whoever comes instead has the seeds that the lost one had, and lockstep goes on."""
+    hub, _, _ = made(strict=True)
+    pool = hub.open_pool(4, 2, 5)
+    for _ in range(3):
+        lost = Peer(hub, 2)
+        if answered:
+            lost.answer(*lost.owed)
+        lost.leave()
+    peers = [Peer(hub, 2) for _ in range(2)]
+    assert sorted(m.seed for p in peers for m in p.open.values()) == [5, 7]
+    for peer in peers:
+        peer.answer(*peer.owed)
+    assert all(rows is not None for _, rows in hub.take(pool))
+    assert hub.metrics()["remote/breaks"] == 0
 
 
 def test_a_worker_serves_several_actors():
