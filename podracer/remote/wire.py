@@ -267,7 +267,7 @@ def _value_check(leaf: Leaf) -> Callable[[np.ndarray], None] | None:
 
 
 def _require_array(name: str, x: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    if x.dtype != dtype and x.dtype.newbyteorder("<") != dtype or x.shape != shape:
+    if (x.dtype != dtype and x.dtype.newbyteorder("<") != dtype) or x.shape != shape:
         raise ValueError(f"{name} is {x.dtype}{list(x.shape)}, and not {dtype}{list(shape)}, as the environment says.")
 
 

@@ -215,11 +215,12 @@ def _judge(error: Any, tries: int, target: str) -> int:
       RefusedError: where trying again is no use.
       MisunderstoodError: where it was tried often enough.
     """
+    said = wire.printable(error.details() or "")
     if error.code() in REFUSED:
-        raise RefusedError(f"{target} refuses this worker: {wire.printable(error.details() or '')}")
+        raise RefusedError(f"{target} refuses this worker: {said}")
     if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
         if tries + 1 >= RETRIES:
-            raise MisunderstoodError(f"{target} does not understand this worker: {wire.printable(error.details() or '')}")
+            raise MisunderstoodError(f"{target} does not understand this worker: {said}")
         return tries + 1
     return tries
 

@@ -354,6 +354,8 @@ def test_what_makes_no_sense():
         ({"listen": "0.0.0.0:1"}, "needs tls_cert and tls_key"),
         ({"listen": "10.0.0.5:1", "tls_cert": "a", "tls_key": "b"}, "must show who they are"),
         ({"listen": "nowhere"}, "use HOST:PORT"),
+        ({"listen": "0.0.0.0:1", "insecure": True, "announce": "a"}, "announce needs an address at which"),
+        ({"listen": "[::]:1", "insecure": True, "announce": "a"}, "announce needs an address at which"),
         ({"listen": "127.0.0.1:1", "tls_cert": "a"}, "needs its key"),
         ({"listen": "127.0.0.1:1", "client_ca": "a"}, "client_ca needs tls_cert"),
     ):

@@ -117,9 +117,12 @@ def test_a_block_sends_nothing_that_is_not_of_the_spec():
         def make(self, *args, **kwargs):
             made = super().make(*args, **kwargs)
             recv = made.recv
-            made.recv = lambda: (lambda lanes, rows: (lanes, rows._replace(observation=rows.observation.astype(int))))(
-                *recv()
-            )
+
+            def whole():
+                lanes, rows = recv()
+                return lanes, rows._replace(observation=rows.observation.astype(int))
+
+            made.recv = whole
             return made
 
     failed: list = []
@@ -154,14 +157,16 @@ def test_a_worker_takes_no_options_of_the_learners_machine():
     assert '"max_episode_steps": 7' in made.options
 
 
-@pytest.mark.parametrize(("error", "code"), [(TypeError("x"), 2), (ValueError("x"), 2), (OSError("x"), worker.UNMADE)])
+@pytest.mark.parametrize(("error", "code"), [(TypeError("x"), 2), (ValueError("x"), 2), (OSError("x"), 77)])
 def test_what_cannot_be_made_is_one_line(error, code, monkeypatch, capsys):
     def make():
         raise error
 
     monkeypatch.setattr(worker.registry, "adopt", lambda source, options: make())
     for name in ("signal", "setpgid"):
-        monkeypatch.setattr(*((supervisor.signal, name) if name == "signal" else (supervisor.os, name)), lambda *_: None)
+        monkeypatch.setattr(
+            *((supervisor.signal, name) if name == "signal" else (supervisor.os, name)), lambda *_: None
+        )
     monkeypatch.setattr(supervisor, "_end_with_parent", lambda: None)
     monkeypatch.setattr(supervisor.os, "_exit", lambda code: sys.exit(code))
     with pytest.raises(SystemExit) as ended:
