@@ -150,8 +150,9 @@ class _Workers:
     """
 
     def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
-        begun = run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists()
-        stored = (rundir.read(pathlib.Path(run_dir)).get("remote") if begun and run_dir is not None else None) or {}
+        stored: Mapping[str, Any] = {}
+        if run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
+            stored = rundir.read(pathlib.Path(run_dir)).get("remote") or {}
         if isinstance(remote, Remote):
             remote = {name: value for name, value in vars(remote).items() if value != getattr(Remote(), name)}
         settings = configs.from_json(Remote, {**stored, **(remote or {})})
@@ -311,7 +312,7 @@ def resume(
       log: as in `train`.
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
-      remote: as in `train`; fields that are not given are as the run had them.
+      remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
