@@ -259,7 +259,8 @@ class Server:
         host, now = peer.rpartition(":")[0], self._clock()
         if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
             self._unlogged = {h: at for h, at in self._unlogged.items() if now - at < 60.0} | {host: now}
-            self._say(line)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+                self._say(line)
 
     async def _talk(self, stream: Stream, peer: str) -> None:
         self._authenticate(stream.context, peer)

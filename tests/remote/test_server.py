@@ -122,6 +122,16 @@ def test_who_is_not_ready_hears_goodbye():
         assert one.receive("goodbye").why == FINISHED
 
 
+def test_a_peer_is_refused_though_nobody_hears_of_it():
+    def say(line):
+        raise ValueError("I/O operation on closed file")
+
+    with learner() as made, peer(made.where) as old:
+        made._server._say = say
+        old.raw(hello(protocol=2))
+        assert old.status()[0] == grpc.StatusCode.FAILED_PRECONDITION
+
+
 def test_there_is_room_for_so_many_workers(monkeypatch):
     monkeypatch.setattr(server, "MAX_SESSIONS", 1)
     with learner() as made, peer(made.where) as one, peer(made.where) as two:
