@@ -149,13 +149,19 @@ class _Workers:
 
     Args:
       remote: where they connect, if they do.
-      run_dir: of a resumed run, which knows where it listened.
+      run_dir: of a resumed run, which knows where it listened; what is given goes before it, field by field.
     """
 
     def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
-        if remote is None and run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
-            remote = rundir.read(pathlib.Path(run_dir)).get("remote")
-        settings = remote if isinstance(remote, Remote) else configs.from_json(Remote, remote or {})
+        stored: Mapping[str, Any] = {}
+        if run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
+            stored = rundir.read(pathlib.Path(run_dir)).get("remote") or {}
+        if isinstance(remote, Remote):
+            remote = {name: value for name, value in vars(remote).items() if value != getattr(Remote(), name)}
+        settings = configs.from_json(Remote, {**stored, **(remote or {})})
+        if settings != Remote() and not settings.listen:
+            given = ", ".join(name for name, value in vars(settings).items() if value != getattr(Remote(), name))
+            raise ValueError(f"remote: {given} needs listen, for without it environments are stepped in this process.")
         self._settings, self._environments, self.finished = settings, None, False
         self.step = self._step if settings.listen else None
 
@@ -311,7 +317,7 @@ def resume(
       log: as in `train`.
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
-      remote: as in `train`; where the run listened if None.
+      remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
 
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.

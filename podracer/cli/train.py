@@ -32,6 +32,14 @@ SEBULBA = (
 )
 """Run settings that only Sebulba has."""
 
+REMOTE = dataclasses.make_dataclass(
+    "Remote",
+    [(name, hint, getattr(Remote(), name)) for name, hint in typing.get_type_hints(Remote).items()],
+    namespace={"__doc__": Remote.__doc__},
+    frozen=True,
+)
+"""`Remote`, not checked: what is not typed may be in a run's directory."""
+
 
 def train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
@@ -44,6 +52,8 @@ def train(argv: list[str]) -> int:
         if argv[0].startswith("-") or argv[0] in AGENTS:
             raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
     agent, environment, arguments, given, hyper = _asked(argv)
+    if len(arguments.seeds) > 1 and arguments.remote.listen:
+        raise InputError("--seeds with --remote.listen: workers go home when the first run ends; train one at a time.")
     if arguments.gif:
         check_rendering(environments.make(environment, **vars(arguments.env)))
     finals = []
@@ -64,7 +74,7 @@ def train(argv: list[str]) -> int:
             init_from=arguments.init_from,
             progress=not arguments.quiet,
             topology=_topology(arguments),
-            remote=_remote(arguments),
+            remote=_remote(arguments, argv),
             **{**given.run, "seed": seed},
         )
         code = _conclude(result, arguments.gif, arguments.quiet)
@@ -131,7 +141,7 @@ class ResumeArguments:
       quiet: no progress and no report.
       topology: of this process, or "pod", of many.
       pod: where the processes of a pod meet, if no cluster says so.
-      remote: where workers connect that step the environments; where they did if nothing is given.
+      remote: where workers connect that step the environments; what is not given is as it was.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -140,7 +150,7 @@ class ResumeArguments:
     quiet: bool = False
     topology: Literal["local", "pod"] = "local"
     pod: Pod = dataclasses.field(default_factory=Pod)
-    remote: Remote = dataclasses.field(default_factory=Remote)
+    remote: REMOTE = dataclasses.field(default_factory=REMOTE)  # type: ignore[valid-type]
 
 
 def resume(argv: list[str]) -> int:
@@ -155,7 +165,7 @@ def resume(argv: list[str]) -> int:
         total_steps=arguments.total_steps,
         progress=not arguments.quiet,
         topology=_topology(arguments),
-        remote=_remote(arguments),
+        remote=_remote(arguments, argv),
     )
     return _conclude(result, arguments.gif, arguments.quiet)
 
@@ -180,9 +190,9 @@ def _topology(arguments: Any) -> Any:
     return arguments.pod if arguments.pod != Pod() else arguments.topology
 
 
-def _remote(arguments: Any) -> Remote | None:
+def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
     """What was asked for."""
-    return arguments.remote if arguments.remote != Remote() else None
+    return _given(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
@@ -273,7 +283,7 @@ def _train_arguments(
             ("hyper", hyper, hyper()),
             ("topology", Annotated[Literal["local", "pod"], arg(help="of one process, or of many")], "local"),
             ("pod", Annotated[Pod, pod], Pod()),
-            ("remote", Annotated[Remote, remote], Remote()),
+            ("remote", Annotated[REMOTE, remote], REMOTE()),
         ],
         kw_only=True,
     )

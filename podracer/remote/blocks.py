@@ -25,6 +25,7 @@ class Session:
       blocks: those it has, by number.
       failures: when environments of it failed.
       late: numbers of blocks that it lost while it owed rows, which may be under way still.
+      hung: those of them that it lost for that; until it has sent their rows, or failed, it gets no others.
       busy: what it says that its blocks are at.
     """
 
@@ -35,6 +36,7 @@ class Session:
     blocks: dict[int, Block] = dataclasses.field(default_factory=dict)
     failures: collections.deque[float] = dataclasses.field(default_factory=collections.deque)
     late: set[int] = dataclasses.field(default_factory=set)
+    hung: set[int] = dataclasses.field(default_factory=set)
     busy: str = ""
 
     @property

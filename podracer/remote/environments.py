@@ -125,9 +125,11 @@ class RemoteEnvironments:
         return self._hub.metrics() | {"remote/loop_busy": self._server.busy}
 
     def close(self, why: int, text: str = "") -> None:
-        """Sends the workers home, or tells them to wait."""
+        """Sends the workers home, or tells them to wait; who waits for their rows is woken."""
         if not self._closed:
             self._closed = True
             if self._exporter:
                 self._exporter.close()
+            if self._server.hub:
+                self._server.hub.wake()
             self._server.close(why, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import sys
@@ -65,7 +66,7 @@ class Hub:
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ):
         self.layout, self.patience, self.where = layout, patience, where
-        self._clock, self._say = clock, say
+        self._clock, self._told = clock, say
         self._condition = threading.Condition()
         self._sessions: list[Session] = []
         self._pools: list[Pool] = []
@@ -75,6 +76,10 @@ class Hub:
         self._rejected: collections.Counter[str] = collections.Counter()
         self._env_seconds = 0.0
         self._seconds = {name: Histogram() for name in ("round", "env", "wait")}
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+            self._told(line)
 
     # Workers
 
@@ -137,12 +142,20 @@ class Hub:
             raise wire.ProtocolError(f"rows of block {number}, which it does not have, nor owes rows of.")
         session.late.remove(number)
         self.counts["stale"] += 1
+        self._heard(session, number)
+
+    def _heard(self, session: Session, number: int) -> None:
+        """A worker has ended what it was late with."""
+        if number in session.hung:
+            session.hung.remove(number)
+            self._assign()
 
     def failed(self, session: Session, number: int, error: str) -> None:
         """A worker's environments raised an error."""
         with self._condition:
             block = session.blocks.get(number)
             if block is None:
+                self._heard(session, number)
                 return
             self._say(f"remote: environments of {session.worker} failed: {error}")
             self._lose(block, f"its environments failed: {error}", "failed", told=True)
@@ -177,6 +190,7 @@ class Hub:
                         why += f" ({session.busy})" if session.busy else ""
                         self._say(f"remote: {why}; lanes {block.start} to {block.start + block.lanes - 1} break.")
                         session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
+                        session.hung.add(block.number)
                         self._lose(block, why, "late")
             self._assign()
 
@@ -191,15 +205,18 @@ class Hub:
 
     def _lose(self, block: Block, why: str, reason: str, told: bool = False) -> None:
         self._take_away(block, told)
-        if block.state != "OPENING":
+        if not block.pool.begun:
+            block.openings -= 1  # nothing was seen of it: what comes next has the same seeds
+        elif block.state != "OPENING":
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
             self._breaks[reason] += 1
         block.state, block.session, block.rows, block.step = "EMPTY", None, None, -1
         self._condition.notify_all()
 
     def _assign(self) -> None:
-        """Gives empty blocks to workers that have room: of the pool with most of them first."""
-        for session in self._sessions:
+        """Gives empty blocks to workers that have room and answer: of the pool with most of them first."""
+        sessions = [session for session in self._sessions if not session.hung]
+        for session in sessions:
             while (free := session.free) > 0:
                 choices = [
                     (sum(b.state == "EMPTY" for b in pool.blocks), -i, pool)
@@ -214,9 +231,9 @@ class Hub:
                 self._open(block, session)
         # Evaluations come on top of what workers have room for: whoever has least of them.
         for pool in self._pools:
-            for block in pool.blocks if pool.evaluation and self._sessions else ():
+            for block in pool.blocks if pool.evaluation and sessions else ():
                 if block.state == "EMPTY":
-                    self._open(block, min(self._sessions, key=lambda session: session.evaluating))
+                    self._open(block, min(sessions, key=lambda session: session.evaluating))
 
     def _open(self, block: Block, session: Session) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
@@ -253,10 +270,11 @@ class Hub:
                     block.state, block.session = "EMPTY", None
             self._assign()
 
-    def wake(self, pool: Pool) -> None:
-        """Whoever waits for rows of a pool, now or later, gets `Woken`."""
+    def wake(self, pool: Pool | None = None) -> None:
+        """Whoever waits for rows of a pool, or of any, now or later, gets `Woken`."""
         with self._condition:
-            pool.woken = True
+            for each in self._pools if pool is None else (pool,):
+                each.woken = True
             self._condition.notify_all()
 
     def take(self, pool: Pool) -> list[tuple[Block, HostStep | None]]:
@@ -305,7 +323,7 @@ class Hub:
     def _too_small(self, pool: Pool) -> str:
         """That workers are there, but none has room for a block that another one had."""
         lanes = min((block.lanes for block in pool.blocks if block.state == "EMPTY"), default=0)
-        room = max((session.free for session in self._sessions), default=0)
+        room = max((session.free for session in self._sessions if not session.hung), default=0)
         if not 0 < room < lanes:
             return ""
         return f" (blocks have {lanes} lanes, and no worker that is there has room for more than {room})"

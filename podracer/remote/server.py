@@ -8,6 +8,7 @@ import hmac
 import os
 import pathlib
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -112,6 +113,7 @@ class Server:
         self._hub_known = asyncio.Event()
         self._token = read_token(settings.token_file)
         self._streams: dict[int, Stream] = {}
+        self._live = 0  # streams that have said Hello, of which one may end while another of its process begins
         self._silent: dict[Stream, asyncio.Task[Any]] = {}  # the oldest first
         self._logins: dict[str, list[float]] = {}
         self._unlogged: dict[str, float] = {}
@@ -120,7 +122,9 @@ class Server:
         try:
             self.where = self._loop.run(self._start(settings.listen))
         except RuntimeError as error:  # of gRPC, which says no more than that it cannot
-            raise OSError(f"remote: cannot listen at {settings.listen}: the address is in use, or not ours.") from error
+            pair = ", or tls_cert and tls_key are no pair" if settings.tls_cert else ""
+            why = f"the address is in use, or not ours{pair}."
+            raise OSError(f"remote: cannot listen at {settings.listen}: {why}") from error
         if settings.announce:
             _announce(settings.announce, self.where)
 
@@ -136,6 +140,8 @@ class Server:
         self._sized = self.spec is not None
         if listen.startswith("unix:") and not settings.insecure:
             make_private(pathlib.Path(address(listen)[0]).absolute().parent)
+        if listen.startswith("unix:") and _answers(address(listen)[0]):
+            raise RuntimeError("in use")
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # or a second learner would share the port, and nobody would notice
@@ -253,31 +259,22 @@ class Server:
         host, now = peer.rpartition(":")[0], self._clock()
         if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
             self._unlogged = {h: at for h, at in self._unlogged.items() if now - at < 60.0} | {host: now}
-            self._say(line)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+                self._say(line)
 
     async def _talk(self, stream: Stream, peer: str) -> None:
         self._authenticate(stream.context, peer)
-        if len(self._streams) >= MAX_SESSIONS:
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
         hello = await self._hear(stream)
+        if self._live >= MAX_SESSIONS:
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
         older = self._streams.get(hello.run)
         if older:
             older.end("the same process has come again.")
         self._streams[hello.run] = stream
-        session, why, reason = None, "it went away", "left"
+        self._live += 1
+        session = Session(stream.name, hello.lanes, stream.post, stream.end)
+        why, reason = "it went away", "left"
         try:
-            welcome = pb.Welcome(
-                session=secrets.randbits(63), options=self._options or "", alive_ms=int(1000 * ALIVE_SECONDS)
-            )
-            await stream.send(pb.ToWorker(welcome=welcome))
-            await self._compare(stream)
-            if not self._sized:  # it comes again once there is room for its rows
-                await stream.send(pb.ToWorker(goodbye=pb.Goodbye(why=Why.RESTARTING)))
-                return
-            await self._hub_known.wait()
-            assert self.hub is not None
-            session = Session(stream.name, hello.lanes, stream.post, stream.end)
-            self.hub.join(session)
             await self._converse(stream, session)
         except (Refused, wire.ProtocolError) as error:
             why, reason = str(error), "left" if isinstance(error, Refused) else "violation"
@@ -285,7 +282,8 @@ class Server:
         finally:
             if self._streams.get(hello.run) is stream:
                 del self._streams[hello.run]
-            if session and self.hub:
+            self._live -= 1
+            if self.hub:
                 self.hub.leave(session, f"{stream.name}: {why}", reason)
 
     def _authenticate(self, context: Any, peer: str) -> None:
@@ -297,10 +295,11 @@ class Server:
         said = said if isinstance(said, bytes) else said.encode()
         if len(failed) < LOGINS and hmac.compare_digest(said, b"Bearer " + self._token):
             return
-        if len(failed) < LOGINS:
-            # The last one closes the address for as long as if all had been now; what comes then does not prolong it.
-            failed = [*failed, now] if len(failed) < LOGINS - 1 else [now] * LOGINS
-            self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS} | {host: failed}
+        if len(failed) >= LOGINS:  # a right token too: nobody guesses on, and workers come again
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens came from there; try again.")
+        # The last one closes the address for as long as if all had been now; what comes then does not prolong it.
+        failed = [*failed, now] if len(failed) < LOGINS - 1 else [now] * LOGINS
+        self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS} | {host: failed}
         raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
 
     async def _hear(self, stream: Stream) -> Any:
@@ -349,10 +348,25 @@ class Server:
         if difference:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
 
+    async def _serve(self, stream: Stream, session: Session) -> None:
+        welcome = pb.Welcome(
+            session=secrets.randbits(63), options=self._options or "", alive_ms=int(1000 * ALIVE_SECONDS)
+        )
+        await stream.send(pb.ToWorker(welcome=welcome))
+        await self._compare(stream)
+        if not self._sized:  # it comes again once there is room for its rows
+            await stream.send(pb.ToWorker(goodbye=pb.Goodbye(why=Why.RESTARTING)))
+            return
+        await self._hub_known.wait()
+        assert self.hub is not None
+        self.hub.join(session)
+        await self._listen(stream, session)
+
     async def _converse(self, stream: Stream, session: Session) -> None:
         loop = asyncio.get_running_loop()
         # One task each for as long as the stream lasts: one for every message would cost more than the message.
-        tasks = [loop.create_task(stream.write()), loop.create_task(self._listen(stream, session))]
+        # Whatever it waits for, what is posted is written: that another stream has taken its place, or goodbye.
+        tasks = [loop.create_task(stream.write()), loop.create_task(self._serve(stream, session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -384,6 +398,19 @@ class Server:
                 return
             else:
                 raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
+
+
+def _answers(path: str) -> bool:
+    """Whether somebody listens at a socket, which gRPC would take away from them."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(1.0)
+        try:
+            one.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True  # of others, or too busy to say so
+    return True
 
 
 def _announce(path: str, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import ipaddress
@@ -66,6 +67,10 @@ class Remote:
         configs.check(self)
         if self.listen is not None:
             address(self.listen)
+        if self.announce and self.listen and _is_wildcard(self.listen):
+            raise ValueError(
+                f"remote: announce needs an address at which workers find this machine, not {self.listen}."
+            )
         if self.metrics is not None and not address(self.metrics)[0]:
             raise ValueError(f"remote: metrics={self.metrics!r}: use HOST:PORT, such as 127.0.0.1:9777.")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -105,6 +110,13 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _is_wildcard(text: str) -> bool:
+    """Whether an address stands for all of this machine's."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address(text)[0]).is_unspecified
+    return False
+
+
 def is_private(text: str) -> bool:
     """Whether only processes of this machine reach an address."""
     if text.startswith("unix:"):
@@ -139,13 +151,15 @@ def read_token(path: str | None) -> bytes | None:
     """The token in a file.
 
     Raises:
-      ValueError: where it cannot be read, or is too short to be a secret.
+      ValueError: where it cannot be read, is too short to be a secret, or cannot be sent.
     """
     if path is None:
         return None
     token = read(path, "token_file").strip()
     if len(token) < 16:
         raise ValueError(f"remote: token_file {path} holds {len(token)} bytes; a secret has at least 16.")
+    if not all(33 <= byte <= 126 for byte in token):
+        raise ValueError(f"remote: token_file {path} must hold one line of printable ASCII without spaces.")
     return token
 
 

@@ -20,6 +20,9 @@ FINAL = {0: 0, 2: 2, 3: 3, 76: 1}
 """Exit codes of a process that is not replaced, and what becomes of them: the learner is finished, does not want it,
 has failed, or does not understand it."""
 
+UNMADE, UNMADE_TRIES = 77, 3
+"""The exit code of a process whose environments could not be made, and how many in a row end all with code 1."""
+
 GRACE_SECONDS = 5.0
 
 
@@ -48,6 +51,7 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
     children: dict[int, Any] = {}
     again: dict[int, float] = {}
     failures = dict.fromkeys(range(processes), 0)
+    unmade = dict.fromkeys(range(processes), 0)
     started = dict.fromkeys(range(processes), time.monotonic())
     code, until = 0, float("inf")
     try:
@@ -61,15 +65,18 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
                     continue
                 del children[place]
                 _end(child)
-                if child.exitcode in FINAL:
+                unmade[place] = unmade[place] + 1 if child.exitcode == UNMADE else 0
+                final = 1 if unmade[place] >= UNMADE_TRIES else FINAL.get(child.exitcode)
+                if final is not None:
                     # What the learner said to one it says to all, but to those it does not reach any more.
-                    code, until, again = max(code, FINAL[child.exitcode]), min(until, now + GRACE_SECONDS), {}
+                    code, until, again = max(code, final), min(until, now + GRACE_SECONDS), {}
                     continue
                 if until < float("inf"):
                     continue
                 failures[place] = 0 if now - started[place] > 60.0 else failures[place] + 1
                 delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
-                why = "its environments hang" if child.exitcode == 75 else f"exit code {child.exitcode}"
+                known = {75: "its environments hang", UNMADE: "its environments cannot be made"}
+                why = known.get(child.exitcode, f"exit code {child.exitcode}")
                 print(f"{child.name} ended ({why}); a new one in {delay:.1f} s.", file=sys.stderr, flush=True)
                 again[place] = now + delay
             for place in [place for place, when in again.items() if when <= now]:
@@ -103,8 +110,10 @@ def _child(environment: str, settings: dict[str, Any]) -> None:
 
     try:
         worker.serve_envs(environment, **settings)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         _die(error, 2)
+    except worker.MakingError as error:
+        _die(error, worker.UNMADE)
     except worker.MisunderstoodError as error:
         _die(error, worker.MISUNDERSTOOD)
     except worker.LearnerError as error:

@@ -18,10 +18,14 @@ MAX_TEXT = 2048
 MAX_OPTIONS = 16 * 1024
 MAX_LEAVES, MAX_DIMS, MAX_ROW_BYTES = 64, 8, 16 * 1024 * 1024
 MAX_LANES = 2**16
+MACHINE = ("num_threads", "vectorization")
+"""Options that say where environments run, and not what they are: they are neither compared nor taken over."""
+
 OVERHEAD = 64 * 1024
 """Bytes of a message beside its payload."""
 
 _DTYPES = {np.dtype(code): code for code in ("u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4")}
+_FLOAT32 = np.dtype("<f4")
 _PAYLOAD_TAG = 15 << 3 | 2
 
 
@@ -135,6 +139,21 @@ class Layout:
         arrays += _flat(step.observation)
         return [_bytes(x) for x in arrays]
 
+    def require(self, step: HostStep, num_lanes: int) -> None:
+        """Checks dtypes and shapes of rows [n], which do not cross with them.
+
+        Raises:
+          ValueError: naming the leaf, and what it is and should be.
+        """
+        arrays = _flat(step.observation)
+        if len(arrays) != len(self.observation):
+            raise ValueError(f"observations have {len(arrays)} leaves, not {len(self.observation)}.")
+        for leaf, x in zip(self.observation, arrays):
+            _require_array(leaf.name, x, leaf.dtype, (num_lanes, *leaf.space.shape))
+        _require_array("scalars", step.scalars, _FLOAT32, (self.scalar_rows, num_lanes))
+        if self.spec.metrics:
+            _require_array("metrics", step.metrics, _FLOAT32, (len(self.spec.metrics), num_lanes))
+
     def unpack_rows(self, payload: memoryview, num_lanes: int) -> HostStep:
         """Rows [n] whose arrays are the payload's bytes.
 
@@ -245,6 +264,11 @@ def _value_check(leaf: Leaf) -> Callable[[np.ndarray], None] | None:
 
         return known
     return None
+
+
+def _require_array(name: str, x: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    if (x.dtype != dtype and x.dtype.newbyteorder("<") != dtype) or x.shape != shape:
+        raise ValueError(f"{name} is {x.dtype}{list(x.shape)}, and not {dtype}{list(shape)}, as the environment says.")
 
 
 def _flat(tree: Any) -> list[np.ndarray]:
@@ -390,11 +414,13 @@ def options_difference(mine: str, theirs: str) -> str:
         there = json.loads(theirs)
         if not isinstance(there, dict):
             raise TypeError
-        here = json.loads(mine)
+        here, there = ({k: v for k, v in x.items() if k not in MACHINE} for x in (json.loads(mine), there))
         for name in sorted({*here, *there}):
             if here.get(name) != there.get(name):
                 said = printable(str(there.get(name)))
                 return f"{printable(name)} is {said} there and {here.get(name)} here"
+        if json.dumps(here, sort_keys=True) == json.dumps(there, sort_keys=True):
+            return ""
     except (ValueError, TypeError, RecursionError):
         raise ProtocolError("its options are no JSON object.") from None
     return "its options are written otherwise than ours"

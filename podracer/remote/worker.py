@@ -28,9 +28,9 @@ from podracer.types import HostEnvironments
 from podracer.version import __version__
 
 METHOD = "/podracer.env.v1.Environments/Session"
-FAILED, HUNG, MISUNDERSTOOD = 3, 75, 76
+FAILED, HUNG, MISUNDERSTOOD, UNMADE = 3, 75, 76, 77
 """Exit codes: the learner failed, or cannot be reached; environments hang, and a new process may not; the learner does
-not understand what it is sent."""
+not understand what it is sent; environments cannot be made."""
 
 HANG_SECONDS = 5.0
 """How long environments may take to end their step when nobody waits for it any more."""
@@ -43,6 +43,9 @@ MAX_FILE = 4096
 
 RETRIES = 3
 """How often a worker comes back that broke the protocol."""
+
+SOUND_SECONDS = 300.0
+"""After a session of so many seconds all of these are left again."""
 
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 
@@ -78,6 +81,8 @@ class Connection:
             self._checked(self.connect)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("connect: a certificate needs its key: give both tls_cert and tls_key.")
+        if self.tls_cert and not self.tls_ca:
+            raise ValueError("connect: tls_cert needs tls_ca: without it nothing is encrypted.")
 
     def target(self, worker: str) -> str:
         """The address of the learner, or "" where that is not known yet.
@@ -126,6 +131,22 @@ class HungError(RuntimeError):
     """Environments do not come back from a step."""
 
 
+class MakingError(RuntimeError):
+    """Environments cannot be made; the message says why."""
+
+
+@contextlib.contextmanager
+def _making() -> Iterator[None]:
+    """Whatever a constructor of environments raises but ValueError and TypeError, which say that it is called wrongly,
+    is a `MakingError`."""
+    try:
+        yield
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        raise MakingError(f"environments cannot be made: {type(error).__name__}: {error}") from error
+
+
 def serve_envs(
     environments: str | HostEnvironments | Any,
     connect: str,
@@ -150,6 +171,8 @@ def serve_envs(
 
     Raises:
       ValueError: for what makes no sense, or environments that are not the learner's.
+      TypeError: where environments are made otherwise than that.
+      MakingError: where they cannot be made.
       LearnerError: where the learner failed, or was not there for `give_up_after` seconds.
       HungError: where environments hang.
     """
@@ -162,7 +185,7 @@ def serve_envs(
     run, heard, tries, delay = secrets.randbits(63), time.monotonic(), 0, 0.5
     made = _Made(environments, env_options)
     while True:
-        session = None
+        session, began = None, time.monotonic()
         target = settings.target(worker)
         if target:
             session = _Session(settings, target, token, worker, lanes, made, say)
@@ -175,7 +198,7 @@ def serve_envs(
                     raise LearnerError(f"the learner failed: {session.text}")
                 say("the learner stops for now; waiting for it.")
             except grpc.RpcError as error:
-                tries = _judge(error, tries, target)
+                tries = _judge(error, 0 if time.monotonic() - began > SOUND_SECONDS else tries, target)
                 say(f"{_status(error)}; trying again.")
             if session.welcomed:
                 heard, delay = time.monotonic(), 0.5
@@ -192,11 +215,12 @@ def _judge(error: Any, tries: int, target: str) -> int:
       RefusedError: where trying again is no use.
       MisunderstoodError: where it was tried often enough.
     """
+    said = wire.printable(error.details() or "")
     if error.code() in REFUSED:
-        raise RefusedError(f"{target} refuses this worker: {error.details()}")
+        raise RefusedError(f"{target} refuses this worker: {said}")
     if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
         if tries + 1 >= RETRIES:
-            raise MisunderstoodError(f"{target} does not understand this worker: {error.details()}")
+            raise MisunderstoodError(f"{target} does not understand this worker: {said}")
         return tries + 1
     return tries
 
@@ -213,7 +237,8 @@ class _Made:
         self.environments: Any = None
         self.options = ""
         if not isinstance(source, str):
-            self.environments = registry.adopt(source, options)
+            with _making():
+                self.environments = registry.adopt(source, options)
         else:
             registry.options(source)(**self._given)  # what is wrong is said before anybody is called
 
@@ -225,11 +250,14 @@ class _Made:
                 known = {field.name for field in dataclasses.fields(cls)}
                 with contextlib.suppress(ValueError):
                     said = json.loads(theirs)
-                    taken = {k: v for k, v in said.items() if k in known and isinstance(v, str | int | float | None)}
+                    said = {k: v for k, v in said.items() if k in known and k not in wire.MACHINE}
+                    taken = {k: v for k, v in said.items() if isinstance(v, str | int | float | None)}
             options = {**taken, **self._given}
             described = canonical(cls(**options))
             if self.environments is None or described != self.options:
-                self.environments, self.options = registry.make(self._source, **options), described
+                with _making():
+                    self.environments = registry.make(self._source, **options)
+                self.options = described
         return self.environments
 
 
@@ -271,8 +299,9 @@ class _Session:
         self._outgoing.put(wire.pack(pb.FromWorker(hello=hello)))
         with self._channel() as channel:
             call = channel.stream_stream(METHOD)(iter(self._outgoing.get, None), metadata=metadata)
+            why = pb.Goodbye.RESTARTING
             try:
-                return self._listen(call)
+                why = self._listen(call)
             except grpc.RpcError:
                 if self._hung:
                     raise HungError("environments hang.") from None
@@ -280,8 +309,12 @@ class _Session:
             finally:
                 self._over.set()
                 self._outgoing.put(None)
-                self._close_all()
+                hung = not self._close_all()
                 call.cancel()
+                # A learner that has ended needs no new process in which they do not.
+                if hung and why == pb.Goodbye.RESTARTING:
+                    raise HungError("environments hang.")
+            return why
 
     def _channel(self) -> Any:
         settings = self._settings
@@ -328,7 +361,7 @@ class _Session:
                 seconds = max(message.welcome.alive_ms, 100) / 1000
                 threading.Thread(target=self._watch, args=(call, seconds), daemon=True).start()
             elif kind == "open" and environments is not None:
-                block = _Block(message.open, environments, layout, self._outgoing.put)
+                block = _Block(message.open, environments, layout, self._outgoing.put, self._failed)
                 self._blocks[message.open.block] = block
                 block.start()
             elif kind == "close":
@@ -339,6 +372,12 @@ class _Session:
                 self.text = wire.printable(message.goodbye.text)
                 return message.goodbye.why
         return pb.Goodbye.RESTARTING
+
+    def _failed(self, number: int, error: str) -> None:
+        """Says that environments of a block raised an error, here and to the learner, which has it no more."""
+        self._say(f"environments of block {number} failed: {error}")
+        self._blocks.pop(number, None)
+        self._outgoing.put(wire.pack(pb.FromWorker(failed=pb.Failed(block=number, error=error))))
 
     def _watch(self, call: Any, seconds: float) -> None:
         """Says what blocks are at, and ends the session where one does not come back that nobody waits for."""
@@ -354,28 +393,31 @@ class _Session:
                 alive = pb.Alive(block=list(busy), busy_ms=[int(1000 * s) for s in busy.values()])
                 self._outgoing.put(wire.pack(pb.FromWorker(alive=alive)))
 
-    def _close_all(self) -> None:
-        """Ends all blocks.
-
-        Raises:
-          HungError: where one does not end.
-        """
+    def _close_all(self) -> bool:
+        """Ends all blocks; returns whether they have ended."""
         blocks = [*self._blocks.values(), *self._leaving]
         for block in blocks:
             block.close()
         until = time.monotonic() + HANG_SECONDS
         for block in blocks:
             block.join(max(0.0, until - time.monotonic()))
-        if any(block.is_alive() for block in blocks):
-            raise HungError("environments hang.")
+        return not any(block.is_alive() for block in blocks)
 
 
 class _Block(threading.Thread):
     """Environments of one block, stepped in a thread."""
 
-    def __init__(self, asked: Any, environments: HostEnvironments, layout: wire.Layout, put: Callable[[bytes], None]):
+    def __init__(
+        self,
+        asked: Any,
+        environments: HostEnvironments,
+        layout: wire.Layout,
+        put: Callable[[bytes], None],
+        failed: Callable[[int, str], None],
+    ):
         super().__init__(name=f"block {asked.block}", daemon=True)
         self._asked, self._environments, self._layout, self._put = asked, environments, layout, put
+        self._failed = failed
         self._actions: queue.SimpleQueue[tuple[int, memoryview] | None] = queue.SimpleQueue()
         self._since = time.monotonic()
         self.closed_at = float("inf")
@@ -402,8 +444,7 @@ class _Block(threading.Thread):
             for message in self._steps(environment):
                 self._put(message)
         except Exception as error:
-            text = wire.printable(f"{type(error).__name__}: {error}")
-            self._put(wire.pack(pb.FromWorker(failed=pb.Failed(block=self._asked.block, error=text))))
+            self._failed(self._asked.block, wire.printable(f"{type(error).__name__}: {error}"))
         finally:
             if environment is not None:
                 with contextlib.suppress(Exception):
@@ -416,8 +457,9 @@ class _Block(threading.Thread):
             lanes, rows = environment.recv()
             spent = int(1e6 * (clock() - begin))
             self._since = 0.0
-            if len(lanes) != n or rows.scalars.shape != (layout.scalar_rows, n):
+            if len(lanes) != n:
                 raise ValueError(f"the environment returned lanes {lanes} of {n}, which must come together.")
+            layout.require(rows, n)
             yield wire.pack(
                 pb.FromWorker(rows=pb.Rows(block=number, step=step, env_us=min(spent, 2**32 - 1))),
                 layout.pack_rows(rows),

@@ -21,6 +21,7 @@ from podracer import matches
 from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
+from podracer.run.stopping import StopSignal
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -107,12 +108,19 @@ class Evaluator:
       agent: the agent.
       environment: pure JAX, or host environments.
       episodes: how many to play at once.
+      stop: wakes host environments that may wait for others, which ends the evaluation with `Closed`.
     """
 
-    def __init__(self, agent: Agent, environment: Environment | HostEnvironments, episodes: int):
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Environment | HostEnvironments,
+        episodes: int,
+        stop: StopSignal | None = None,
+    ):
         self._environment, self._episodes = environment, episodes
         if isinstance(environment, HostEnvironments):
-            self._play = on_host(agent, environment, episodes)
+            self._play = on_host(agent, environment, episodes, stop=stop)
         else:
             play = games if environment.spec.num_players == 2 else make
             self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
@@ -185,14 +193,20 @@ def games(
 
 
 def on_host(
-    agent: Agent, environments: HostEnvironments, episodes: int, max_steps: int | None = None
+    agent: Agent,
+    environments: HostEnvironments,
+    episodes: int,
+    max_steps: int | None = None,
+    stop: StopSignal | None = None,
 ) -> Callable[[ActorParams, int], Evaluation]:
-    """`(actor_params, seed) -> Evaluation` in host environments."""
+    """`(actor_params, seed) -> Evaluation` in host environments; `stop` as in `Evaluator`."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
     def play(params: ActorParams, seed: int) -> Evaluation:
         environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
+        if stop and (wake := getattr(environment, "wake", None)):
+            stop.tell(wake)
         memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
         key = run_keys(seed)[2]
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)

@@ -34,6 +34,7 @@ from podracer.run.experiment import Experiment
 from podracer.run.processes import ALONE, PeerError, Processes
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
+from podracer.sebulba.channels import Closed
 from podracer.types import ActorParams
 from podracer.version import __version__
 
@@ -85,7 +86,9 @@ class Session:
             experiment.agent,
             experiment.environment,
             experiment.run.eval_episodes,  # type: ignore[arg-type]
+            stop,
         )
+        self._cut = False
         self._last_evaluation: list[evaluation.Evaluation] = []
         self._diverged = np.zeros(experiment.run.population, bool)
         self._evaluated_at = max((steps for steps, _ in evaluated), default=-1)
@@ -263,7 +266,11 @@ class Session:
                 f"member {member} (seed {seed}) has diverged: its parameters are not finite; others go on"
             )
         self._diverged = diverged
-        self._last_evaluation = self._played(self._actor_params(state))
+        played = self._played(self._actor_params(state))
+        if not played:
+            self._cut = True
+            return
+        self._last_evaluation = played
         mean = np.mean([result.mean for result in self._last_evaluation])
         self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
         if self._evaluated_at == env_steps:
@@ -282,10 +289,13 @@ class Session:
             self._best.offer(env_steps, best, only_learner(state))
 
     def _played(self, params: ActorParams) -> list[evaluation.Evaluation]:
-        """What process 0 finds on its own device, and tells the others."""
+        """What process 0 finds on its own device, and tells the others; nothing if it was to stop meanwhile."""
         if not self._processes.is_first:
             return [evaluation.of(told) for told in self._processes.told()]
-        found = self._evaluator(params, self._experiment.seeds)
+        try:
+            found = self._evaluator(params, self._experiment.seeds)
+        except Closed:
+            found = []
         self._processes.told([configs.to_json(dataclasses.asdict(one)) for one in found])
         return found
 
@@ -301,12 +311,13 @@ class Session:
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment, own = self._state, self._experiment, self._here(self._state)
         env_steps = int(counter_values(own.env_steps).min())
+        if complete and not self._last_evaluation:
+            self._evaluate(state, env_steps)  # a finished run that was resumed
+        complete = complete and not self._cut
         if not complete and self._checkpoints:
             if env_steps >= experiment.run.total_steps:  # of an earlier stop among the updates behind the last step
                 self._checkpoints.delete(env_steps)
             self._checkpoints.save(env_steps, self._saved(state))
-        if complete and not self._last_evaluation:
-            self._evaluate(state, env_steps)  # a finished run that was resumed
         result = Result(experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._agree_on_the_end()
         # Of process 0, whose clocks are others than ours.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
@@ -13,6 +14,7 @@ class StopSignal:
 
     requested = False
     number = 0
+    _tell: Callable[[], None] | None = None
 
     def __enter__(self) -> StopSignal:
         self._previous = {}
@@ -21,12 +23,20 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
+    def tell(self, wake: Callable[[], None]) -> None:
+        """Calls `wake`, and nothing that was told before, once a stop is requested; at once if it was."""
+        self._tell = wake
+        if self.requested:
+            wake()
+
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not self.requested and number == signal.SIGINT:
             os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
         self.requested, self.number = True, number
+        if self._tell:
+            self._tell()
 
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._previous.items():

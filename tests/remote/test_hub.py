@@ -42,7 +42,7 @@ class Peer:
         hub.join(self.session)
 
     def end(self, why):
-        self.ended = why
+        self.ended, self.gone = why, True
 
     def take(self, data):
         message, payload = wire.unpack(pb.ToWorker, data)
@@ -246,7 +246,7 @@ def test_why_blocks_were_lost_is_counted():
     hub.reject("aborted")
     labelled = hub.labelled()
     assert labelled["breaks"] == ("reason", {"left": 0, "violation": 1, "failed": 1, "late": 1})
-    assert labelled["lanes"] == ("state", {"empty": 1, "opening": 2, "ready": 0, "stepping": 0})
+    assert labelled["lanes"] == ("state", {"empty": 2, "opening": 1, "ready": 0, "stepping": 0})
     assert labelled["rejected"] == ("reason", {"aborted": 1})
     metrics = hub.metrics()
     assert (metrics["remote/breaks"], metrics["remote/rejected"]) == (3.0, 1.0)
@@ -255,9 +255,12 @@ def test_why_blocks_were_lost_is_counted():
 def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
     def seeds(order):
         hub, _, _ = made()
-        hub.open_pool(4, 2, 5)
+        pool = hub.open_pool(4, 2, 5)
         peers = [Peer(hub, 2) for _ in range(2)]
         found = [sorted((m.seed, m.lanes) for p in peers for m in p.open.values())]
+        for peer in peers:
+            peer.answer(*peer.owed)
+        hub.take(pool)
         for i in order:
             peers[i].leave()
         peers = [Peer(hub, 4)]
@@ -267,6 +270,24 @@ def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
     first, second = seeds([0, 1])
     assert first == [(5, 2), (7, 2)]
     assert not {seed for seed, _ in first} & {seed for seed, _ in second}
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_loss_before_the_run_begins_is_none(answered):
+    """Whoever comes instead has the seeds that the lost one had, and lockstep goes on."""
+    hub, _, _ = made(strict=True)
+    pool = hub.open_pool(4, 2, 5)
+    for _ in range(3):
+        lost = Peer(hub, 2)
+        if answered:
+            lost.answer(*lost.owed)
+        lost.leave()
+    peers = [Peer(hub, 2) for _ in range(2)]
+    assert sorted(m.seed for p in peers for m in p.open.values()) == [5, 7]
+    for peer in peers:
+        peer.answer(*peer.owed)
+    assert all(rows is not None for _, rows in hub.take(pool))
+    assert hub.metrics()["remote/breaks"] == 0
 
 
 def test_a_worker_serves_several_actors():
@@ -322,7 +343,42 @@ def test_late_is_lost():
     hub.alive(peer.session, pb.Alive(block=[0], busy_ms=[5100]))
     hub.tick()
     assert "slow has not answered for 5 s (block 0 has been at it for 5 s); lanes 0 to 1 break" in said[0]
-    assert set(peer.open) == {1}, "the same worker is asked for new ones"
+    assert not peer.open, "the same worker is asked for none before it has answered"
+    for end in (lambda: peer.send(0, 1, HostStep.zeros(SPEC, 2)), lambda: hub.failed(peer.session, 1, "boom")):
+        end()
+        (number,) = peer.open
+        if number == 1:
+            clock.now += 301.0
+            hub.tick()
+            assert not peer.open
+    assert number == 2
+
+
+def test_what_is_lost_goes_to_who_answers():
+    hub, clock, _ = made(answer=5.0)
+    pool = hub.open_pool(2, 2, 5)
+    peer, spare = Peer(hub, 2, "slow"), Peer(hub, 2, "spare")
+    peer.answer(0)
+    hub.take(pool)
+    hub.act(pool, {0}, lambda start, end: LAYOUT.pack_actions(np.zeros(end - start, np.int32)))
+    clock.now += 6.0
+    hub.tick()
+    hub.open_pool(2, 2, 5, evaluation=True)
+    assert not peer.open
+    assert sorted(message.evaluation for message in spare.open.values()) == [False, True]
+
+
+def test_nobody_who_reads_what_is_said_is_no_error():
+    def say(line):
+        raise ValueError("I/O operation on closed file")
+
+    clock = Clock()
+    hub = Hub(LAYOUT, Patience(answer=5.0), "here:1", clock, say)
+    pool = hub.open_pool(2, 2, 5)
+    Peer(hub, 2)
+    clock.now += 301.0
+    hub.tick()
+    assert pool.blocks[0].state == "EMPTY"
 
 
 def test_a_worker_whose_environments_fail_is_sent_away():

@@ -11,7 +11,8 @@ import workers
 
 import envs_jax
 import podracer
-from podracer import cli, environments
+from podracer import cli, environments, training
+from podracer.cli import train as train_command
 from podracer.environments.seeds import first_seed
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.remote import environments as remote_environments
@@ -293,6 +294,42 @@ def test_without_grpc_it_says_what_to_install(monkeypatch, capsys):
     assert "pip install grpcio" in capsys.readouterr().err
 
 
+def test_settings_of_a_resumed_run_are_changed_one_by_one(tmp_path, monkeypatch):
+    stored = {"listen": "10.0.0.5:1", "tls_cert": "c", "tls_key": "k", "token_file": "t", "join_timeout": 60.0}
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr(training.rundir, "read", lambda directory: {"remote": stored})
+    found = lambda remote: training._Workers(remote, tmp_path).described()["remote"]  # noqa: E731
+    was = found(None)
+    assert was.items() >= stored.items()
+    assert found({"join_timeout": 600.0}) == was | {"join_timeout": 600.0}
+    assert found(Remote(block=2)) == was | {"block": 2}
+    called: list = []
+    monkeypatch.setattr(podracer, "resume", lambda *args, **kwargs: called.append(kwargs["remote"]))
+    monkeypatch.setattr(train_command, "_conclude", lambda *args: 0)
+    for flags, given in (
+        ((), None),
+        (("--remote.join-timeout", "600", "--remote.token-file=u"), {"join_timeout": 600.0, "token_file": "u"}),
+        (("--remote.listen", "10.0.0.6:1"), {"listen": "10.0.0.6:1"}),
+    ):
+        assert cli.run(["resume", str(tmp_path), *flags]) == 0
+        assert called.pop() == given
+        assert found(given) == was | (given or {})
+
+
+def test_settings_without_an_address_are_refused(tmp_path, capsys):
+    for remote in (Remote(block=2), {"block": 2}):
+        with pytest.raises(ValueError, match=r"^remote: block needs listen, for without it"):
+            podracer.train("vtrace", workers.Counting(), remote=remote, **SETTINGS)
+    assert cli.run(["train", "ppo", "gymnasium:CartPole-v1", "--remote.join-timeout", "60"]) == 2
+    assert "remote: join_timeout needs listen" in capsys.readouterr().err
+
+
+def test_several_seeds_want_workers_of_their_own(capsys):
+    command = ["train", "ppo", "gymnasium:CartPole-v1", "--remote.listen", "127.0.0.1:0", "--seeds", "0", "1"]
+    assert cli.run(command) == 2
+    assert "workers go home when the first run ends" in capsys.readouterr().err
+
+
 def test_what_makes_no_sense():
     settings = SETTINGS | {"config": CONFIGS["vtrace"]}
     with pytest.raises(ValueError, match="catch is pure JAX"):
@@ -317,6 +354,8 @@ def test_what_makes_no_sense():
         ({"listen": "0.0.0.0:1"}, "needs tls_cert and tls_key"),
         ({"listen": "10.0.0.5:1", "tls_cert": "a", "tls_key": "b"}, "must show who they are"),
         ({"listen": "nowhere"}, "use HOST:PORT"),
+        ({"listen": "0.0.0.0:1", "insecure": True, "announce": "a"}, "announce needs an address at which"),
+        ({"listen": "[::]:1", "insecure": True, "announce": "a"}, "announce needs an address at which"),
         ({"listen": "127.0.0.1:1", "tls_cert": "a"}, "needs its key"),
         ({"listen": "127.0.0.1:1", "client_ca": "a"}, "client_ca needs tls_cert"),
     ):

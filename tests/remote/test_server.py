@@ -1,5 +1,6 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
+import socket
 import threading
 import time
 
@@ -19,7 +20,7 @@ server = pytest.importorskip("podracer.remote.server")
 wire = pytest.importorskip("podracer.remote.wire")
 worker = pytest.importorskip("podracer.remote.worker")
 
-TOKEN = b"a secret of sixteen bytes"
+TOKEN = b"a-secret-of-sixteen-bytes"
 
 
 def test_rows_cross_in_both_directions():
@@ -106,6 +107,41 @@ def test_refusals_name_both_sides_and_are_final(capfd):
             worker.serve_envs(workers.Counting(length=9), made.where, quiet=True)
 
 
+def test_of_one_process_the_older_stream_ends_before_it_is_ready():
+    with learner() as made, peer(made.where) as one, peer(made.where) as two:
+        for each in (one, two):
+            each.raw(hello())
+            assert each.receive("welcome").session
+        assert one.status() == (grpc.StatusCode.ABORTED, "the same process has come again.")
+        assert made._server._live == 1
+
+
+def test_who_is_not_ready_hears_goodbye():
+    with learner() as made, peer(made.where) as one:
+        one.raw(hello())
+        assert one.receive("welcome").session
+        made.close(FINISHED)
+        assert one.receive("goodbye").why == FINISHED
+
+
+def test_a_peer_is_refused_though_nobody_hears_of_it():
+    def say(line):
+        raise ValueError("I/O operation on closed file")
+
+    with learner() as made, peer(made.where) as old:
+        made._server._say = say
+        old.raw(hello(protocol=2))
+        assert old.status()[0] == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_there_is_room_for_so_many_workers(monkeypatch):
+    monkeypatch.setattr(server, "MAX_SESSIONS", 1)
+    with learner() as made, peer(made.where) as one, peer(made.where) as two:
+        one.join(run=1)
+        two.raw(hello(run=2))
+        assert two.status() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
+
+
 def test_of_one_process_the_older_stream_ends():
     with learner() as made, peer(made.where) as one, peer(made.where) as two:
         one.join()
@@ -118,7 +154,7 @@ def test_of_one_process_the_older_stream_ends():
 
 def test_a_token_is_asked_for(tmp_path, capfd):
     (tmp_path / "token").write_bytes(TOKEN + b"\n")
-    (tmp_path / "other").write_bytes(b"another secret of many bytes")
+    (tmp_path / "other").write_bytes(b"another-secret-of-many-bytes")
     with learner(token_file=str(tmp_path / "token")) as made:
         with pytest.raises(worker.RefusedError, match="the token is missing or wrong"):
             worker.serve_envs(COUNTING, made.where, token_file=str(tmp_path / "other"), quiet=True)
@@ -143,7 +179,10 @@ def test_a_token_is_asked_for(tmp_path, capfd):
             now = 1004.0 + seconds
             with peer(made.where, metadata=proof) as right:
                 right.raw(hello())
-                assert right.status()[0] == grpc.StatusCode.UNAUTHENTICATED, "nobody guesses on"
+                # Nobody guesses on; a worker that has it comes again.
+                assert right.status() == (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens came from there; try again."
+                )  # fmt: skip
         now = 1065.0
         with peer(made.where, metadata=proof) as right:
             right.join()
@@ -151,6 +190,10 @@ def test_a_token_is_asked_for(tmp_path, capfd):
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match="holds 5 bytes"):
         worker.serve_envs(COUNTING, "127.0.0.1:1", token_file=str(tmp_path / "short"))
+    for wrong in (b"a secret of sixteen bytes", b"a-secret\n-of-sixteen-bytes", "ä-secret-of-sixteen-bytes".encode()):
+        (tmp_path / "odd").write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"odd must hold one line of printable ASCII without spaces\.$"):
+            worker.serve_envs(COUNTING, "127.0.0.1:1", token_file=str(tmp_path / "odd"))
 
 
 def test_certificates(tmp_path, capfd):
@@ -198,9 +241,28 @@ def test_an_address_is_complained_of_once_a_minute():
     assert len(said) == 2
 
 
-def test_a_taken_port_is_said():
-    with learner() as made, pytest.raises(OSError, match=rf"cannot listen at {made.where}: the address is in use"):
-        RemoteEnvironments("counting", COUNTING, None, Remote(listen=made.where), answer_timeout=1.0, strict=False)
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix:{}/folder/socket"])
+def test_a_taken_port_is_said(listen, tmp_path):
+    with learner(listen=listen.format(tmp_path)) as made:
+        with pytest.raises(OSError, match=rf"cannot listen at {made.where}: the address is in use"):
+            RemoteEnvironments("counting", COUNTING, None, Remote(listen=made.where), answer_timeout=1.0, strict=False)
+        with peer(made.where) as one:
+            one.join()
+        if listen.startswith("unix"):
+            left = made.where.removeprefix("unix:")
+    if listen.startswith("unix"):  # of a learner that was killed
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(left)
+        with learner(listen=listen.format(tmp_path)):
+            pass
+
+
+def test_a_certificate_that_is_none_is_said(tmp_path):
+    for name in ("crt", "key"):
+        (tmp_path / name).write_text("nothing")
+    pair = {"tls_cert": str(tmp_path / "crt"), "tls_key": str(tmp_path / "key")}
+    with pytest.raises(OSError, match="or not ours, or tls_cert and tls_key are no pair"), learner(**pair):
+        pass
 
 
 def test_options_that_are_no_object_are_the_peers_fault():
@@ -352,8 +414,7 @@ def test_ten_workers_and_a_shutdown_in_the_middle():
             each.join(30.0)
             assert (each.is_alive(), each.error) == (False, None)
         assert made.metrics()["remote/rows"] >= 1000
-        environment.wake()
-        actor.join(10.0)
+        actor.join(10.0)  # it is woken
         assert ended
         made.close(FINISHED)  # a second time is none
         with pytest.raises(RuntimeError, match="have been sent home"):

@@ -223,7 +223,39 @@ def test_options_that_differ_are_named():
     assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 2}') == ""
     assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 there and 2 here"
     assert wire.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   there and None here"
-    assert wire.options_difference('{"a": 1}', '{ "a": 1}') == "its options are written otherwise than ours"
+    assert wire.options_difference('{"a": 1}', '{"a": true}') == "its options are written otherwise than ours"
+    assert wire.options_difference('{"a": 1}', '{ "a": 1}') == ""
+
+
+def test_where_environments_run_is_not_compared():
+    mine, theirs = '{"a": 1, "num_threads": 2}', '{"a": %d, "num_threads": null, "vectorization": "async"}'
+    assert wire.options_difference(mine, theirs % 1) == ""
+    assert wire.options_difference(mine, theirs % 2) == "a is 2 there and 1 here"
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape", "leaf", "scalars"])
+def test_rows_that_are_not_of_the_spec_are_not_sent(change):
+    """An int32 has the size of a float32, so the learner would see numbers."""
+    parts = {"a": spaces.Box(0.0, 1.0, (2, 3)), "b": spaces.Discrete(5)}
+    spec = EnvSpec("mine", spaces.Dict(parts), spaces.Discrete(2))
+    layout, rows = wire.Layout(spec), HostStep.zeros(spec, 4)
+    layout.require(rows, 4)
+    rows.observation["a"] = rows.observation["a"].astype(">f4")
+    layout.require(rows, 4)
+    if change == "dtype":
+        rows.observation["a"] = rows.observation["a"].astype(np.int32)
+        said = r"observation\['a'\] is int32\[4, 2, 3\], and not float32\[4, 2, 3\]"
+    elif change == "shape":
+        rows.observation["a"] = rows.observation["a"].reshape(4, 3, 2)
+        said = r"observation\['a'\] is .*\[4, 3, 2\], and not float32\[4, 2, 3\]"
+    elif change == "leaf":
+        del rows.observation["b"]
+        said = "observations have 1 leaves, not 2"
+    else:
+        rows = rows._replace(scalars=rows.scalars.astype(np.int32))
+        said = r"scalars is int32\[4, 4\], and not float32\[4, 4\]"
+    with pytest.raises(ValueError, match=said):
+        layout.require(rows, 4)
 
 
 def test_the_generated_module_is_that_of_the_protocol():

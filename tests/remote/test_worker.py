@@ -1,7 +1,17 @@
 """A worker's side alone: whom it talks to."""
 
-import pytest
+import sys
+import threading
+import types
 
+import pytest
+import workers
+
+from podracer.remote import supervisor
+
+grpc = pytest.importorskip("grpc")
+pb = pytest.importorskip("podracer.remote.session_pb2")
+wire = pytest.importorskip("podracer.remote.wire")
 worker = pytest.importorskip("podracer.remote.worker")
 
 ELSEWHERE = "10.0.0.5:7777"
@@ -46,3 +56,147 @@ def test_where_a_learner_is(tmp_path):
         connection.target("w")
     (tmp_path / "where").write_text("")
     assert connection.target("w") == ""
+
+
+def test_a_certificate_is_not_carried_in_the_clear():
+    with pytest.raises(ValueError, match="tls_cert needs tls_ca"):
+        worker.Connection("localhost:1", tls_cert="a", tls_key="b")
+
+
+class Ended(grpc.RpcError):
+    """How a stream ended."""
+
+    def __init__(self, code, details=""):
+        self.code, self.details = lambda: code, lambda: details
+
+
+def session(said=lambda line: None):
+    settings = worker.Connection("localhost:1")
+    made = worker._Session(settings, "localhost:1", None, "w", 4, worker._Made(workers.Counting(), None), said)
+    made._environments = workers.Counting()
+    return made
+
+
+@pytest.mark.parametrize("why", ["FINISHED", "FAILED", "RESTARTING"])
+def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypatch):
+    """A new process would look for a learner that has ended."""
+    monkeypatch.setattr(worker, "HANG_SECONDS", 0.05)
+    one, hung, why = session(), threading.Event(), getattr(pb.Goodbye, why)
+    block = threading.Thread(target=hung.wait, daemon=True)
+    block.close = lambda: None
+    block.start()
+    one._blocks[0] = block
+    monkeypatch.setattr(one, "_listen", lambda call: why)
+    if why == pb.Goodbye.RESTARTING:
+        with pytest.raises(worker.HungError):
+            one.talk(1)
+    else:
+        assert one.talk(1) == why
+    hung.set()
+
+
+def test_an_environment_that_raises_is_said_once_and_forgotten():
+    def misbehave(running):
+        raise RuntimeError("the plug was pulled")
+
+    lines: list = []
+    one, environments = session(lines.append), workers.Counting(misbehave=misbehave)
+    asked = pb.Open(block=7, lanes=2, seed=0)
+    one._blocks[7] = block = worker._Block(
+        asked, environments, wire.Layout(environments.spec), one._outgoing.put, one._failed
+    )
+    block.run()
+    assert lines == ["environments of block 7 failed: RuntimeError: the plug was pulled"]
+    assert not one._blocks, "it is not busy any more"
+    message, _ = wire.unpack(pb.FromWorker, one._outgoing.get())
+    assert (message.failed.block, message.failed.error) == (7, "RuntimeError: the plug was pulled")
+
+
+def test_a_block_sends_nothing_that_is_not_of_the_spec():
+    class Whole(workers.Counting):
+        def make(self, *args, **kwargs):
+            made = super().make(*args, **kwargs)
+            recv = made.recv
+
+            def whole():
+                lanes, rows = recv()
+                return lanes, rows._replace(observation=rows.observation.astype(int))
+
+            made.recv = whole
+            return made
+
+    failed: list = []
+    put = lambda data: pytest.fail("rows were sent")  # noqa: E731
+    asked, layout = pb.Open(block=7, lanes=2, seed=0), wire.Layout(workers.Counting().spec)
+    worker._Block(asked, Whole(), layout, put, lambda *what: failed.append(what)).run()
+    ((number, error),) = failed
+    assert (number, error) == (
+        7, "ValueError: observation is int64[2, 3], and not float32[2, 3], as the environment says."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "enough"), [(-1.0, False), (300.0, True)])
+def test_tries_are_counted_anew_after_a_sound_session(seconds, enough, monkeypatch):
+    ends = [Ended(grpc.StatusCode.INVALID_ARGUMENT, "a\nreason")] * 5
+    talk = lambda *_: (_ for _ in ()).throw(ends.pop()) if ends else pb.Goodbye.FINISHED  # noqa: E731
+    monkeypatch.setattr(worker._Session, "talk", talk)
+    monkeypatch.setattr(worker, "SOUND_SECONDS", seconds)
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
+    if enough:
+        with pytest.raises(worker.MisunderstoodError, match="does not understand this worker: a reason"):
+            worker.serve_envs(workers.Counting(), "localhost:1", quiet=True)
+        assert len(ends) == 2
+    else:
+        worker.serve_envs(workers.Counting(), "localhost:1", quiet=True)
+
+
+def test_a_worker_takes_no_options_of_the_learners_machine():
+    made = worker._Made("gymnasium:CartPole-v1", None)
+    made('{"vectorization": "async", "max_episode_steps": 7}')
+    assert '"vectorization": "sync"' in made.options
+    assert '"max_episode_steps": 7' in made.options
+
+
+@pytest.mark.parametrize(("error", "code"), [(TypeError("x"), 2), (ValueError("x"), 2), (OSError("x"), 77)])
+def test_what_cannot_be_made_is_one_line(error, code, monkeypatch, capsys):
+    def make():
+        raise error
+
+    monkeypatch.setattr(worker.registry, "adopt", lambda source, options: make())
+    for name in ("signal", "setpgid"):
+        monkeypatch.setattr(
+            *((supervisor.signal, name) if name == "signal" else (supervisor.os, name)), lambda *_: None
+        )
+    monkeypatch.setattr(supervisor, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(supervisor.os, "_exit", lambda code: sys.exit(code))
+    with pytest.raises(SystemExit) as ended:
+        supervisor._child(object(), {"connect": "localhost:1"})  # type: ignore[arg-type]
+    assert ended.value.code == code
+    err = capsys.readouterr().err
+    assert err.startswith("podracer: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "returned", "started"),
+    [([77, 77, 77], 1, 3), ([77, 77, 75, 77, 77, 0], 0, 6)],
+)
+def test_environments_that_cannot_be_made_are_given_up(codes, returned, started, monkeypatch, capsys):
+    left = list(codes)
+
+    class Process:
+        def __init__(self, **kwargs):
+            self.name = "w"
+
+        def start(self):
+            self.exitcode = left.pop(0)
+
+    context = types.SimpleNamespace(Process=Process)
+    monkeypatch.setattr(supervisor.multiprocessing, "get_context", lambda how: context)
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_end", lambda child: None)
+    monkeypatch.setattr(supervisor, "BACK_OFF", (0.0, 0.0))
+    monkeypatch.setattr(supervisor.time, "sleep", lambda seconds: None)
+    assert supervisor.run("mine", {"name": "w"}, 1) == returned
+    assert len(codes) - len(left) == started
+    assert "its environments cannot be made" in capsys.readouterr().err

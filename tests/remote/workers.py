@@ -11,6 +11,9 @@ import time
 
 import jax
 import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
 
 from podracer import spaces
 from podracer.remote import session_pb2 as pb

@@ -118,17 +118,19 @@ def test_an_evaluated_episode_that_breaks_begins_again():
 
 
 class Waiting(hosts.Steps):
-    """Whose rows do not come, until it is woken."""
+    """Whose rows do not come, until it is woken: in training, or in an evaluation."""
+
+    in_evaluations = False
 
     def make(self, num_lanes, seed, *, evaluation=False):
         running = super().make(num_lanes, seed, evaluation=evaluation)
-        if evaluation:
+        if evaluation != self.in_evaluations:
             return running
         woken, recv, number = threading.Event(), running.recv, []
 
         def waiting():
             number.append(None)
-            if len(number) == 8:
+            if len(number) == (2 if evaluation else 8):
                 self.when_it_waits()
                 assert woken.wait(20.0)
                 raise Closed
@@ -148,6 +150,26 @@ def test_who_can_be_woken_watches_itself_and_ends_at_once():
     assert not result.summary["complete"]
     assert result.summary["stopped_by"] == "SIGTERM"
     assert hosts.within(2.0, lambda: not hosts.live_actors())
+
+
+@pytest.mark.parametrize("total_steps", [100, 10**6], ids=["the last", "one between"])
+def test_an_evaluation_that_waits_hears_a_signal(total_steps, tmp_path):
+    """The run is stopped, and not complete, with a checkpoint from which the evaluation is done again."""
+    waiting = Waiting()
+    waiting.in_evaluations = True
+    waiting.when_it_waits = lambda: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    config = {"rollout_length": 5, "hidden_sizes": (4,)}
+    settings = {"total_steps": total_steps, "num_envs": 2, "eval_every": 100, "eval_episodes": 2, "progress": False}
+    result = podracer.train("vtrace", waiting, config=config, run_dir=tmp_path / "run", **settings)
+    assert (result.summary["complete"], result.summary["stopped_by"]) == (False, "SIGTERM")
+    assert result.summary["eval_return_mean"] is None
+    steps = result.summary["env_steps"]
+    assert (tmp_path / "run" / "checkpoints" / str(steps)).is_dir()
+    if total_steps > steps:
+        return
+    again = podracer.resume(tmp_path / "run", environment=hosts.Steps(), progress=False)
+    assert again.summary["complete"]
+    assert again.summary["eval_return_mean"] is not None
 
 
 def test_environments_that_are_not_jax_need_none():
