@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-accelerator compilers protoc learn picture lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-pods test-accelerator compilers protoc learn picture lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -28,6 +28,9 @@ test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance
 
 test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
 	$(BIN)/pytest -m slow -n 3 --dist loadfile
+
+test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
+	$(BIN)/pytest -m slow tests/pod
 
 compilers: $(VENV)/.compilers  ## what compiles for an H200 and for TPU v5e on any machine; about 1 GB
 

@@ -19,7 +19,8 @@ import learn
 from podracer.bench import remote_plan
 
 ROOT = pathlib.Path(__file__).parent.parent
-README, SCALE, REMOTE = ROOT / "README.md", ROOT / "docs" / "scale.md", ROOT / "docs" / "remote.md"
+README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
+REMOTE, PODS = ROOT / "docs" / "remote.md", ROOT / "docs" / "pods.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 NETWORKS = {"cartpole": "CartPole, 64-64 MLP", "pong": "Pong, shallow network", "pong-resnet": "Pong, deep ResNet"}
@@ -64,8 +65,7 @@ def scaling() -> list[str]:
         "| jitter |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    path = RESULTS / "scaling.json"
-    for row in json.loads(path.read_text())["results"] if path.exists() else []:
+    for row in json.loads((RESULTS / "scaling.json").read_text())["results"]:
         layout = f"{row['processes']} x {row['devices'] // row['processes']}"
         low, high = row["time_ratio_range"]
         apart, alone = (
@@ -188,7 +188,23 @@ TABLES = {
 """What fills the markers of each page."""
 
 
-VALUES = {README: {"cartpole-seconds": cartpole_seconds}}
+def remote_churn() -> str:
+    """What ten minutes of workers that come and die left behind."""
+    found = json.loads((RESULTS / "remote_churn.json").read_text())["results"]
+    most = 100 * (max(found["growth"].values()) - 1)
+    killed = f"{found['kills']} worker processes and {found['replacements']} times a supervisor with both of its own"
+    return f"{killed} were killed; nothing of that grew by more than {max(0.0, most):.1f} %"
+
+
+def pod_churn() -> str:
+    """What became of a run of two processes that was hit again and again."""
+    found = json.loads((RESULTS / "pod_churn.json").read_text())["results"]
+    good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
+    slowest = max(start["seconds_to_the_end"] for start in found["starts"])
+    return f"{good} of {starts} starts went on from the newest checkpoint, and both had ended {slowest:.0f} s later at most"
+
+
+VALUES = {README: {"cartpole-seconds": cartpole_seconds}, REMOTE: {"churn": remote_churn}, PODS: {"churn": pod_churn}}
 """What fills the markers within lines."""
 
 
@@ -210,5 +226,5 @@ def filled(page: pathlib.Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in TABLES:
+    for page in dict.fromkeys([*TABLES, *VALUES]):
         page.write_text(filled(page))
