@@ -22,6 +22,9 @@ MADE = {
             rollout_length=T, num_minibatches=2, normalize_observations=True, normalize_rewards=True, hidden_sizes=(8,)
         ),
     ),
+    "pqn": lambda: agents.pqn.make(
+        SPEC, agents.PQNConfig(rollout_length=T, num_minibatches=2, num_epochs=1, hidden_sizes=(8,))
+    ),
     "r2d2": lambda: agents.r2d2.make(
         SPEC,
         agents.R2D2Config(
@@ -53,7 +56,7 @@ def rows(rng, waiting=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vtrace", "ppo", "r2d2"])
+@pytest.mark.parametrize("name", ["vtrace", "ppo", "pqn", "r2d2"])
 def test_what_fillers_show_changes_no_loss_and_no_priority(name):
     """Nor the moments of observations and rewards, nor what acting made of them."""
     agent = MADE[name]()

@@ -172,6 +172,22 @@ def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):
     assert np.median(until_ahead) <= np.median(before) / 0.9, "it waits for the slow one"
 
 
+@pytest.mark.slow
+def test_what_is_acted_for_as_it_comes_is_what_it_is_where_all_are_waited_for(listening, monkeypatch):
+    """With parameters that do not change, and actions that are not drawn."""
+    monkeypatch.setitem(CONFIGS, "r2d2", CONFIGS["r2d2"] | {"epsilon_base": 0.0, "learning_rate": 1e-30})
+    seen = workers.consumed(monkeypatch)
+    podracer.train("r2d2", catch(), config=CONFIGS["r2d2"], total_steps=400, **SETTINGS)
+    local = [*seen]
+    seen.clear()
+    made = [(Shuffled(catch(), i), {"lanes": 4, "name": f"w{i}"}) for i in range(2)]
+    settings = {"mode": "ready", "block": 2, "max_lanes": 4, "deadline_ms": 1.0}
+    train("r2d2", catch(), listening, made, settings=settings)
+    assert min(len(local), len(seen)) >= 5
+    for each, other in zip(local[:5], seen[:5]):
+        jax.tree.map(np.testing.assert_array_equal, each, other)
+
+
 def test_a_lost_worker_ends_a_run_in_lockstep(listening):
     def misbehave(running):
         if running.number == 30:
@@ -224,15 +240,21 @@ def test_without_workers_a_run_says_what_is_missing(capfd, monkeypatch):
 
 def test_what_only_workers_know(listening, tmp_path):
     """The spec comes from the first worker, and evaluations are played there too; a resumed run listens where it did."""
-    where = f"unix:{tmp_path}/socket"
-    thread = workers.Thread(workers.Counting(), where)
+    where, token = f"unix:{tmp_path}/socket", tmp_path / "token"
+    token.write_text("what nobody else may read")
+    remote, proof = {"listen": where, "token_file": str(token)}, {"token_file": str(token)}
+    thread = workers.Thread(workers.Counting(raw=True), where, **proof)
     settings = SETTINGS | {"config": CONFIGS["vtrace"], "run_dir": tmp_path / "run"}
-    result = podracer.train("vtrace", "remote:mine", total_steps=400, remote={"listen": where}, **settings)
+    result = podracer.train("vtrace", "remote:mine", total_steps=400, remote=remote, **settings)
     assert result.summary["complete"]
     assert result.summary["env"] == "remote:mine"
+    assert {row["episode/length"] for row in result.history if np.isfinite(row.get("episode/length", np.nan))} == {5.0}
+    written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(written) > 5
+    assert not any(token.read_bytes() in path.read_bytes() for path in written)
     thread.join(10.0)
     assert thread.error is None
-    thread = workers.Thread(workers.Counting(), where)
+    thread = workers.Thread(workers.Counting(raw=True), where, **proof)
     again = podracer.resume(tmp_path / "run", total_steps=800, progress=False)
     assert again.summary["complete"]
     assert again.summary["env_steps"] >= 800

@@ -7,6 +7,7 @@ import types
 import pytest
 import workers
 
+from podracer import cli
 from podracer.remote import supervisor
 
 grpc = pytest.importorskip("grpc")
@@ -56,6 +57,18 @@ def test_where_a_learner_is(tmp_path):
         connection.target("w")
     (tmp_path / "where").write_text("")
     assert connection.target("w") == ""
+
+
+def test_variables_say_what_flags_do(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(supervisor, "run", lambda env, settings, processes: asked.append(settings) or 0)
+    (tmp_path / "token").write_bytes(b"a secret of sixteen bytes")
+    monkeypatch.setenv("PODRACER_CONNECT", "localhost:7777")
+    monkeypatch.setenv("PODRACER_TOKEN_FILE", str(tmp_path / "token"))
+    assert cli.run(["serve-envs", "gymnasium:CartPole-v1"]) == 0
+    assert cli.run(["serve-envs", "gymnasium:CartPole-v1", "--connect", "localhost:8888"]) == 0
+    assert [settings["connect"] for settings in asked] == ["localhost:7777", "localhost:8888"]
+    assert asked[0]["token_file"] == str(tmp_path / "token")
 
 
 def test_a_certificate_is_not_carried_in_the_clear():
