@@ -196,15 +196,30 @@ def remote_churn() -> str:
     return f"{killed} were killed; nothing of that grew by more than {max(0.0, most):.1f} %"
 
 
+def remote_floor() -> str:
+    """What round trips cost, and so how many there can be."""
+    where, messages = _remote()["where"], _remote()["messages"]
+    cpu = sum(where[who] for who in ("learner's loop", "learner's actor and gRPC's threads", "worker"))
+    most = 2e6 / cpu
+    share = f"of which 8 streams have {messages['8 streams'] / most:.0%}"
+    return (
+        f"{cpu:,.0f} microseconds of CPU on both sides together, so two cores do {most:,.0f} a second at most, {share}"
+    )
+
+
 def pod_churn() -> str:
     """What became of a run of two processes that was hit again and again."""
     found = json.loads((RESULTS / "pod_churn.json").read_text())["results"]
     good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
     slowest = max(start["seconds_to_the_end"] for start in found["starts"])
-    return f"{good} of {starts} starts went on from the newest checkpoint, and both had ended {slowest:.0f} s later at most"
+    return f"{good} of {starts} starts went on from the newest checkpoint, and ended {slowest:.0f} s after it at most"
 
 
-VALUES = {README: {"cartpole-seconds": cartpole_seconds}, REMOTE: {"churn": remote_churn}, PODS: {"churn": pod_churn}}
+VALUES = {
+    README: {"cartpole-seconds": cartpole_seconds},
+    REMOTE: {"churn": remote_churn, "floor": remote_floor},
+    PODS: {"churn": pod_churn},
+}
 """What fills the markers within lines."""
 
 

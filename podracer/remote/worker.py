@@ -199,7 +199,7 @@ def serve_envs(
                 say("the learner stops for now; waiting for it.")
             except grpc.RpcError as error:
                 tries = _judge(error, 0 if time.monotonic() - began > SOUND_SECONDS else tries, target)
-                say(f"{_status(error)}; trying again.")
+                say(f"{_status(error)}{_hint(error, settings)}; trying again.")
             if session.welcomed:
                 heard, delay = time.monotonic(), 0.5
         if settings.give_up_after and time.monotonic() - heard > settings.give_up_after:
@@ -227,6 +227,14 @@ def _judge(error: Any, tries: int, target: str) -> int:
 
 def _status(error: Any) -> str:
     return f"{error.code().name.lower()}: {wire.printable(error.details() or '')}"
+
+
+def _hint(error: Any, settings: Connection) -> str:
+    """What a learner may want that just hangs up on whoever has it not: gRPC's text says no more than that."""
+    if "Socket closed" not in (error.details() or "") or (settings.tls_ca and settings.tls_cert):
+        return ""
+    wants = "a certificate that it knows (tls_cert)" if settings.tls_ca else "TLS (tls_ca)"
+    return f" If it is there, it may ask for {wants}"
 
 
 class _Made:

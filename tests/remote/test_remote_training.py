@@ -241,7 +241,7 @@ def test_without_workers_a_run_says_what_is_missing(capfd, monkeypatch):
 def test_what_only_workers_know(listening, tmp_path):
     """The spec comes from the first worker, and evaluations are played there too; a resumed run listens where it did."""
     where, token = f"unix:{tmp_path}/socket", tmp_path / "token"
-    token.write_text("what nobody else may read")
+    token.write_text("what-nobody-else-may-read")
     remote, proof = {"listen": where, "token_file": str(token)}, {"token_file": str(token)}
     thread = workers.Thread(workers.Counting(raw=True), where, **proof)
     settings = SETTINGS | {"config": CONFIGS["vtrace"], "run_dir": tmp_path / "run"}

@@ -1,5 +1,6 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
+import datetime
 import socket
 import threading
 import time
@@ -199,8 +200,10 @@ def test_a_token_is_asked_for(tmp_path, capfd):
 def test_certificates(tmp_path, capfd):
     trustme = pytest.importorskip("trustme")
     ca, strange = trustme.CA(), trustme.CA()
-    for name, authority in (("server", ca), ("client", ca), ("stranger", strange)):
-        made = authority.issue_cert("learner.example", "127.0.0.1")
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    for name, authority in (("server", ca), ("client", ca), ("stranger", strange), ("expired", ca)):
+        until = {"not_before": now - 2 * day, "not_after": now - day} if name == "expired" else {}
+        made = authority.issue_cert("learner.example", "127.0.0.1", **until)
         made.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         for blob in made.cert_chain_pems:
             blob.write_to_path(tmp_path / f"{name}.crt", append=True)
@@ -209,24 +212,33 @@ def test_certificates(tmp_path, capfd):
     file = lambda name: str(tmp_path / name)  # noqa: E731
     secured = {"tls_cert": file("server.crt"), "tls_key": file("server.key"), "client_ca": file("ca.crt")}
     mine = {"tls_cert": file("client.crt"), "tls_key": file("client.key")}
+
+    def refused(where, said, **wrong):
+        capfd.readouterr()
+        with pytest.raises(worker.LearnerError, match="no learner at"):
+            worker.serve_envs(COUNTING, where, name="stranger", give_up_after=0.1, **wrong)
+        lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("stranger: unavailable: ")]
+        assert said in lines[0]
+
     with learner(**secured) as made:
         thread = workers.Thread(workers.Counting(), made.where, tls_ca=file("ca.crt"), **mine)
         environment = made.make(4, 5)
         played(environment, 2)
-        for wrong in (
-            {"tls_ca": file("strange.crt"), **mine},
-            {"tls_ca": file("ca.crt")},
-            {"tls_ca": file("ca.crt"), "tls_cert": file("stranger.crt"), "tls_key": file("stranger.key")},
-            {"tls_ca": file("ca.crt"), "tls_name": "elsewhere.example", **mine},
-            {},
-        ):
-            with pytest.raises(worker.LearnerError, match="no learner at"):
-                worker.serve_envs(COUNTING, made.where, name="stranger", give_up_after=0.2, **wrong)
+        refused(made.where, "unable to get local issuer certificate", tls_ca=file("strange.crt"), **mine)
+        refused(made.where, "Hostname Verification", tls_ca=file("ca.crt"), tls_name="elsewhere.example", **mine)
+        refused(made.where, "it may ask for a certificate that it knows (tls_cert)", tls_ca=file("ca.crt"))
+        for name in ("stranger", "expired"):  # gRPC's own log has why, on the learner's side
+            wrong = {"tls_cert": file(f"{name}.crt"), "tls_key": file(f"{name}.key")}
+            refused(made.where, "Socket closed", tls_ca=file("ca.crt"), **wrong)
+        refused(made.where, "it may ask for TLS (tls_ca)")
         played(environment, 2)
         environment.close()
     thread.join(5.0)
     assert thread.error is None
-    assert "stranger: unavailable" in capfd.readouterr().err
+    with learner(**secured | {"tls_cert": file("expired.crt"), "tls_key": file("expired.key")}) as made:
+        refused(made.where, "certificate has expired", tls_ca=file("ca.crt"), **mine)
+    with learner() as made:
+        refused(made.where, "WRONG_VERSION_NUMBER", tls_ca=file("ca.crt"))
 
 
 def test_an_address_is_complained_of_once_a_minute():

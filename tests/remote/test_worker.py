@@ -62,7 +62,7 @@ def test_where_a_learner_is(tmp_path):
 def test_variables_say_what_flags_do(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(supervisor, "run", lambda env, settings, processes: asked.append(settings) or 0)
-    (tmp_path / "token").write_bytes(b"a secret of sixteen bytes")
+    (tmp_path / "token").write_bytes(b"a-secret-of-sixteen-bytes")
     monkeypatch.setenv("PODRACER_CONNECT", "localhost:7777")
     monkeypatch.setenv("PODRACER_TOKEN_FILE", str(tmp_path / "token"))
     assert cli.run(["serve-envs", "gymnasium:CartPole-v1"]) == 0
