@@ -217,8 +217,7 @@ def pod_churn() -> str:
 
 VALUES = {
     README: {"cartpole-seconds": cartpole_seconds},
-    REMOTE: {"churn": remote_churn, "floor": remote_floor},
-    PODS: {"churn": pod_churn},
+    REMOTE: {"floor": remote_floor},
 }
 """What fills the markers within lines."""
 
