@@ -311,9 +311,10 @@ class Session:
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment, own = self._state, self._experiment, self._here(self._state)
         env_steps = int(counter_values(own.env_steps).min())
+        complete = complete and not self._cut
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
-        complete = complete and not self._cut
+            complete = not self._cut
         if not complete and self._checkpoints:
             if env_steps >= experiment.run.total_steps:  # of an earlier stop among the updates behind the last step
                 self._checkpoints.delete(env_steps)

@@ -157,7 +157,14 @@ def test_an_evaluation_that_waits_hears_a_signal(total_steps, tmp_path):
     """The run is stopped, and not complete, with a checkpoint from which the evaluation is done again."""
     waiting = Waiting()
     waiting.in_evaluations = True
-    waiting.when_it_waits = lambda: threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    timers = []
+
+    def signal_once():
+        timers.append(threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)))
+        assert len(timers) == 1, "who was told to stop evaluates no more, and a second signal would end this process"
+        timers[0].start()
+
+    waiting.when_it_waits = signal_once
     config = {"rollout_length": 5, "hidden_sizes": (4,)}
     settings = {"total_steps": total_steps, "num_envs": 2, "eval_every": 100, "eval_episodes": 2, "progress": False}
     result = podracer.train("vtrace", waiting, config=config, run_dir=tmp_path / "run", **settings)
