@@ -308,6 +308,10 @@ def test_exit_codes(capfd):
         assert (code, said.count("\n")) == (1, 1)
         assert re.search(r"does not understand this worker: lane \d: reward is nan", said)
         assert made.metrics()["remote/rejected"] == 4
+        stopped = start(COUNTED, made.where, "--lanes", "2")
+        assert hosts.within(40.0, lambda: made.metrics()["remote/sessions"] == 1)
+        stopped.send_signal(signal.SIGTERM)
+        assert ended(stopped, 20)[0] == 143
         player.stop()
 
 
