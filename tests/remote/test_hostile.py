@@ -94,10 +94,11 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone(count):
         # A message may be changed into Leave, which is a way to go; and who writes to a stream that ends at that moment
         # is told so by gRPC's client in place of the status.
         assert codes.keys() <= {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OK", "WROTE"}, codes
-        assert codes["OK"] < count / 50
+        left = count / 50  # at most: of those that were changed into Leave, some are told that they wrote too late
+        assert codes["OK"] < left
         assert codes["WROTE"] < count / 2, "how many is a matter of timing; the server has counted all"
         rejected = made.metrics()["remote/rejected"]
-        assert count - codes["OK"] <= rejected <= count - codes["OK"] + len(garbage)
+        assert count - left < rejected <= count - codes["OK"] + len(garbage)
         rows = played(environment, 11)
         assert not rows.scalars[2].all()
         assert made._hub.labelled()["breaks"][1].get("late") == 0
