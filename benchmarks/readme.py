@@ -217,7 +217,7 @@ def pod_churn() -> str:
 
 VALUES = {
     README: {"cartpole-seconds": cartpole_seconds},
-    REMOTE: {"floor": remote_floor},
+    REMOTE: {"churn": remote_churn, "floor": remote_floor},
 }
 """What fills the markers within lines."""
 

@@ -367,6 +367,8 @@ class Server:
         # One task each for as long as the stream lasts: one for every message would cost more than the message.
         # Whatever it waits for, what is posted is written: that another stream has taken its place, or goodbye.
         tasks = [loop.create_task(stream.write()), loop.create_task(self._serve(stream, session))]
+        for task in tasks:  # of two that end at once one is told of below, and asyncio complains of the other
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -1,6 +1,7 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
 import datetime
+import gc
 import socket
 import threading
 import time
@@ -457,6 +458,20 @@ def test_a_learner_says_where_it_is(tmp_path):
     thread.join(5.0)
     assert thread.error is None
     assert not (tmp_path / "where").exists()
+
+
+def test_who_goes_before_it_is_ready_is_no_error(caplog):
+    with learner() as made:
+        for run in range(30):
+            with peer(made.where) as one:
+                one.raw(hello(run=run))
+                assert one.receive("welcome")
+                one.call.cancel()
+        until = time.monotonic() + 5.0
+        while made._server._live and time.monotonic() < until:
+            time.sleep(0.01)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_peer_that_is_gone_is_no_error(caplog):
