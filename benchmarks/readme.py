@@ -193,7 +193,7 @@ def remote_churn() -> str:
     found = json.loads((RESULTS / "remote_churn.json").read_text())["results"]
     most = 100 * (max(found["growth"].values()) - 1)
     killed = f"{found['kills']} worker processes and {found['replacements']} times a supervisor with both of its own"
-    return f"{killed} were killed; nothing of that grew by more than {max(0.0, most):.1f} %"
+    return f"{killed} were killed, and " + (f"they grew by up to {most:.1f} %" if most > 0.05 else "nothing of it grew")
 
 
 def remote_floor() -> str:
