@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import types
 import zipfile
 
 import pytest
@@ -116,7 +117,9 @@ def test_the_image_installs_extras_that_there_are():
     assert {"podracer", "envs_jax", "pyproject.toml", "setup.py", "README.md"} <= needed
 
 
-def test_links_of_a_readme_become_absolute():
+def test_links_of_a_readme_become_absolute(monkeypatch):
+    # Virtual environments come without setuptools since Python 3.12, and this needs nothing of it.
+    monkeypatch.setitem(sys.modules, "setuptools", types.SimpleNamespace(setup=None))
     text = "[a](docs/a.md#b) ![p](c/p.png) [![badge](b.svg)](nb.ipynb) [x](https://x.org) [here](#there)"
     assert load(ROOT / "setup.py").absolute(text, "https://h/o/r/", "1.2") == (
         "[a](https://h/o/r/blob/v1.2/docs/a.md#b) ![p](https://h/o/r/raw/v1.2/c/p.png) "

@@ -377,10 +377,10 @@ def test_a_state_is_like_what_like_says():
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
 
-        def describe(x):
-            return (x.shape, str(x.dtype), x.sharding)
-
-        assert jax.tree.leaves(jax.tree.map(describe, state)) == jax.tree.leaves(jax.tree.map(describe, like))
+        for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            # P("process") and P("process", None) are the same, and JAX 0.12 writes either.
+            assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
 def test_snapshots_compile_nothing_new():
