@@ -212,12 +212,13 @@ def pod_churn() -> str:
     found = json.loads((RESULTS / "pod_churn.json").read_text())["results"]
     good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
     slowest = max(start["seconds_to_the_end"] for start in found["starts"])
-    return f"{good} of {starts} starts went on from the newest checkpoint, and ended {slowest:.0f} s after it at most"
+    return f"{good} of {starts} starts went on from the newest checkpoint, and ended within {slowest:.1f} s of the signal"
 
 
 VALUES = {
     README: {"cartpole-seconds": cartpole_seconds},
     REMOTE: {"churn": remote_churn, "floor": remote_floor},
+    PODS: {"churn": pod_churn},
 }
 """What fills the markers within lines."""
 
