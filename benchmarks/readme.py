@@ -212,7 +212,8 @@ def pod_churn() -> str:
     found = json.loads((RESULTS / "pod_churn.json").read_text())["results"]
     good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
     slowest = max(start["seconds_to_the_end"] for start in found["starts"])
-    return f"{good} of {starts} starts went on from the newest checkpoint, and ended within {slowest:.1f} s of the signal"
+    went = f"{good} of {starts} starts went on from the newest checkpoint"
+    return f"{went}, and ended within {slowest:.1f} s of the signal"
 
 
 VALUES = {
