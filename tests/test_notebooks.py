@@ -174,8 +174,9 @@ def test_notebooks_are_pages_with_pictures(notebooks):
         assert text.startswith("# ")
         assert "COLAB_RELEASE_TAG" not in text
         assert f"\n\n[Open in Colab]({notebooks.colab(path)})\n\n" in text
-        for results in re.findall(r"!\[[^]]+\]\(\.\./results/(.*)\)", text):
-            assert list((ROOT / "benchmarks" / "results").rglob(results))
+        results = re.findall(r"!\[[^]]+\]\(\.\./results/(.*)\)", text)
+        assert len(results) == path.read_text().count("raw.githubusercontent.com")
+        assert all(list((ROOT / "benchmarks" / "results").rglob(name)) for name in results)
         assert "githubusercontent" not in text
         shown = re.findall(r"!\[\w+\]\((.*)\)", text)
         assert shown == [name for name in shown if f"notebooks/{name}" in pages]

@@ -165,11 +165,9 @@ def _table(results: list[dict[str, Any]], strong: bool) -> str:
         lines.append([*line, waiting, f"{r['jitter']:.2f}"])
     said = (
         "apart: every device by itself with its share of the lanes, so the same without all-reduces but one of 4 bytes "
-    )
-    said += (
         "an update, by which devices agree to go on; jitter: of the time of an update, its standard deviation over its "
+        "mean"
     )
-    said += "mean"
     waits = any(r.get("wait_share") is not None for r in results)
     return f"{table(lines)}\n{said}{'; waiting: share of the time, for other processes' * waits}."
 

@@ -126,10 +126,7 @@ def test_two_processes_are_as_one(agent, name, pod, alone):
 
 @pytest.mark.parametrize("agent", BEGUN)
 def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
-    here, there = (dict(np.load(directory / f"{agent}-begun.npz")) for directory in (alone, pod))
-    assert set(here) == set(there)
-    for name in here:
-        np.testing.assert_array_equal(there[name].ravel(), here[name].ravel(), err_msg=name)
+    pods.assert_same(alone / f"{agent}-begun.npz", pod / f"{agent}-begun.npz")
 
 
 def test_both_return_the_same_and_one_writes_it(pod):
