@@ -1,5 +1,7 @@
 """Models of prefixes: the published size, gradients, consistency, and rewards that a search reads from prefixes."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -104,8 +106,9 @@ def test_consistency():
 def test_rewards_of_a_path_sum_to_prefixes(horizon):
     """At depths 1 to 12, of a network whose prefixes are anything."""
     model = prefix_models.make(VECTORS, prefix_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, lstm_size=5))
-    params, statistics = model.init(jax.random.key(0), jnp.zeros((1, 3)))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    params, statistics = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 3)))
+    noise = np.random.default_rng(2)
+    params = jax.tree.map(lambda x: x + jnp.asarray(0.3 * noise.normal(size=x.shape), x.dtype), params)
     expectation = lambda logits: logits[..., 0]  # noqa: E731
     searched = prefix_models.searched(model, expectation, VECTORS, horizon)
     variables, N = (params, statistics, jnp.float32(0.9)), 3
@@ -113,13 +116,14 @@ def test_rewards_of_a_path_sum_to_prefixes(horizon):
     state, memory, sums = node.state, model.empty(N), np.zeros(N)
     rng = np.random.default_rng(1)
     step = jax.jit(searched.step)
+    advance, read = (jax.jit(functools.partial(model.call, name, params, statistics)) for name in ("advance", "prefix"))
     for depth in range(1, 13):
         if (depth - 1) % horizon == 0:
             memory, sums = model.empty(N), np.zeros(N)
         action = jnp.asarray(rng.integers(0, 4, N), jnp.int32)
         found = step(variables, node, action)
-        state = model.call("advance", params, statistics, state, action)
-        prefix, memory = model.call("prefix", params, statistics, state, memory)
+        state = advance(state, action)
+        prefix, memory = read(state, memory)
         sums = sums + np.asarray(found.reward)
         np.testing.assert_allclose(sums, expectation(prefix), rtol=1e-4, atol=1e-5)
         node = found.embedding

@@ -22,7 +22,7 @@ from podracer.sebulba import runner
 pytestmark = pytest.mark.slow
 
 LAYOUT = {"num_shards": 4, "replicas": 2}
-AGENTS = ("alphazero", "dqn", "efficientzero", "muzero", "ppo", "pqn", "r2d2", "vtrace")
+AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "pqn", "r2d2", "vtrace")  # EfficientZero is MuZero and more
 CONTINUED = ("r2d2", "vtrace")
 BEGUN = ("ppo", "r2d2", "vtrace")
 """Of which the initial states are compared."""
