@@ -101,10 +101,10 @@ def passes(agent: str, opening_plies: int, found: dict[str, dict[str, float]]) -
     """Whether a run is as good as it must be, or as bad as the control."""
     if agent == "muzero":
         return found["gumbel 16"]["value_kept"] >= 0.95
-    raw, puct = found["network"]["value_kept"], found["puct 50"]
+    raw, searched = found["network"]["value_kept"], (found["puct 50"], found["gumbel 16"])
     if not opening_plies:
         return raw < 0.99
-    return raw >= 0.99 and puct["value_kept"] == 1.0 and puct["lost_games"] == 0
+    return raw >= 0.99 and all(x["value_kept"] == 1.0 and x["lost_games"] == 0 for x in searched)
 
 
 def main() -> int:

@@ -116,7 +116,7 @@ class SearchConfig:
       dirichlet_alpha: of PUCT's noise at the root. None: 10 / legal actions, at most 1.
       dirichlet_fraction: of that noise in the prior (.25).
       considered: how many actions Gumbel considers at the root, at most (16).
-      value_scale: of Q beside logits, Gumbel's c_scale (.1; 1 with bounds on boards).
+      value_scale: of Q beside logits, Gumbel's c_scale (.1).
       visit_offset: Gumbel's c_visit (50).
       embedding_dtype: what floating-point embeddings are stored as, such as "bfloat16"; models are given back their own
         dtype. Scalars of a root, [N], stay as they are.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree
 
 CLIP: dict[str, Any] = {"mode": "clip", "wrap_negative_indices": False}
@@ -156,7 +157,7 @@ def grow(step: Callable[..., Any], rule: Rule, variables: Any, seed: Seed, keep:
 
 def block() -> int:
     """Levels that are walked or backed up in a turn: turns cost launches on a GPU, and nearly nothing on CPU."""
-    return 2 if jax.default_backend() == "cpu" else 8
+    return 2 if topology.on_cpu() else 8
 
 
 def kept(state: State) -> Tree:

@@ -331,7 +331,8 @@ def check_game(environment: Environment) -> None:
             "position(observation), the state that shows them."
         )
     state = jax.eval_shape(lambda: environment.reset(jax.random.key(0)))
-    action = jax.ShapeDtypeStruct((), jnp.int32)
+    action, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
+    jax.eval_shape(environment.step, state, action, key)  # whose own errors say what they are
     try:
         jax.eval_shape(lambda state, action: environment.step(state, action, None), state, action)  # type: ignore[arg-type]
     except Exception as error:

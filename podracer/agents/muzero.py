@@ -47,8 +47,11 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       n_step: n, rewards in a value's target (paper: 10).
+      absorbing: whether the model learns that nothing comes behind a termination, whatever is done (paper), or nothing
+        of what is there.
       discount: gamma (paper: 0.997).
-      max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - gamma) larger.
+      max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - discount) larger, with
+        the discount of the config also where others are tuned, and in games for two no larger.
       value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
       batch_size: samples per update, over all devices (paper: 1,024).
       samples_per_row: how often a row is sampled to begin with, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
@@ -56,8 +59,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
       importance_exponent: beta (paper: 1).
-      reanalyse: part of the samples whose policies and values are renewed by a search and the network of today, before
-        they are learnt from (Schrittwieser et al. 2021: 0.8).
+      reanalyse: part of the samples whose policies and values are renewed by a search with a copy of the network,
+        before they are learnt from (Schrittwieser et al. 2021: 0.8).
       target_interval: updates between copies to the network that reanalyses.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
@@ -72,6 +75,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     least_range: float = configs.field(0.01, low=1e-8)
     unroll_length: int = configs.field(5, low=1)
     n_step: int = configs.field(10, low=1)
+    absorbing: bool = False
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     max_reward: float = configs.field(1.0, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
@@ -151,7 +155,7 @@ def make(
             f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
         )
     K, n = config.unroll_length, config.n_step
-    model, bins = network or _model(spec, config), _bins(config)
+    model, bins = network or _model(spec, config), _bins(spec, config)
     plan = planner(spec, config, model)
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(model.init, lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
@@ -179,6 +183,8 @@ def make(
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         B = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
+        if config.absorbing:
+            batch = batch._replace(trajectory=_wandering(batch.trajectory, key, spec.action_space.num_values, K))
 
         def first_row(batch: Batch) -> Trajectory:
             rows = jax.tree.map(lambda x: x[:1], batch.trajectory.timesteps)
@@ -256,20 +262,29 @@ def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
     return world_models.make(nets.stacked_spec(spec, config.frame_stack), config)
 
 
-def _bins(config: MuZeroConfig) -> Bins:
-    """What numbers of rewards and values are."""
-    return Bins(config.num_bins, config.max_reward / max(1.0 - config.discount, 1e-3))
+def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
+    """What numbers of rewards and values are: of a game for two, a reward at its end is all."""
+    rewards = 1.0 if spec.num_players == 2 else 1.0 / max(1.0 - config.discount, 1e-3)
+    return Bins(config.num_bins, config.max_reward * rewards)
 
 
 def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldModel | None = None) -> search.Planner:
     """How the agent searches: in its model (the config's if None), whose variables are parameters and gamma."""
-    model = world_models.searched(network or _model(spec, config), _bins(config).expectation, spec)
+    model = world_models.searched(network or _model(spec, config), _bins(spec, config).expectation, spec)
     return search.Planner(
         nets.stacked_spec(spec, config.frame_stack).observation_space,
         model,
         lambda actor: (actor.params, actor.aux["discount"]),
         search.settings(config, epsilon=config.least_range),
     )
+
+
+def _wandering(trajectory: Trajectory, key: jax.Array, num_actions: int, unroll_length: int) -> Trajectory:
+    """The same with any actions behind the end of an episode, where a search may try all."""
+    actions = trajectory.actions[:unroll_length]
+    over = jnp.cumsum(trajectory.timesteps.first[1 : unroll_length + 1], axis=0) > 0
+    some = jax.random.randint(key, actions.shape, 0, num_actions, actions.dtype)
+    return trajectory._replace(actions=trajectory.actions.at[:unroll_length].set(jnp.where(over, some, actions)))
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> windows.Targets:
@@ -283,4 +298,5 @@ def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) 
         extras["value"],
         unroll_length=config.unroll_length,
         n_step=config.n_step,
+        absorbing=config.absorbing,
     )

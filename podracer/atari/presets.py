@@ -104,6 +104,7 @@ PAPERS: dict[str, Difference] = {
     "muzero": Difference(
         agent={
             "rollout_length": 20,
+            "absorbing": True,
             "simulations": 50,
             "dirichlet_alpha": 0.25,
             "discount": 0.997,

@@ -159,7 +159,7 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     steps = make_steps(agent, spec, plan, num_shards, observation)
 
     def counts() -> Counts:
-        waiting = [jnp.int32(0) for _ in range(3)] if steps.drain else ()
+        waiting = [jnp.int32(0) for _ in range(4)] if steps.drain else ()
         return Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), *waiting)
 
     return Learner(

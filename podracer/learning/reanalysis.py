@@ -30,15 +30,14 @@ def renewed(
       batch: B sequences with the observations of their first `values` rows.
       key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
         and again settles on one action too soon.
-      part: of the sequences, at an even stride, for they are drawn in the order of the ring; the others stay.
+      part: of the sequences, the nearest number that is at least one, at an even stride, for they are drawn in the
+        order of the ring; the others stay.
       policies: rows of a sequence, the first ones, that are searched from.
       values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
         come from the search too.
     """
     B = len(batch.weight)
-    n = int(part * B)
-    if n == 0:
-        return batch
+    n = max(1, round(part * B))
     at = jnp.arange(n, dtype=jnp.int32) * B // n
     some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
     rows = jax.tree.map(lambda x: x[:values], some.timesteps)

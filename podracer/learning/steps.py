@@ -30,6 +30,7 @@ class Counts(NamedTuple):
       rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
       owed: int32 []; the part of a group of updates that is owed, in units of the replay ratio's denominator, or ().
       pending: int32 []; groups of updates (`Replay.group`) that are due, or () where updates are on the newest rollout.
+      put_off: int32 []; groups that were due when the replay was lost, and are again once it is filled, or ().
       updates: int32 []; groups of updates on samples since the run began, or (); their keys are made from it.
     """
 
@@ -37,12 +38,14 @@ class Counts(NamedTuple):
     rollouts: Any = ()
     owed: Any = ()
     pending: Any = ()
+    put_off: Any = ()
     updates: Any = ()
 
     def emptied(self) -> Counts:
-        """The counts once the replay was lost."""
-        lost = {"rollouts": self.rollouts, "owed": self.owed, "pending": self.pending}
-        return self._replace(**jax.tree.map(jnp.zeros_like, lost))
+        """The counts once the replay was lost. No update is: what counts them, as target networks do, stays in step."""
+        lost = {"rollouts": self.rollouts, "pending": self.pending}
+        put_off = jax.tree.map(jnp.add, self.put_off, self.pending)
+        return self._replace(**jax.tree.map(jnp.zeros_like, lost), put_off=put_off)
 
 
 class Elders(NamedTuple):
@@ -249,9 +252,10 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         owed = counts.owed + part
         more = owed >= per_call.denominator
         owed = jnp.where(ready, jnp.where(more, owed - per_call.denominator, owed), counts.owed)
-        due = jnp.where(ready, whole + more.astype(jnp.int32), 0)
+        due = jnp.where(ready, counts.put_off + whole + more.astype(jnp.int32), 0)
+        put_off = jnp.where(ready, 0, counts.put_off)
         call = {"replay/size": size.astype(jnp.float32)}
-        return counts._replace(owed=owed, pending=counts.pending + due), ring, call
+        return counts._replace(owed=owed, pending=counts.pending + due, put_off=put_off), ring, call
 
     def elders(state: LearnerState, progress: jax.Array) -> Elders:
         target, sweep = (

@@ -18,7 +18,7 @@ class Targets(NamedTuple):
       reward: float32; of the transition into the row, or the sum of rewards since a horizon began; of row 0 none.
       value: float32; z.
       policy: float32 [K+1, B, A]; the search's.
-      valid: float32; 0 behind the end of an episode, where nothing is learnt.
+      valid: float32; 0 behind the end of an episode, where nothing is learnt, but of a termination that absorbs.
       acted: float32; 0 also at the last row of an episode, from which nothing was done.
     """
 
@@ -39,6 +39,7 @@ def targets(
     n_step: int,
     rewards_in_values: jax.Array | None = None,
     horizon: int = 1,
+    absorbing: bool = False,
 ) -> Targets:
     """Targets of windows (Schrittwieser et al. 2020, section 3; Ye et al. 2021, sections 4.2 and 4.3).
 
@@ -51,6 +52,8 @@ def targets(
       n_step: n, rewards in a value's target at most.
       rewards_in_values: int32 [B], or [R, B] of each row; how many there are in each value's, n if None.
       horizon: steps after which sums of rewards begin anew; 1 for each reward by itself.
+      absorbing: whether rewards and values behind a termination are 0, whatever is done there, and are learnt
+        (Schrittwieser et al. 2020, appendix G), or nothing is.
     """
     K = unroll_length
     # Nothing comes behind a row where the episode terminated; where it was cut, what was thought of it.
@@ -58,7 +61,13 @@ def targets(
     sums = returns.prefixes(step.reward[:K], horizon)
     valid = returns.reached(step.mask[:K])
     reward = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
-    return Targets(reward, z, policy[: K + 1], valid, valid * step.mask[: K + 1])
+    acted = valid * step.mask[: K + 1]
+    if absorbing:
+        terminal = (valid > 0) & (row_discount[: K + 1] == 0)
+        behind = (jnp.cumsum(terminal, axis=0) > 0) & (valid == 0)
+        reward, z = (jnp.where(behind, 0.0, x) for x in (reward, z))
+        valid = jnp.where(behind, 1.0, valid)
+    return Targets(reward, z, policy[: K + 1], valid, acted)
 
 
 def errors(

@@ -244,6 +244,13 @@ def test_what_cannot_be_searched_is_refused() -> None:
 
     with pytest.raises(ValueError, match="tic_tac_toe has chance: its step uses its key"):
         agents.alphazero.make(Slippery())  # type: ignore[arg-type]
+
+    class Mistaken(Slippery):
+        def step(self, state: Any, action: jax.Array, key: jax.Array) -> Any:
+            return GAME.step(state.bord, action, key)
+
+    with pytest.raises(AttributeError, match="bord"):
+        agents.alphazero.make(Mistaken())  # type: ignore[arg-type]
     wrong: Any = ({"simulations": 0}, {"max_depth": 0}, {"considered": 0}, {"value_mix": 1.5}, {"search": "mcts"})
     for settings in wrong:
         with pytest.raises(ValueError, match=next(iter(settings))):

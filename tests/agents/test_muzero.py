@@ -50,6 +50,33 @@ def test_targets_are_the_loops(K: int, n: int) -> None:
     np.testing.assert_array_equal(found.policy, x["policy"][: K + 1])
 
 
+def test_terminations_absorb_and_truncations_do_not() -> None:
+    K, n = 5, 3
+    x = harness.windows(K + n + 1, A)
+    after = returns.Transitions(x["reward"][1:], GAMMA * x["discount"][1:], 1.0 - x["first"][1:].astype(np.float32))
+    arrays: Any = jax.tree.map(jnp.asarray, (after, x["discount"], x["policy"], x["value"]))
+    masked, found = (
+        jax.tree.map(np.asarray, windows.targets(*arrays, unroll_length=K, n_step=n, absorbing=absorbing))
+        for absorbing in (False, True)
+    )
+    np.testing.assert_array_equal(found.acted, masked.acted)
+    behind = 0
+    for i in range(x["reward"].shape[1]):
+        ends = np.flatnonzero(x["first"][1 : K + 2, i])  # last rows of episodes
+        end = ends[0] if len(ends) else K
+        absorbs = x["discount"][end, i] == 0
+        for k in range(K + 1):
+            if k <= end:
+                for name in ("reward", "value", "valid"):
+                    assert getattr(found, name)[k, i] == getattr(masked, name)[k, i]
+            else:
+                assert found.valid[k, i] == absorbs
+                assert not absorbs or (found.reward[k, i], found.value[k, i]) == (0, 0)
+                behind += absorbs
+    assert behind > 0
+    assert np.any(found.valid == 0), "behind truncations"
+
+
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "n_step": 3}
 
 
@@ -78,7 +105,7 @@ def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
 
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called one state at a time."""
-    agent = made(unroll_length=2)
+    agent = made(unroll_length=2, absorbing=False)
     batch, learner = batch_of(agent), learner_of(agent)
     config, hyper = agent.config, harness.hyper(agent)
     model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
@@ -141,9 +168,10 @@ def test_what_comes_k_steps_later_weighs_half_as_much_each() -> None:
     np.testing.assert_allclose(np.array(norms[1:]) / norms[0], [0.5, 0.25, 0.125], rtol=1e-5)
 
 
-def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
+@pytest.mark.parametrize("absorbing", [False, True])
+def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bool) -> None:
     """What is recorded behind it, and the policy of its last row, change no bit of the update."""
-    agent = made(unroll_length=3)
+    agent = made(unroll_length=3, absorbing=absorbing)
     batch = batch_of(agent)
     first = np.asarray(batch.trajectory.timesteps.first)
     over = np.cumsum(first[1:], axis=0) > 0  # transitions [.., B] that are masked or lie behind one

@@ -164,6 +164,20 @@ def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
     assert_same(final, whole(mode, threads))
 
 
+def test_updates_that_a_lost_replay_puts_off_are_done_once_it_is_filled():
+    """So whatever counts updates, as target networks do, stays in step with rollouts and publications."""
+    stopped, *_ = run(driver_of("lockstep"), stop_after=DUE + 2)
+    experience = stopped.experience
+    empty = jax.tree.map(jnp.zeros_like, experience)._replace(counts=experience.counts.emptied())
+    assert (int(empty.counts.pending), int(empty.counts.put_off)) == (0, DUE - 2)
+    reports: list = []
+    final, complete, _ = run(driver_of("lockstep"), stopped._replace(experience=empty), 400, reports=reports)
+    assert complete
+    assert int(final.experience.counts.put_off) == 0
+    assert int(final.experience.counts.updates) == int(final.learner.num_updates[0]) > 4 * DUE
+    assert int(final.experience.counts.updates) % DUE == 0
+
+
 def test_a_milestone_does_not_wait():
     """The state there has pending updates, from which a run goes on; only the end waits for them."""
     final, _, (middle, end) = run(driver_of("lockstep"), milestone=100)

@@ -58,7 +58,7 @@ def test_groups_are_prepared_in_order(ahead):
     mesh = Mesh(np.asarray([device]), (topology.DATA_AXIS,), axis_types=(AxisType.Auto,))
     place = SplitReplay(STEPS, layout, mesh, reanalyses=True, ahead=ahead)
     state = LearnerState(jnp.zeros((GROUPS, 3), jnp.int32), (), HYPER, jnp.int32(0))
-    counts = Counts(jnp.zeros(1, jnp.int32), jnp.int32(0), jnp.int32(0), jnp.int32(GROUPS), jnp.int32(0))
+    counts = Counts(jnp.int32(0), jnp.zeros(1, jnp.int32), pending=jnp.int32(GROUPS), updates=jnp.int32(0))
     ring = Ring(*(jnp.full(1, -1, jnp.int32) for _ in range(3)))
     experience = Experience(counts, ring, place.ahead(state, counts, ring))
     for number in (2, 1, 2):  # in several calls, as due
