@@ -154,7 +154,7 @@ def make(
         raise ValueError(
             f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
         )
-    K, n = config.unroll_length, config.n_step
+    num_actions, K, n = spec.action_space.num_values, config.unroll_length, config.n_step
     model, bins = network or _model(spec, config), _bins(spec, config)
     plan = planner(spec, config, model)
     # Stacks frames, and leaves the rest to the search.
@@ -184,7 +184,7 @@ def make(
         B = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
         if config.absorbing:
-            batch = batch._replace(trajectory=_wandering(batch.trajectory, key, spec.action_space.num_values, K))
+            batch = batch._replace(trajectory=_wandering(batch.trajectory, key, num_actions, K))
 
         def first_row(batch: Batch) -> Trajectory:
             rows = jax.tree.map(lambda x: x[:1], batch.trajectory.timesteps)
