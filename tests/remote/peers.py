@@ -100,6 +100,28 @@ class Peer:
                 pass
         return raised.value.code(), raised.value.details()
 
+    def play(self, environments, spoil, run=1):
+        """Plays as a worker does, whose rows `spoil(step, rows)` changes; returns how that ends."""
+        layout, blocks = wire.Layout(environments.spec), {}
+        self.join(run=run, spec=environments.spec)
+        try:
+            for data in self.call:
+                message, payload = wire.unpack(pb.ToWorker, data)
+                if message.HasField("open"):
+                    number, step = message.open.block, 0
+                    blocks[number] = environments.make(message.open.lanes, message.open.seed)
+                elif message.HasField("act"):
+                    number, step = message.act.block, message.act.step + 1
+                    lanes = blocks[number].lanes
+                    blocks[number].send(lanes, layout.unpack_actions(payload, len(lanes)))
+                else:
+                    continue
+                _, rows = blocks[number].recv()
+                spoil(step, rows)
+                self.raw(wire.pack(pb.FromWorker(rows=pb.Rows(block=number, step=step)), layout.pack_rows(rows)))
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+
     def close(self):
         self.outgoing.put(None)
         self.channel.close()
