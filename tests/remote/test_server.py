@@ -314,6 +314,36 @@ def test_rows_of_anothers_block_are_refused_and_late_ones_come_once():
         assert made.metrics()["remote/stale"] == 1
 
 
+def test_an_environment_that_raises_is_a_line_on_both_sides_and_its_block_alone_opens_again(capfd):
+    def misbehave(running):
+        if (running.seed[0], running.number) == (5, 7):
+            raise RuntimeError("the plug was pulled")
+
+    environments, shown = workers.Counting(length=1000, misbehave=misbehave), []
+    with learner(environments, block=4) as made:
+        thread = workers.Thread(environments, made.where, name="w", quiet=False)
+        environment = made.make(8, 5)
+        lanes, rows = environment.recv()
+        while len(shown) < 500 and not (shown and shown[-1][0, 0] != 5 and shown[-1][0, 1] == 3):
+            shown.append(rows.observation)
+            environment.send(lanes, np.ones(8, np.int32))
+            lanes, rows = environment.recv()
+        seeds, steps = np.array(shown)[..., 0], np.array(shown)[..., 1]
+        assert not np.isin(seeds[-1, :4], np.arange(5, 13)).any(), "other episodes begin"
+        for block, number in ((steps[:7, :4], 7), (steps[-4:, :4], 4), (steps[:, 4:], len(shown))):
+            np.testing.assert_array_equal(block, np.tile(np.arange(number)[:, None], 4))
+        assert np.all(seeds[:, 4:] == np.arange(9, 13)), "the other block's episodes go on"
+        metrics = made.metrics()
+        assert (metrics["remote/sessions"], metrics["remote/breaks"], metrics["remote/rejected"]) == (1, 1, 0)
+        why = "failed: RuntimeError: the plug was pulled"
+        said = {f"w: connected to {made.where}.", f"w: environments of block 0 {why}"}
+        said.add(f"remote: environments of worker w {why}")
+        assert sorted(capfd.readouterr().err.splitlines()) == sorted(said)
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
 def test_a_clock_that_jumps_changes_nothing(monkeypatch):
     real, step = time.time, 2 * server.TICK_SECONDS  # longer than it takes to look who is late
     with learner() as made:
