@@ -156,7 +156,7 @@ class Server:
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.server_handshake_timeout_ms", 10_000),
-                ("grpc.max_connection_idle_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 9_000),  # give or take a tenth
                 ("grpc.compression_enabled_algorithms_bitset", 1),
             ]
         )

@@ -138,6 +138,7 @@ def test_who_says_nothing_keeps_nobody_out():
 def test_who_says_nothing_is_hung_up_on():
     with learner() as made, contextlib.ExitStack() as stack:
         begin = time.monotonic()
+        idle = [stack.enter_context(connection(made.where, PREFACE)) for _ in range(60)]  # gRPC draws how long they may
         starts = {"socket": b"", "half a preface": PREFACE[:9], "HTTP/2": PREFACE, "stream": STREAM}
         starts["byte by byte"] = STREAM
         silent = {name: stack.enter_context(connection(made.where, data)) for name, data in starts.items()}
@@ -155,8 +156,13 @@ def test_who_says_nothing_is_hung_up_on():
             codes[name] = status_of(silent[name])
             ends[name] = time.monotonic() - begin
 
+        def watch_idle():
+            for each in idle:
+                status_of(each)
+            ends["idle"] = time.monotonic() - begin
+
         threads = [threading.Thread(target=watch, args=(name,)) for name in silent]
-        threads.append(threading.Thread(target=spell))
+        threads += [threading.Thread(target=each) for each in (watch_idle, spell)]
         for each in threads:
             each.start()
         worker = workers.Thread(workers.Counting(), made.where)
@@ -165,8 +171,8 @@ def test_who_says_nothing_is_hung_up_on():
         assert time.monotonic() - begin < 8.0, "a worker joins meanwhile"
         for each in threads:
             each.join(30.0)
-        assert ends.keys() == silent.keys()
-        assert max(ends.values()) < 14.0, ends
+        assert ends.keys() == {*silent, "idle"}
+        assert max(ends.values()) < 10.75, ends  # all limits are 10 s; the rest is for busy cores
         # One that answers no pings either is closed for that in the same second.
         found = {codes[name][0] for name in ("stream", "byte by byte") if codes[name]}
         late, gone = (code.value[0] for code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE))
