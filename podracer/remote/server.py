@@ -21,7 +21,7 @@ import grpc.aio
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Session
-from podracer.remote.hub import Hub
+from podracer.remote.hub import SAY_SECONDS, Hub
 from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.types import EnvSpec
@@ -188,7 +188,8 @@ class Server:
           OSError: where another process took the address meanwhile.
         """
         until = time.monotonic() + seconds
-        while not self._spec_known.wait(10.0) and time.monotonic() < until:
+        left = lambda: max(0.0, until - time.monotonic())  # noqa: E731
+        while not self._spec_known.wait(min(SAY_SECONDS, left())) and left():
             self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
         if self.spec and not self._sized:
             self._loop.run(self._restart())

@@ -1,5 +1,6 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
+import asyncio
 import datetime
 import gc
 import socket
@@ -342,6 +343,39 @@ def test_an_environment_that_raises_is_a_line_on_both_sides_and_its_block_alone_
         environment.close()
     thread.join(5.0)
     assert thread.error is None
+
+
+def test_a_learner_that_does_not_answer_is_tried_again(monkeypatch, capfd):
+    serve, streams = server.Server._serve, []
+
+    async def once_silent(self, stream, session):
+        streams.append(stream)
+        await (asyncio.sleep(60.0) if len(streams) == 1 else serve(self, stream, session))
+
+    def slow(made, theirs):
+        time.sleep(0.7)  # longer than an answer may take
+        return workers.Counting()
+
+    monkeypatch.setattr(server.Server, "_serve", once_silent)
+    monkeypatch.setattr(worker, "WELCOME_SECONDS", 0.5)
+    monkeypatch.setattr(worker._Made, "__call__", slow)
+    with learner() as made:
+        thread = workers.Thread(workers.Counting(), made.where, name="w", quiet=False)
+        environment = made.make(4, 5)
+        played(environment, 3)
+        *tries, joined = capfd.readouterr().err.splitlines()
+        assert set(tries) == {f"w: {made.where} has not answered for 0.5 s; trying again."}
+        assert joined == f"w: connected to {made.where}."
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+def test_what_the_environment_is_is_waited_for_as_long_as_is_said():
+    made, begin = server.Server(Remote(listen="127.0.0.1:0"), None, None), time.monotonic()
+    assert made.wait_for_spec(0.2) is None
+    assert 0.2 <= time.monotonic() - begin < 5.0
+    made.close(FINISHED)
 
 
 def test_a_clock_that_jumps_changes_nothing(monkeypatch):
