@@ -173,6 +173,24 @@ def connection(where, data=b""):
     return made
 
 
+def messages(*parts):
+    """Frames with messages of gRPC."""
+    data = b"".join(b"\0" + len(part).to_bytes(4, "big") + part for part in parts)
+    return b"".join(frame(0, 0, 1, data[at : at + 16384]) for at in range(0, len(data), 16384))
+
+
+def opened(made):
+    """The number of the first block that it gets."""
+    with made.makefile("rb") as file:
+        while head := file.read(9):
+            data = file.read(int.from_bytes(head[:3], "big"))
+            if head[3] == 0 and data:
+                message, _ = wire.unpack(pb.ToWorker, memoryview(data)[5:])
+                if message.HasField("open"):
+                    return message.open.block
+    return None
+
+
 def status_of(made):
     """What gRPC says at the end of a stream: its status as a number, and its text; None where it just hangs up."""
     got = b""
