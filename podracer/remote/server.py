@@ -21,7 +21,7 @@ import grpc.aio
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Session
-from podracer.remote.hub import Hub
+from podracer.remote.hub import SAY_SECONDS, Hub
 from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.types import EnvSpec
@@ -156,7 +156,7 @@ class Server:
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.server_handshake_timeout_ms", 10_000),
-                ("grpc.max_connection_idle_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 9_000),  # give or take a tenth
                 ("grpc.compression_enabled_algorithms_bitset", 1),
             ]
         )
@@ -188,7 +188,8 @@ class Server:
           OSError: where another process took the address meanwhile.
         """
         until = time.monotonic() + seconds
-        while not self._spec_known.wait(10.0) and time.monotonic() < until:
+        left = lambda: max(0.0, until - time.monotonic())  # noqa: E731
+        while not self._spec_known.wait(min(SAY_SECONDS, left())) and left():
             self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
         if self.spec and not self._sized:
             self._loop.run(self._restart())

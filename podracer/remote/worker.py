@@ -47,6 +47,9 @@ RETRIES = 3
 SOUND_SECONDS = 300.0
 """After a session of so many seconds all of these are left again."""
 
+WELCOME_SECONDS = 30.0
+"""How long a learner may take to answer a stream that it accepted; longer than gRPC tries to connect."""
+
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 
 
@@ -199,7 +202,8 @@ def serve_envs(
                 say("the learner stops for now; waiting for it.")
             except grpc.RpcError as error:
                 tries = _judge(error, 0 if time.monotonic() - began > SOUND_SECONDS else tries, target)
-                say(f"{_status(error)}{_hint(error, settings)}; trying again.")
+                why = f"{_status(error)}{_hint(error, settings)}"
+                say(f"{session.unheard or why}; trying again.")
             if session.welcomed:
                 heard, delay = time.monotonic(), 0.5
         if settings.give_up_after and time.monotonic() - heard > settings.give_up_after:
@@ -293,7 +297,7 @@ class _Session:
         self._blocks: dict[int, _Block] = {}
         self._leaving: list[_Block] = []
         self._over = threading.Event()
-        self.welcomed, self.text, self._hung = False, "", False
+        self.welcomed, self.text, self.unheard, self._hung = False, "", "", False
 
     def talk(self, run: int) -> int:
         """Does what the learner says; returns why it said goodbye.
@@ -308,13 +312,17 @@ class _Session:
         with self._channel() as channel:
             call = channel.stream_stream(METHOD)(iter(self._outgoing.get, None), metadata=metadata)
             why = pb.Goodbye.RESTARTING
+            patience = threading.Timer(WELCOME_SECONDS, self._give_up, (call,))
+            patience.daemon = True
+            patience.start()
             try:
-                why = self._listen(call)
+                why = self._listen(call, patience)
             except grpc.RpcError:
                 if self._hung:
                     raise HungError("environments hang.") from None
                 raise
             finally:
+                patience.cancel()
                 self._over.set()
                 self._outgoing.put(None)
                 hung = not self._close_all()
@@ -350,7 +358,11 @@ class _Session:
             )
         return grpc.insecure_channel(self._target, options)
 
-    def _listen(self, call: Any) -> int:
+    def _give_up(self, call: Any) -> None:
+        self.unheard = f"{self._target} has not answered for {WELCOME_SECONDS:g} s"
+        call.cancel()
+
+    def _listen(self, call: Any, patience: threading.Timer) -> int:
         environments: Any = None
         layout: Any = None
         for data in call:
@@ -360,6 +372,7 @@ class _Session:
                 if block := self._blocks.get(message.act.block):
                     block.act(message.act.step, payload)
             elif kind == "welcome":
+                patience.cancel()
                 environments = self._made(message.welcome.options)
                 layout = wire.Layout(environments.spec)
                 ready = pb.Ready(spec=wire.spec_to_proto(environments.spec), options=self._made.options)

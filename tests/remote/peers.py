@@ -100,6 +100,28 @@ class Peer:
                 pass
         return raised.value.code(), raised.value.details()
 
+    def play(self, environments, spoil, run=1):
+        """Plays as a worker does, whose rows `spoil(step, rows)` changes; returns how that ends."""
+        layout, blocks = wire.Layout(environments.spec), {}
+        self.join(run=run, spec=environments.spec)
+        try:
+            for data in self.call:
+                message, payload = wire.unpack(pb.ToWorker, data)
+                if message.HasField("open"):
+                    number, step = message.open.block, 0
+                    blocks[number] = environments.make(message.open.lanes, message.open.seed)
+                elif message.HasField("act"):
+                    number, step = message.act.block, message.act.step + 1
+                    lanes = blocks[number].lanes
+                    blocks[number].send(lanes, layout.unpack_actions(payload, len(lanes)))
+                else:
+                    continue
+                _, rows = blocks[number].recv()
+                spoil(step, rows)
+                self.raw(wire.pack(pb.FromWorker(rows=pb.Rows(block=number, step=step)), layout.pack_rows(rows)))
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+
     def close(self):
         self.outgoing.put(None)
         self.channel.close()
@@ -149,6 +171,24 @@ def connection(where, data=b""):
     made = socket.create_connection((host, int(port)), 30.0)
     made.sendall(data)
     return made
+
+
+def messages(*parts):
+    """Frames with messages of gRPC."""
+    data = b"".join(b"\0" + len(part).to_bytes(4, "big") + part for part in parts)
+    return b"".join(frame(0, 0, 1, data[at : at + 16384]) for at in range(0, len(data), 16384))
+
+
+def opened(made):
+    """The number of the first block that it gets."""
+    with made.makefile("rb") as file:
+        while head := file.read(9):
+            data = file.read(int.from_bytes(head[:3], "big"))
+            if head[3] == 0 and data:
+                message, _ = wire.unpack(pb.ToWorker, memoryview(data)[5:])
+                if message.HasField("open"):
+                    return message.open.block
+    return None
 
 
 def status_of(made):

@@ -138,6 +138,7 @@ def test_who_says_nothing_keeps_nobody_out():
 def test_who_says_nothing_is_hung_up_on():
     with learner() as made, contextlib.ExitStack() as stack:
         begin = time.monotonic()
+        idle = [stack.enter_context(connection(made.where, PREFACE)) for _ in range(60)]  # gRPC draws how long they may
         starts = {"socket": b"", "half a preface": PREFACE[:9], "HTTP/2": PREFACE, "stream": STREAM}
         starts["byte by byte"] = STREAM
         silent = {name: stack.enter_context(connection(made.where, data)) for name, data in starts.items()}
@@ -155,8 +156,13 @@ def test_who_says_nothing_is_hung_up_on():
             codes[name] = status_of(silent[name])
             ends[name] = time.monotonic() - begin
 
+        def watch_idle():
+            for each in idle:
+                status_of(each)
+            ends["idle"] = time.monotonic() - begin
+
         threads = [threading.Thread(target=watch, args=(name,)) for name in silent]
-        threads.append(threading.Thread(target=spell))
+        threads += [threading.Thread(target=each) for each in (watch_idle, spell)]
         for each in threads:
             each.start()
         worker = workers.Thread(workers.Counting(), made.where)
@@ -165,8 +171,8 @@ def test_who_says_nothing_is_hung_up_on():
         assert time.monotonic() - begin < 8.0, "a worker joins meanwhile"
         for each in threads:
             each.join(30.0)
-        assert ends.keys() == silent.keys()
-        assert max(ends.values()) < 14.0, ends
+        assert ends.keys() == {*silent, "idle"}
+        assert max(ends.values()) < 10.75, ends  # all limits are 10 s; the rest is for busy cores
         # One that answers no pings either is closed for that in the same second.
         found = {codes[name][0] for name in ("stream", "byte by byte") if codes[name]}
         late, gone = (code.value[0] for code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE))
@@ -217,63 +223,71 @@ def test_what_is_large_is_refused_before_it_is_known_what_comes():
 
 
 FLOOD = """
-import itertools, os, sys, time
-import grpc
-from podracer.remote import session_pb2 as pb, wire
-from podracer.remote.server import METHOD
-from workers import Counting
+import contextlib, os, sys, time
+from peers import STREAM, connection, first_rows, hello, messages, opened, packed, pb, ready, status_of, wire
 
 os.nice(19)  # it shares the cores with those that it is to disturb
-ended, until = 0, time.monotonic() + float(sys.argv[2])
-pack = lambda **kind: wire.pack(pb.FromWorker(**kind))
-with grpc.insecure_channel(sys.argv[1]) as channel:
-    for run in itertools.count():
-        if time.monotonic() > until:
-            break
-        start = [
-            pack(hello=pb.Hello(protocol=wire.PROTOCOL, run=run, worker="flood", lanes=4)),
-            pack(ready=pb.Ready(spec=wire.spec_to_proto(Counting().spec))),
-        ]
-        spam = pack(alive=pb.Alive(block=range(1000), busy_ms=range(1000))) if run % 2 else pack(rows=pb.Rows(block=0))
-        endless = itertools.takewhile(lambda _: time.monotonic() < until, itertools.repeat(spam))
-        try:
-            for _ in channel.stream_stream(METHOD)(itertools.chain(start, endless)):
-                pass
-        except grpc.RpcError as error:
-            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, error
-            ended += 1
-        time.sleep(0.1)
-print(ended)
+where, kind, run, rows = sys.argv[1], sys.argv[2], 0, first_rows()
+print("there", flush=True)
+for line in sys.stdin:
+    until, streams, sent = time.monotonic() + float(line), 0, 0
+    while time.monotonic() < until:
+        run, streams = run + 1, streams + 1
+        with connection(where, STREAM) as bad:
+            bad.sendall(messages(hello(run=run), ready()))
+            number = opened(bad)
+            if kind == "alives":
+                spam, said = [wire.pack(pb.FromWorker(alive=pb.Alive()))] * 8000, b"a flood of messages."
+            else:
+                spam, said = [packed(number, i, rows) for i in range(400)], b"rows of step 1 came in step 0, READY."
+            with contextlib.suppress(OSError):  # it is hung up on while it sends
+                bad.sendall(messages(*spam))
+            code, text = status_of(bad)
+            assert (code, said in text) == (3, True), (code, text)
+        sent += len(spam)
+        time.sleep(0.05)
+    print(streams, sent, flush=True)
 """
 
 
 @pytest.mark.slow
-def test_a_flood_ends_and_others_do_not_wait():
-    def slowest(environment, seconds):
+@pytest.mark.parametrize(("kind", "least"), [("alives", 10_000), ("rows", 1_000)])
+def test_a_flood_ends_and_others_do_not_wait(kind, least):
+    """It comes again and again, with all that gRPC has room for at once: more than `least` messages a second."""
+    seconds = 0.5
+
+    def slowest(environment):
         spent, until = [], time.monotonic() + seconds
-        lanes, _ = environment.recv()
         while (begin := time.monotonic()) < until:
-            environment.send(lanes, np.ones(len(lanes), np.int32))
-            environment.recv()
+            played(environment, 1)
             spent.append(time.monotonic() - begin)
-        environment.send(lanes, np.ones(len(lanes), np.int32))
         return np.quantile(spent, 0.99)
 
     with learner(block=4) as made:
         thread = workers.Thread(workers.Counting(), made.where, lanes=4)
         environment = made.make(4, 5)
-        before = slowest(environment, 2.0)
-        command = [sys.executable, "-c", FLOOD, made.where, "4.0"]
-        folder = str(pathlib.Path(__file__).parent)
-        variables = os.environ | {"PYTHONPATH": folder}
-        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as flood:
-            until = time.monotonic() + 60.0
-            while not made.metrics()["remote/rejected"] and time.monotonic() < until:
-                slowest(environment, 0.05)
-            during = slowest(environment, 3.0)
-            said, _ = flood.communicate(timeout=60.0)
-        assert during < max(2 * before, 0.05), (before, during)
-        assert int(said) >= 5, "each flood is ended"
+        played(environment, 1)
+        others = made.make(4, 9)  # the lanes that floods get
+        command = [sys.executable, "-c", FLOOD, made.where, kind]
+        variables = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        before, during, streams, sent = [], [], 0, 0
+        with subprocess.Popen(command, env=variables, **pipes) as flood:
+            assert flood.stdout.readline() == "there\n"
+            for _ in range(4):
+                before.append(slowest(environment))
+                print(seconds, file=flood.stdin, flush=True)
+                during.append(slowest(environment))
+                ended, more = map(int, flood.stdout.readline().split())
+                streams, sent = streams + ended, sent + more
+            flood.stdin.close()
+        # Of several, for other processes have the cores too. A round of under a millisecond still waits now and then for
+        # as long as the interpreter, and the system likewise, lets a thread compute before another one's turn comes.
+        assert min(during) < max(2 * min(before), sys.getswitchinterval()), (before, during)
+        assert sent > 4 * seconds * least
+        metrics = made.metrics()
+        assert (metrics["remote/rejected"], metrics["remote/breaks"]) == (streams, 0)
+        others.close()
         environment.close()
     thread.join(5.0)
     assert thread.error is None

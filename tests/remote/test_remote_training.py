@@ -6,19 +6,20 @@ import time
 
 import jax
 import numpy as np
+import peers
 import pytest
 import workers
 
 import envs_jax
 import podracer
-from podracer import cli, environments, training
+from podracer import cli, environments, spaces, training
 from podracer.cli import train as train_command
 from podracer.environments.seeds import first_seed
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
 
-pytest.importorskip("grpc")
+grpc = pytest.importorskip("grpc")
 
 SETTINGS = {"num_envs": 8, "eval_episodes": 2, "progress": False}
 CONFIGS = {
@@ -121,6 +122,84 @@ def test_rows_and_actions_belong_together(listening, monkeypatch):
     assert result.summary["env_steps"] == workers.check_consumed(seen)
     lengths = {row["episode/length"] for row in result.history if np.isfinite(row.get("episode/length", np.nan))}
     assert lengths == {5.0}, "no broken episode is counted"
+
+
+class Labelled(workers.Counting):
+    """Counting environments that show a label, one of three, beside the count."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {"count": self.spec.observation_space, "label": spaces.Discrete(3)}
+        self.spec = self.spec._replace(observation_space=spaces.Dict(parts))
+
+    def make(self, num_lanes, seed, *, evaluation=False):
+        made = super().make(num_lanes, seed)
+        recv = made.recv
+
+        def labelled():
+            lanes, rows = recv()
+            label = (rows.observation[:, 1] % 3).astype(np.int32)
+            return lanes, rows._replace(observation={"count": rows.observation, "label": label})
+
+        made.recv = labelled
+        return made
+
+
+SPOILT = {  # step: what is wrong in its rows, and what is said of it; episodes have five transitions
+    "lane 2: reward is nan": (3, lambda rows: (rows.scalars, (0, 2), np.nan)),
+    "lane 1: first is 1": (4, lambda rows: (rows.scalars, (2, 1), 1.0)),
+    "lane 3: first is 0": (6, lambda rows: (rows.scalars, (2, 3), 0.0)),
+    "lane 1: last is 1": (6, lambda rows: (rows.scalars, (3, 1), 1.0)),
+    "lane 3: observation['count'][1] is nan": (7, lambda rows: (rows.observation["count"], (3, 1), np.nan)),
+    "lane 2: observation['label'] is 3": (8, lambda rows: (rows.observation["label"], 2, 3)),
+}
+
+
+@pytest.mark.slow
+def test_bad_rows_end_their_stream_and_reach_no_number_of_a_run(listening, monkeypatch, tmp_path, capfd):
+    """Workers that begin well and then show what cannot be come one after another; another one plays on."""
+    seen, ends, since = workers.consumed(monkeypatch), [], []
+
+    def spoil():
+        assert listening.wait(60.0)
+        for run, (at, what) in enumerate(SPOILT.values()):
+
+            def spoilt(step, rows, at=at, what=what):
+                if step == at:
+                    array, where, value = what(rows)
+                    array[where] = value
+
+            with peers.peer(listening.where) as bad:
+                ends.append(bad.play(Labelled(), spoilt, run))
+
+    def log(env_steps, row):
+        if len(ends) == len(SPOILT):
+            since.append(env_steps)
+        return bool(since) and env_steps > since[0] + 400
+
+    threading.Thread(target=spoil, daemon=True).start()
+    made, settings = (
+        [(Labelled(), {"lanes": 4, "give_up_after": 0.1})],
+        {"listen": f"unix:{tmp_path}/socket", "block": 4},
+    )
+    result, (sound,) = train("vtrace", Labelled(), listening, made, 10**6, settings, log=log)
+    err = capfd.readouterr().err
+    for said, (code, details) in zip(SPOILT, ends, strict=True):
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert said in details
+        assert f"remote: worker by hand broke the protocol: {details}" in err
+    for row in result.history:
+        ended = row.get("episode/count", 1) > 0
+        assert all(np.isfinite(x) for name, x in row.items() if ended or not name.startswith("episode/")), row
+    seen = [(steps._replace(observation=steps.observation["count"]), actions) for steps, actions in seen]
+    assert result.summary["env_steps"] == workers.check_consumed(seen)
+    seeds = np.concatenate([steps.observation[:-1, :, 0] for steps, _ in seen])
+    others = [len(np.unique(lane)) for lane in seeds.T]
+    assert sorted(others) == [1] * 4 + [max(others)] * 4, "the sound worker's lanes never broke"
+    assert max(others) > len(SPOILT) / 2
+    assert result.history[-1]["remote/rejected"] == result.history[-1]["remote/breaks"] == len(SPOILT)
+    sound.join(10.0)
+    assert "no learner at" in str(sound.error), "it has waited for the run to go on"
 
 
 def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):

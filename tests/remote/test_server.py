@@ -1,5 +1,6 @@
 """The server of remote environments against peers that are wrong: one status each, and no effect on others."""
 
+import asyncio
 import datetime
 import gc
 import socket
@@ -312,6 +313,69 @@ def test_rows_of_anothers_block_are_refused_and_late_ones_come_once():
                 one.rows(number, 1, first_rows())
             assert one.status()[0] == grpc.StatusCode.INVALID_ARGUMENT, "a block owed them once"
         assert made.metrics()["remote/stale"] == 1
+
+
+def test_an_environment_that_raises_is_a_line_on_both_sides_and_its_block_alone_opens_again(capfd):
+    def misbehave(running):
+        if (running.seed[0], running.number) == (5, 7):
+            raise RuntimeError("the plug was pulled")
+
+    environments, shown = workers.Counting(length=1000, misbehave=misbehave), []
+    with learner(environments, block=4) as made:
+        thread = workers.Thread(environments, made.where, name="w", quiet=False)
+        environment = made.make(8, 5)
+        lanes, rows = environment.recv()
+        while len(shown) < 500 and not (shown and shown[-1][0, 0] != 5 and shown[-1][0, 1] == 3):
+            shown.append(rows.observation)
+            environment.send(lanes, np.ones(8, np.int32))
+            lanes, rows = environment.recv()
+        seeds, steps = np.array(shown)[..., 0], np.array(shown)[..., 1]
+        assert not np.isin(seeds[-1, :4], np.arange(5, 13)).any(), "other episodes begin"
+        for block, number in ((steps[:7, :4], 7), (steps[-4:, :4], 4), (steps[:, 4:], len(shown))):
+            np.testing.assert_array_equal(block, np.tile(np.arange(number)[:, None], 4))
+        assert np.all(seeds[:, 4:] == np.arange(9, 13)), "the other block's episodes go on"
+        metrics = made.metrics()
+        assert (metrics["remote/sessions"], metrics["remote/breaks"], metrics["remote/rejected"]) == (1, 1, 0)
+        why = "failed: RuntimeError: the plug was pulled"
+        said = {f"w: connected to {made.where}.", f"w: environments of block 0 {why}"}
+        said.add(f"remote: environments of worker w {why}")
+        assert sorted(capfd.readouterr().err.splitlines()) == sorted(said)
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+def test_a_learner_that_does_not_answer_is_tried_again(monkeypatch, capfd):
+    serve, streams = server.Server._serve, []
+
+    async def once_silent(self, stream, session):
+        streams.append(stream)
+        await (asyncio.sleep(60.0) if len(streams) == 1 else serve(self, stream, session))
+
+    def slow(made, theirs):
+        time.sleep(0.7)  # longer than an answer may take
+        return workers.Counting()
+
+    monkeypatch.setattr(server.Server, "_serve", once_silent)
+    monkeypatch.setattr(worker, "WELCOME_SECONDS", 0.5)
+    monkeypatch.setattr(worker._Made, "__call__", slow)
+    with learner() as made:
+        thread = workers.Thread(workers.Counting(), made.where, name="w", quiet=False)
+        environment = made.make(4, 5)
+        played(environment, 3)
+        *tries, joined = capfd.readouterr().err.splitlines()
+        assert set(tries) == {f"w: {made.where} has not answered for 0.5 s; trying again."}
+        assert joined == f"w: connected to {made.where}."
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+def test_what_the_environment_is_is_waited_for_as_long_as_is_said():
+    made, begin = server.Server(Remote(listen="127.0.0.1:0"), None, None), time.monotonic()
+    assert made.wait_for_spec(0.2) is None
+    assert 0.2 <= time.monotonic() - begin < 5.0
+    made.close(FINISHED)
 
 
 def test_a_clock_that_jumps_changes_nothing(monkeypatch):

@@ -99,7 +99,7 @@ def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypat
     block.close = lambda: None
     block.start()
     one._blocks[0] = block
-    monkeypatch.setattr(one, "_listen", lambda call: why)
+    monkeypatch.setattr(one, "_listen", lambda *_: why)
     if why == pb.Goodbye.RESTARTING:
         with pytest.raises(worker.HungError):
             one.talk(1)
