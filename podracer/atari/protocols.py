@@ -98,6 +98,14 @@ PROTOCOLS: dict[str, Protocol] = {
         games=games.NATURE49,
         table="nature",
     ),
+    "dqn_zoo": Protocol(
+        "Quan and Ostrovski 2020, by their code: there an evaluation has 500,000 frames, no no-ops follow a lost life, "
+        "and plots smooth the means of ten evaluations.",
+        _env(108_000, episodic_life=True),
+        "final",
+        episodes=30,
+        every=1_000_000,
+    ),
     "machado": Protocol(
         "Machado et al. 2018: games of 5 minutes at most. Others who say that they follow it play 30 minutes "
         "(max_episode_steps=27000).",

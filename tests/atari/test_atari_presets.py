@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -90,10 +91,11 @@ def resolved(agent, preset=None, protocol=None, config=None, run=None, env=None)
 
 @pytest.mark.parametrize(("name", "table"), [("nature", NATURE), ("rainbow", RAINBOW)])
 def test_presets_are_the_papers(name, table):
+    protocol = {"nature": "nature", "rainbow": "dqn_zoo"}[name]
     config, run, options, names = resolved("dqn", name)
     assert {field: getattr(config, field) for field in table} == table
-    assert names == {"preset": name, "protocol": "nature"}
-    assert options == AtariOptions(**atari.protocol("nature").env)
+    assert names == {"preset": name, "protocol": protocol}
+    assert options == AtariOptions(**atari.protocol(protocol).env)
     lanes = {"nature": (1, "serial"), "rainbow": (8, "lockstep")}
     assert (run.num_envs, run.mode, run.checkpoint_replay) == (*lanes[name], False)
     assert (run.total_steps, run.eval_every, run.eval_episodes) == (50_000_000, 250_000, 30)
@@ -116,6 +118,10 @@ def test_presets_differ_as_papers_do():
         "c51": c51 | {"values": "categorical"},
         "qr": c51 | {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5},
     }
+    protocols = {name: resolved("dqn", name)[3]["protocol"] for name in papers.DQN}
+    assert protocols == {"nature": "nature", "fast_dqn": "fast_dqn", "double": "nature"} | dict.fromkeys(
+        ("c51", "qr", "noisy", "rainbow"), "dqn_zoo"
+    ), "whose numbers are compared with which"
     _, run, options, names = resolved("dqn", "fast_dqn")
     assert (run.num_envs, run.mode) == (8, "lockstep")
     assert (options.fire_reset, names["protocol"]) == (True, "fast_dqn")
@@ -237,4 +243,9 @@ def test_the_guide_has_all():
     guide = (pathlib.Path(podracer.__file__).parents[1] / "docs/atari.md").read_text()
     rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
     assert set(atari.PROTOCOLS) < rows
-    assert all(f"| `dqn` | `{name}` |" in guide for name in papers.DQN)
+    table = guide.partition("## Presets")[2].partition("##")[0]
+    cells = [[re.findall("`([^`]+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    cells = [row for row in cells if row and row[0]]
+    said = {(agent, row[1][0]): protocol for row in cells for agent, protocol in zip(row[0], row[-1], strict=True)}
+    of_atari = [(agent, name) for agent in presets.AGENTS for name in presets.names(agent) if name not in presets.TASKS]
+    assert said == {(agent, name): resolved(agent, name)[3]["protocol"] for agent, name in of_atari}

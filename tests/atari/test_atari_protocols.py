@@ -15,6 +15,7 @@ FIRE = 1
 TABLE = {
     "nature": (True, "minimal", 0.0, (1, 30), False, 108_000, 18_000, 0.05, 30, 1_000_000, "best"),
     "fast_dqn": (True, "minimal", 0.0, (0, 29), True, 108_000, 108_000, 0.05, 30, 1_000_000, "best"),
+    "dqn_zoo": (True, "minimal", 0.0, (1, 30), False, 108_000, 108_000, None, 30, 1_000_000, "final"),
     "machado": (False, "all", 0.25, (1, 1), False, 18_000, 18_000, 0.01, None, None, "last_100"),
     "dopamine": (False, "minimal", 0.25, (1, 1), False, 108_000, 108_000, 0.01, None, None, "each_million"),
     "seed": (False, "all", 0.0, (1, 30), False, 108_000, 108_000, 1e-3, 200, None, "final"),
