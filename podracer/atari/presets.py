@@ -123,7 +123,7 @@ PAPERS: dict[str, Difference] = {
         protocol="impala",
     ),
     "ppo": Difference(protocol="ppo"),
-    "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000}),
+    "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000, "eval_every": 50_000_000}),
     "r2d2": Difference(protocol="seed"),
     "vtrace": Difference(protocol="impala"),
 }

@@ -168,7 +168,9 @@ def test_other_agents_play_as_their_papers():
         assert options == AtariOptions(**atari.protocol(protocol).env)
         assert names == {"preset": "atari", "protocol": protocol}
         assert run.total_steps == {"ppo": 10_000_000, "r2d2": RunConfig().total_steps}.get(name, 50_000_000)
+        assert run.eval_every == (10_000_000_000 if name == "r2d2" else run.total_steps), "once, at the end"
     assert resolved("pqn", "atari")[0].evaluation_epsilon == 0.0
+    assert resolved("vtrace", "atari", run={"eval_every": 1_000})[1].eval_every == 1_000
 
 
 def test_muzero_plays_with_the_settings_of_its_paper():
@@ -185,7 +187,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     config, run, options, names = resolved("efficientzero", "atari")
     assert options == AtariOptions(**atari.protocol("atari100k").env, image_size=96, grayscale=False)
     assert names == {"preset": "atari", "protocol": "atari100k"}
-    assert (run.num_envs, run.total_steps, run.num_shards) == (8, 100_000, None)
+    assert (run.num_envs, run.total_steps, run.eval_every, run.num_shards) == (8, 100_000, 100_000, None)
     assert (config.batch_size, config.target_interval, config.reanalyse_group) == (256, 200, 8)
     assert (config.optimizer, config.learning_rate, config.refresh_interval) == ("sgd", 0.2, 0)
     assert float(rescale(jnp.float32(config.max_value))) == pytest.approx(300.0, rel=1e-6)

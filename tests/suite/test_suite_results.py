@@ -257,6 +257,18 @@ def test_a_profile_is_drawn_with_a_band_only_for_several_seeds(tmp_path, monkeyp
     assert (len(drawn[0].lines), len(drawn[0].collections)) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "evaluations", "drawn"),
+    [("fast_dqn", 2, "evaluations"), ("fast_dqn", 1, "training"), ("machado", 2, "training"), (None, 2, "evaluations")],
+)
+def test_curves_are_of_what_is_reported(protocol, evaluations, drawn):
+    ran = {"evaluations": [{"frames": 1e6 * i, "mean": 1.0} for i in range(evaluations)]}
+    ran["training"] = [{"frames": 2e6 * i, "mean": 2.0} for i in range(3)]
+    expected = [(row["frames"] / 1e6, row["mean"]) for row in ran[drawn]]
+    np.testing.assert_allclose(pictures._points(ran, protocol), expected)
+    np.testing.assert_allclose(pictures._points(ran | {"training": []}, "machado")[:, 1], 1.0)
+
+
 def test_a_missing_run_makes_all_games_a_part(tmp_path):
     fill(tmp_path, games.NATURE49, (0, 1), human, skip={Job("Pong", 1)})
     one = collection.read(tmp_path)
