@@ -138,9 +138,10 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     settings = train.settings([agent, "envpool:Pong-v5", *flags])  # the options of all games are the same
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
     protocol = settings["protocol"]
-    if protocol and atari.PROTOCOLS[protocol].frames is None and run["total_steps"] == RunConfig().total_steps:
-        if "--total-steps" not in {flag.partition("=")[0].replace("_", "-") for flag in flags}:
-            raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
+    typed = {flag.partition("=")[0].replace("_", "-") for flag in flags}
+    said = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
+    if protocol and atari.PROTOCOLS[protocol].frames is None and not said:
+        raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
     return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
 
 
