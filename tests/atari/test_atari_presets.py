@@ -1,8 +1,10 @@
 """Presets for Atari against papers' tables, and what goes before what."""
 
+import importlib
 import math
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import podracer
 from podracer import atari, prefix_models, spaces
 from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.atari import presets as papers
+from podracer.cli import train
 from podracer.environments.envpool import AtariOptions
 from podracer.returns import rescale
 from podracer.run import presets
@@ -171,6 +174,15 @@ def test_other_agents_play_as_their_papers():
         assert run.eval_every == (10_000_000_000 if name == "r2d2" else run.total_steps), "once, at the end"
     assert resolved("pqn", "atari")[0].evaluation_epsilon == 0.0
     assert resolved("vtrace", "atari", run={"eval_every": 1_000})[1].eval_every == 1_000
+
+
+def test_the_benchmark_says_how_its_games_are_played(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(podracer.__file__).parents[1] / "benchmarks")
+    pong: Any = importlib.import_module("pong")
+    by = {name: train.settings(["dqn", PONG, "--preset", name]) for name in ("fast_dqn", "rainbow")}
+    games = "30 fresh games each, whole, behind {}, unclipped returns, a share of {} of actions random"
+    assert pong.protocol(by["fast_dqn"]) == "fast_dqn: " + games.format("0 to 29 no-ops and FIRE", "0.05")
+    assert pong.protocol(by["rainbow"]) == "dqn_zoo: " + games.format("1 to 30 no-ops", "0")
 
 
 def test_muzero_plays_with_the_settings_of_its_paper():
