@@ -222,5 +222,7 @@ def report(argv: list[str]) -> int:
             print(
                 f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}", file=sys.stderr
             )
+    if differ := reports.mixed([one.settings for one in found]):
+        print(differ, file=sys.stderr)
     print("\n".join(map(str, paths)))
     return 0

@@ -145,6 +145,10 @@ def test_from_runs_to_a_report(fake, capsys):
     table = pathlib.Path("o.md").read_text()
     assert "| mean | - | 224.7% | 190.4% |" in table
     assert "o is better than BBF on 0 of 2 games" in table
+    assert run("suite atari57 dqn --preset nature --games Pong --out n") == 0
+    capsys.readouterr()
+    assert run("suite report o n --partial -o on.md") == 0
+    assert "Normalised by different tables (atari57, nature): " in capsys.readouterr().err
     assert run(f"{command} --dry-run") == 0
     assert capsys.readouterr().out == ""
     assert run("suite atari57 ppo --preset atari --games Pong --out o --agent.discount 0.9") == 2

@@ -170,6 +170,14 @@ def test_a_report_of_all_games(tmp_path):
     assert "Missing" not in text
 
 
+def test_different_tables_are_said_to_be(tmp_path):
+    fill(tmp_path / "a", ("Pong",), (0,), human)
+    fill(tmp_path / "b", ("Pong",), (0,), human, SETTINGS | {"protocol": "impala", "table": "atari57"})
+    one, other = [collection.read(tmp_path / name) for name in "ab"]
+    assert "Normalised by different tables (atari57, nature): " in report.table(report.report([one, other]))
+    assert "different tables" not in report.table(report.report([one, one]))
+
+
 def test_the_files_of_a_report(tmp_path):
     fill(tmp_path / "a", ("Pong", "Boxing"), (0, 1), human)
     fill(tmp_path / "b", ("Pong", "Enduro"), (0,), human)
