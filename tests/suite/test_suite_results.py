@@ -9,7 +9,7 @@ from PIL import Image
 
 from podracer import atari
 from podracer.atari import games
-from podracer.suite import collection, pictures, report, result
+from podracer.suite import collection, jobs, pictures, report, result
 from podracer.suite.jobs import Job, Suite, write_json
 
 SETTINGS = {"agent": "dqn", "preset": "fast_dqn", "protocol": "fast_dqn", "table": "nature"}
@@ -62,6 +62,8 @@ ROWS = [
 def read(tmp_path, protocol, rows=ROWS, game="Pong", **summary):
     table = atari.PROTOCOLS[protocol].table if protocol else "atari57"
     suite = Suite(tmp_path, SETTINGS | {"protocol": protocol, "table": table}, [game], [3], ["dqn", "--preset", "x"])
+    (tmp_path / "runs").mkdir(parents=True)
+    suite.note_start(suite.jobs[0])
     run_directory(suite, suite.jobs[0], rows, 500_100, **summary)
     return suite.result(suite.jobs[0])
 
@@ -117,8 +119,20 @@ def test_runs_without_a_result(tmp_path):
         suite.result(suite.jobs[0])
 
 
+def test_the_commit_of_a_result_is_the_one_that_its_run_began_with(tmp_path, monkeypatch):
+    commits = iter("abcd")
+    monkeypatch.setattr(jobs, "commit", lambda: next(commits))
+    assert read(tmp_path, "fast_dqn")["commit"] == "a"
+    suite = fakes.FakeSuite(tmp_path, ["Pong", "Boxing"], [3])
+    suite.note_start(suite.jobs[0])
+    assert jobs.read_json(suite.start_path(suite.jobs[0])) == {"commit": "a"}, "it goes on"
+    for commit in "bc":
+        suite.note_start(suite.jobs[1])
+        assert jobs.read_json(suite.start_path(suite.jobs[1])) == {"commit": commit}, "it has not begun to train"
+
+
 def test_the_commit_is_that_of_the_library():
-    commit = result.commit()
+    commit = jobs.commit()
     assert commit is None or len(commit.removesuffix("-dirty")) == 40
 
 
