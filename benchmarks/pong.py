@@ -6,7 +6,7 @@
 
 `pqn` has its paper's settings with a shallow network, 16 lanes and minibatches of 128 rows; `dqn` is the `fast_dqn`
 preset with a shallow network, double Q-learning, three-step returns and a replay, a period and an exploration for two
-million steps. Both play whole games, unclipped, of 30 no-ops at most.
+million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE behind up to 29 no-ops.
 
 Stopped by a signal, and started again in the same directory, it goes on where it was. At the end (with `--report`, at
 any time) the newest checkpoint and the best one play fresh games, and `benchmarks/results/atari/pong-pqn.json` and
@@ -121,8 +121,7 @@ def report(arguments: argparse.Namespace, command: Sequence[str]) -> int:
             {"env_steps": row["env_steps"]} | {name: row[name] for name in row if name.startswith("eval/")}
             for row in evaluations
         ],
-        "protocol": f"{GAMES} fresh games each, whole, of up to 30 no-ops, unclipped returns, "
-        f"a share of {newest.agent.config.evaluation_epsilon:g} of actions random",
+        "protocol": protocol(rundir.read(arguments.run_dir)),
         "bound": BOUND,
     }
     for name, result in checkpoints.items():
@@ -143,6 +142,16 @@ def report(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     plots.learning_curve(newest.curves(), path.with_suffix(".png"), title=title)
     print(f"wrote {path}")
     return 0 if results["best_checkpoint"]["mean"] >= BOUND else 1
+
+
+def protocol(settings: dict[str, Any]) -> str:
+    """How the games of a report are played, by the settings of a run."""
+    most = settings["env_options"]["noop_max"]
+    opening = f"0 to {most - 1} no-ops and FIRE" if settings["env_options"]["fire_reset"] else f"1 to {most} no-ops"
+    return (
+        f"{settings['protocol']}: {GAMES} fresh games each, whole, behind {opening}, unclipped returns, a share of "
+        f"{settings['agent_config']['evaluation_epsilon']:g} of actions random"
+    )
 
 
 if __name__ == "__main__":

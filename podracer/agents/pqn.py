@@ -90,7 +90,10 @@ class PQNConfig:
     def __post_init__(self):
         configs.check(self)
         if self.epsilon_final > self.epsilon_start:
-            raise ValueError(f"epsilon_final={self.epsilon_final}: must be at most epsilon_start={self.epsilon_start}.")
+            raise ValueError(
+                f"epsilon_final={self.epsilon_final} must be at most epsilon_start={self.epsilon_start}: exploration "
+                f"falls; use {self.epsilon_start}."
+            )
 
     @classmethod
     def atari(cls, **overrides) -> PQNConfig:

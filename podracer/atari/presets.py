@@ -1,7 +1,7 @@
 """Agents' settings for Atari by name, as differences: what one paper changed of another.
 
 Those of DQN begin with `nature`, what Mnih et al. 2015 changed of our defaults for small tasks. Numbers of `double`,
-`c51`, `qr` and `rainbow` are dqn_zoo's.
+`c51`, `qr` and `rainbow` are dqn_zoo's, and so is the protocol of the last three.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ DQN: dict[str, Difference] = {
             "epsilon_final": 0.01,
             "evaluation_epsilon": 1e-3,
         },
+        protocol="dqn_zoo",
     ),
     "qr": Difference("c51", {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5}),
     "noisy": Difference(
@@ -123,7 +124,7 @@ PAPERS: dict[str, Difference] = {
         protocol="impala",
     ),
     "ppo": Difference(protocol="ppo"),
-    "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000}),
+    "pqn": Difference(protocol="ppo", run={"total_steps": 50_000_000, "eval_every": 50_000_000}),
     "r2d2": Difference(protocol="seed"),
     "vtrace": Difference(protocol="impala"),
 }

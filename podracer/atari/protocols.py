@@ -34,7 +34,7 @@ class Protocol(NamedTuple):
         "last_100", the mean of the newest 100 games of training; "each_million", that of training's games in each 1M
         frames.
       episodes: games of an evaluation, or None where training's own games are the score.
-      every: frames between evaluations; None where there is one at the end.
+      every: frames between evaluations; None where there is one at the end, which runs of any length have.
       epsilon: probability of a random action while games count, for agents that have one; None for the agent's own.
       frames: to train for; None where that is for the user to say.
       at: frames after which the figure is reported, where that is more than once or not at the end.
@@ -56,7 +56,7 @@ class Protocol(NamedTuple):
     @property
     def run(self) -> dict[str, int]:
         """The fields of `RunConfig` that it sets, in steps."""
-        in_steps = {"total_steps": self.frames, "eval_every": self.every}
+        in_steps = {"total_steps": self.frames, "eval_every": self.every or self.frames}
         steps = {name: frames // FRAME_SKIP for name, frames in in_steps.items() if frames}
         return steps | ({"eval_episodes": self.episodes} if self.episodes else {})
 
@@ -98,6 +98,14 @@ PROTOCOLS: dict[str, Protocol] = {
         games=games.NATURE49,
         table="nature",
     ),
+    "dqn_zoo": Protocol(
+        "Quan and Ostrovski 2020, by their code: there an evaluation has 500,000 frames, no no-ops follow a lost life, "
+        "and plots smooth the means of ten evaluations.",
+        _env(108_000, episodic_life=True),
+        "final",
+        episodes=30,
+        every=1_000_000,
+    ),
     "machado": Protocol(
         "Machado et al. 2018: games of 5 minutes at most. Others who say that they follow it play 30 minutes "
         "(max_episode_steps=27000).",
@@ -130,6 +138,7 @@ PROTOCOLS: dict[str, Protocol] = {
         _env(108_000, full_action_space=True, resize="bilinear"),
         "final",
         episodes=200,
+        every=40_000_000_000,  # so at the end of runs that are shorter, too
         epsilon=1e-3,
         frames=None,
     ),

@@ -105,6 +105,9 @@ def train_on(name: str, argv: list[str]) -> int:
     games = _games(arguments.games, settings["protocol"])
     planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
+    if not share:
+        print(f"--part {arguments.part} has no runs: there are {len(planned.jobs)}.", file=sys.stderr)
+        return 0
     if arguments.dry_run:
         return _print(planned, share, [name, agent], arguments, flags)
     planned.register()
@@ -130,10 +133,15 @@ def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
 def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     """What decides the results of all jobs."""
     from podracer import atari
+    from podracer.run.experiment import RunConfig
 
     settings = train.settings([agent, "envpool:Pong-v5", *flags])  # the options of all games are the same
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
     protocol = settings["protocol"]
+    typed = {flag.partition("=")[0].replace("_", "-") for flag in flags}
+    said = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
+    if protocol and atari.PROTOCOLS[protocol].frames is None and not said:
+        raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
     return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
 
 
@@ -214,5 +222,7 @@ def report(argv: list[str]) -> int:
             print(
                 f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}", file=sys.stderr
             )
+    if differ := reports.mixed([one.settings for one in found]):
+        print(differ, file=sys.stderr)
     print("\n".join(map(str, paths)))
     return 0

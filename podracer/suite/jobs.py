@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,9 +29,9 @@ class Job(NamedTuple):
 class Suite:
     """Games, seeds and settings, and what there is of them in a directory.
 
-    The directory holds `suite.json` (what was asked for), `runs/GAME-SEED/` and their output `runs/GAME-SEED.log`,
-    `results/GAME-SEED.json` of runs that are complete, `results/GAME-SEED.error.json` of those that failed, and
-    `claims/`, by which workers agree on who does what.
+    The directory holds `suite.json` (what was asked for), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log` and how
+    they began (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
+    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers agree on who does what.
 
     Args:
       directory: of the suite.
@@ -62,6 +63,11 @@ class Suite:
         own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
         return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
 
+    def note_start(self, job: Job) -> None:
+        """Keeps the commit that a job begins with, if it does: the checkout may change in the days that it takes."""
+        if not self.run_dir(job).exists():
+            write_json(self.start_path(job), {"commit": commit()})
+
     def result(self, job: Job) -> dict[str, Any]:
         """What came of a job whose process has ended well.
 
@@ -85,6 +91,9 @@ class Suite:
 
     def log_path(self, job: Job) -> pathlib.Path:
         return self.directory / "runs" / f"{job.name}.log"
+
+    def start_path(self, job: Job) -> pathlib.Path:
+        return self.directory / "runs" / f"{job.name}.start.json"
 
     def result_path(self, job: Job) -> pathlib.Path:
         return self.directory / "results" / f"{job.name}.json"
@@ -136,6 +145,21 @@ class Suite:
         different = configs.differences(stored, self.settings)
         if different:
             raise ValueError(f"{path} is of other settings: {'; '.join(different)}; give another directory as --out.")
+
+
+def commit() -> str | None:
+    """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
+    package = pathlib.Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        called = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
+        return called.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else the checkout is another project's
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def part(jobs: Sequence[Job], text: str) -> list[Job]:

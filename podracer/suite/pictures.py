@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer import atari
 from podracer.run.plots import Picture, colours, draw
 from podracer.suite import aggregates
 from podracer.suite.collection import Collection
@@ -43,7 +44,7 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
 def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
     """Draws a small learning curve of every game: the mean over seeds, with a band from the least to the greatest.
 
-    Evaluations are drawn, or the games of training where a run has none.
+    Evaluations are drawn, or the games of training where a run has no several, or the protocol's figure is of training.
     """
     games = list(dict.fromkeys(game for one in collections for game in one.games))
     wide = min(8, math.ceil(math.sqrt(len(games))))
@@ -61,7 +62,9 @@ def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
         axes.tick_params(labelsize="xx-small")
         axes.grid(alpha=0.3)
         for colour, one in zip(colours(len(collections)), collections):
-            of_seeds = [_points(result) for job, result in one.results.items() if job.game == game]
+            of_seeds = [
+                _points(result, one.settings.get("protocol")) for job, result in one.results.items() if job.game == game
+            ]
             of_seeds = [points for points in of_seeds if len(points)]
             if of_seeds:
                 draw(axes, of_seeds, colour, "-")
@@ -72,9 +75,11 @@ def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
     return _save(picture, path)
 
 
-def _points(result: Mapping[str, Any]) -> np.ndarray:
+def _points(result: Mapping[str, Any], protocol: str | None) -> np.ndarray:
     """(million frames, mean) of a run, [n, 2]."""
-    rows = result["evaluations"] if len(result["evaluations"]) > 1 else result["training"] or result["evaluations"]
+    of_training = protocol is not None and atari.PROTOCOLS[protocol].episodes is None
+    evaluated = len(result["evaluations"]) > 1 and not of_training
+    rows = result["evaluations"] if evaluated else result["training"] or result["evaluations"]
     return np.array([(row["frames"] / 1e6, row["mean"]) for row in rows], float).reshape(-1, 2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,14 @@ def report(collections: Sequence[Collection], partial: bool = False) -> dict[str
     return {"suites": [_suite(one, partial) for one in collections], "comparisons": [_compare(a, b) for a, b in pairs]}
 
 
+def mixed(settings: Sequence[Mapping[str, Any]]) -> str:
+    """What to say of suites that are normalised by different tables, or ''."""
+    tables = sorted({one["table"] for one in settings})
+    if len(tables) == 1:
+        return ""
+    return f"Normalised by different tables ({', '.join(tables)}): these columns are not comparable."
+
+
 def _suite(one: Collection, partial: bool) -> dict[str, Any]:
     scores, normalised = one.values("score"), one.values("hns")
     games = {
@@ -105,6 +113,8 @@ def table(figures: dict[str, Any]) -> str:
     parts = ["# Scores\n"]
     parts += [f"*   {suite['label']}: {_what(suite)}" for suite in suites]
     parts += ["\nIntervals are 95%, over seeds; one seed has none. Scores are means over seeds ± their deviation.\n"]
+    differ = mixed([suite["settings"] for suite in suites])
+    parts += [f"{differ}\n"] if differ else []
     parts += [_aggregates(suites)] if any(suite["aggregates"] for suite in suites) else []
     for one in figures["comparisons"]:
         parts.append(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-import pathlib
 import platform
 import shlex
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +32,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
 
     Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`), and that of
     the last evaluation without a protocol; `hns` is the score normalised by the protocol's table, or None where that
-    lacks the game.
+    lacks the game. `commit` is the one that the run began with.
 
     Raises:
       ValueError: where the run is not complete, has no files, or none of the numbers that its protocol reports.
@@ -70,7 +68,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
         "table": suite.settings["table"],
         "command": shlex.join(["podracer", *suite.command(job)[3:]]),
         "settings": suite.settings,
-        "commit": commit(),
+        "commit": (read_json(suite.start_path(job)) or {}).get("commit"),
         "versions": versions(),
         "machine": machine(summary),
         "env_steps": summary["env_steps"],
@@ -136,21 +134,6 @@ def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[d
         {"frames": min(block * MILLION, frames), "mean": total / episodes, "episodes": int(episodes)}
         for block, (total, episodes) in sorted(sums.items())
     ]
-
-
-def commit() -> str | None:
-    """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
-    package = pathlib.Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        called = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True)
-        return called.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else the checkout is another project's
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 @functools.cache

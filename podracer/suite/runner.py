@@ -18,6 +18,9 @@ from podracer.suite.progress import Display
 POLL_SECONDS = 0.1
 """Between two looks at the processes."""
 
+STOP_SECONDS = 60.0
+"""For processes to write a checkpoint, where an error ends their worker."""
+
 SCAN_SECONDS = 5.0
 """Between two looks for jobs that others have given back, while there is room for them."""
 
@@ -71,11 +74,11 @@ class Runner:
         """Returns when no job is left, or all that are left are others', or after a request to stop.
 
         Raises:
-          ValueError: where a result of other settings appears in the directory.
-          OSError: where the directory cannot be written.
+          ValueError: where a result of other settings appears in the directory; processes are stopped.
+          OSError: where the directory cannot be written; processes are stopped.
           KeyboardInterrupt: for a second Ctrl-C; processes are killed.
         """
-        self._began = time.time()
+        self._began, patience = time.time(), STOP_SECONDS
         try:
             while True:
                 self._look()
@@ -88,11 +91,11 @@ class Runner:
                 if not self._running and (self._stop.requested or not self._waits):
                     break
                 time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            patience = 0.0
+            raise
         finally:
-            for running in self._running:
-                running.process.kill()
-                running.process.wait()
-                running.claim.release()
+            self._close(patience)
         left = [job for job in self._todo if job not in self._held]
         return Outcome(self._done, self._failed, self._stopped, self._held, left)
 
@@ -115,6 +118,17 @@ class Runner:
             self._passed_on = True
             for running in self._running:
                 running.process.terminate()
+
+    def _close(self, patience: float) -> None:
+        """Ends the processes that are left: those that have not ended by themselves after so many seconds, too."""
+        self._pass_on()
+        deadline = time.monotonic() + patience
+        for running in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(max(0.0, deadline - time.monotonic()))
+            running.process.kill()
+            running.process.wait()
+            running.claim.release()
 
     def _fill(self) -> None:
         """Starts jobs while there is room."""
@@ -147,6 +161,7 @@ class Runner:
 
     def _start(self, job: Job, claim: claims.Claim) -> None:
         try:
+            self._suite.note_start(job)
             process = processes.start(self._suite.command(job), self._suite.log_path(job))
         except OSError:
             claim.release()
@@ -176,10 +191,10 @@ class Runner:
     def _conclude(self, job: Job) -> None:
         try:
             result = self._suite.result(job)
-        except (ValueError, KeyError) as error:
+            write_json(self._suite.result_path(job), result)
+        except (ValueError, KeyError, TypeError, OSError) as error:  # one job's; the others go on
             self._fail(job, f"{self._suite.run_dir(job)} has no result: {error}", 0)
             return
-        write_json(self._suite.result_path(job), result)
         self._suite.error_path(job).unlink(missing_ok=True)
         self._done.append(job)
         self._display.say(self._suite.line(result))
@@ -190,7 +205,10 @@ class Runner:
         said = [line for line in lines if line.startswith("podracer: error: ")]
         why = said[-1].removeprefix("podracer: error: ") if said else why
         error = {"game": job.game, "seed": job.seed, "error": why, "exit_code": code, "log": str(log), "tail": lines}
-        write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})
+        try:
+            write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})
+        except OSError as refused:
+            why = f"{why}; and its error cannot be written: {refused}"
         self._failed.append(job)
         self._display.say(f"{job.name} failed: {why} (see {log})")
 

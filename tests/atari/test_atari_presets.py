@@ -1,7 +1,10 @@
 """Presets for Atari against papers' tables, and what goes before what."""
 
+import importlib
 import math
 import pathlib
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ import podracer
 from podracer import atari, prefix_models, spaces
 from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.atari import presets as papers
+from podracer.cli import train
 from podracer.environments.envpool import AtariOptions
 from podracer.returns import rescale
 from podracer.run import presets
@@ -90,10 +94,11 @@ def resolved(agent, preset=None, protocol=None, config=None, run=None, env=None)
 
 @pytest.mark.parametrize(("name", "table"), [("nature", NATURE), ("rainbow", RAINBOW)])
 def test_presets_are_the_papers(name, table):
+    protocol = {"nature": "nature", "rainbow": "dqn_zoo"}[name]
     config, run, options, names = resolved("dqn", name)
     assert {field: getattr(config, field) for field in table} == table
-    assert names == {"preset": name, "protocol": "nature"}
-    assert options == AtariOptions(**atari.protocol("nature").env)
+    assert names == {"preset": name, "protocol": protocol}
+    assert options == AtariOptions(**atari.protocol(protocol).env)
     lanes = {"nature": (1, "serial"), "rainbow": (8, "lockstep")}
     assert (run.num_envs, run.mode, run.checkpoint_replay) == (*lanes[name], False)
     assert (run.total_steps, run.eval_every, run.eval_episodes) == (50_000_000, 250_000, 30)
@@ -116,6 +121,10 @@ def test_presets_differ_as_papers_do():
         "c51": c51 | {"values": "categorical"},
         "qr": c51 | {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5},
     }
+    protocols = {name: resolved("dqn", name)[3]["protocol"] for name in papers.DQN}
+    assert protocols == {"nature": "nature", "fast_dqn": "fast_dqn", "double": "nature"} | dict.fromkeys(
+        ("c51", "qr", "noisy", "rainbow"), "dqn_zoo"
+    ), "whose numbers are compared with which"
     _, run, options, names = resolved("dqn", "fast_dqn")
     assert (run.num_envs, run.mode) == (8, "lockstep")
     assert (options.fire_reset, names["protocol"]) == (True, "fast_dqn")
@@ -162,7 +171,18 @@ def test_other_agents_play_as_their_papers():
         assert options == AtariOptions(**atari.protocol(protocol).env)
         assert names == {"preset": "atari", "protocol": protocol}
         assert run.total_steps == {"ppo": 10_000_000, "r2d2": RunConfig().total_steps}.get(name, 50_000_000)
+        assert run.eval_every == (10_000_000_000 if name == "r2d2" else run.total_steps), "once, at the end"
     assert resolved("pqn", "atari")[0].evaluation_epsilon == 0.0
+    assert resolved("vtrace", "atari", run={"eval_every": 1_000})[1].eval_every == 1_000
+
+
+def test_the_benchmark_says_how_its_games_are_played(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(podracer.__file__).parents[1] / "benchmarks")
+    pong: Any = importlib.import_module("pong")
+    by = {name: train.settings(["dqn", PONG, "--preset", name]) for name in ("fast_dqn", "rainbow")}
+    games = "30 fresh games each, whole, behind {}, unclipped returns, a share of {} of actions random"
+    assert pong.protocol(by["fast_dqn"]) == "fast_dqn: " + games.format("0 to 29 no-ops and FIRE", "0.05")
+    assert pong.protocol(by["rainbow"]) == "dqn_zoo: " + games.format("1 to 30 no-ops", "0")
 
 
 def test_muzero_plays_with_the_settings_of_its_paper():
@@ -179,7 +199,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     config, run, options, names = resolved("efficientzero", "atari")
     assert options == AtariOptions(**atari.protocol("atari100k").env, image_size=96, grayscale=False)
     assert names == {"preset": "atari", "protocol": "atari100k"}
-    assert (run.num_envs, run.total_steps, run.num_shards) == (8, 100_000, None)
+    assert (run.num_envs, run.total_steps, run.eval_every, run.num_shards) == (8, 100_000, 100_000, None)
     assert (config.batch_size, config.target_interval, config.reanalyse_group) == (256, 200, 8)
     assert (config.optimizer, config.learning_rate, config.refresh_interval) == ("sgd", 0.2, 0)
     assert float(rescale(jnp.float32(config.max_value))) == pytest.approx(300.0, rel=1e-6)
@@ -237,4 +257,9 @@ def test_the_guide_has_all():
     guide = (pathlib.Path(podracer.__file__).parents[1] / "docs/atari.md").read_text()
     rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
     assert set(atari.PROTOCOLS) < rows
-    assert all(f"| `dqn` | `{name}` |" in guide for name in papers.DQN)
+    table = guide.partition("## Presets")[2].partition("##")[0]
+    cells = [[re.findall("`([^`]+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    cells = [row for row in cells if row and row[0]]
+    said = {(agent, row[1][0]): protocol for row in cells for agent, protocol in zip(row[0], row[-1], strict=True)}
+    of_atari = [(agent, name) for agent in presets.AGENTS for name in presets.names(agent) if name not in presets.TASKS]
+    assert said == {(agent, name): resolved(agent, name)[3]["protocol"] for agent, name in of_atari}

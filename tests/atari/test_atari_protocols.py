@@ -15,9 +15,10 @@ FIRE = 1
 TABLE = {
     "nature": (True, "minimal", 0.0, (1, 30), False, 108_000, 18_000, 0.05, 30, 1_000_000, "best"),
     "fast_dqn": (True, "minimal", 0.0, (0, 29), True, 108_000, 108_000, 0.05, 30, 1_000_000, "best"),
+    "dqn_zoo": (True, "minimal", 0.0, (1, 30), False, 108_000, 108_000, None, 30, 1_000_000, "final"),
     "machado": (False, "all", 0.25, (1, 1), False, 18_000, 18_000, 0.01, None, None, "last_100"),
     "dopamine": (False, "minimal", 0.25, (1, 1), False, 108_000, 108_000, 0.01, None, None, "each_million"),
-    "seed": (False, "all", 0.0, (1, 30), False, 108_000, 108_000, 1e-3, 200, None, "final"),
+    "seed": (False, "all", 0.0, (1, 30), False, 108_000, 108_000, 1e-3, 200, 40_000_000_000, "final"),
     "impala": (True, "minimal", 0.0, (1, 30), False, 108_000, 108_000, None, 200, None, "final"),
     "atari100k": (True, "minimal", 0.0, (1, 30), False, 12_000, 108_000, 0.0, 100, None, "final"),
     "ppo": (True, "minimal", 0.0, (0, 29), True, 108_000, 108_000, None, None, None, "last_100"),
@@ -48,8 +49,9 @@ def test_protocols_are_the_papers(name):
 def test_what_protocols_set():
     assert set(atari.PROTOCOLS) == set(TABLE)
     assert atari.protocol("nature").run == {"total_steps": 50_000_000, "eval_every": 250_000, "eval_episodes": 30}
-    assert atari.protocol("atari100k").run == {"total_steps": 100_000, "eval_episodes": 100}
-    assert atari.protocol("seed").run == {"eval_episodes": 200}
+    assert atari.protocol("atari100k").run == {"total_steps": 100_000, "eval_every": 100_000, "eval_episodes": 100}
+    assert atari.protocol("machado").run == {"total_steps": 50_000_000, "eval_every": 50_000_000}
+    assert atari.protocol("seed").run == {"eval_every": 10_000_000_000, "eval_episodes": 200}
     explores = {"evaluation_epsilon": 0.5, "epsilon_final": 0.1}
     assert atari.protocol("nature").agent(explores) == {"evaluation_epsilon": 0.05}
     assert atari.protocol("dopamine").agent(explores) == {"evaluation_epsilon": 0.01, "epsilon_final": 0.01}

@@ -157,7 +157,10 @@ def complaint(capsys, command):
             "train dqn catch --agent.epsilon-start 0.2 --agent.epsilon-final 0.5",
             "epsilon_final=0.5 must be at most epsilon_start=0.2: exploration falls; use 0.2.",
         ),
-        ("train pqn catch --agent.epsilon-start 0.1", "epsilon_final=0.2: must be at most epsilon_start=0.1."),
+        (
+            "train pqn catch --agent.epsilon-start 0.1",
+            "epsilon_final=0.2 must be at most epsilon_start=0.1: exploration falls; use 0.1.",
+        ),
         (
             "train ppo catch --arch sebulba --updates-per-call 4",
             "updates_per_call=4: ppo has no pending updates; leave it out.",

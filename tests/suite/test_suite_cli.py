@@ -38,6 +38,7 @@ def run(command):
         (f"{PPO} --seed 3", "--seed is not for a suite: use --seeds."),
         (f"{PPO} --run-dir=x", "--run-dir is not for a suite: use --out."),
         (f"{PPO} --seeds 1 1", "--seeds=1 1: give one or more, from 0, each once."),
+        ("suite atari57 r2d2 --preset atari", "protocol='seed' does not say how long to train; give --total-steps."),
         (f"{PPO} --workers 0", "--workers=0: must be at least 1."),
         (f"{PPO} --total-stps 3", "did you mean --total-steps?"),
         (f"{PPO} --total-steps 0", "RunConfig.total_steps=0: must be at least 1."),
@@ -70,6 +71,20 @@ def test_dry_run_prints_commands_that_are_its_parts(capsys, tmp_path):
         assert run([*argv, "--dry-run"]) == 0
         assert capsys.readouterr().out.splitlines() == [line]
     assert not (tmp_path / "o").exists()
+
+
+def test_a_share_without_runs_says_so(fake, capsys):
+    for more in ("", " --dry-run"):
+        assert run(f"{PPO} --games Pong Boxing --out o --part 3/5{more}") == 0
+        assert capsys.readouterr() == ("", "--part 3/5 has no runs: there are 2.\n")
+
+
+def test_runs_are_as_long_as_somebody_says():
+    """The user, where the protocol does not."""
+    length = lambda *flags: suite._settings(*flags)["run"]["total_steps"]  # noqa: E731
+    assert length("r2d2", ["--preset", "atari", "--total_steps=500000"]) == 500_000
+    assert length("pqn", ["--preset", "atari", "--protocol", "seed"]) == 50_000_000, "the preset"
+    assert length("r2d2", ["--preset", "atari", "--protocol", "impala"]) == 50_000_000
 
 
 def test_settings_are_those_of_the_run(tmp_path):
@@ -130,6 +145,10 @@ def test_from_runs_to_a_report(fake, capsys):
     table = pathlib.Path("o.md").read_text()
     assert "| mean | - | 224.7% | 190.4% |" in table
     assert "o is better than BBF on 0 of 2 games" in table
+    assert run("suite atari57 dqn --preset nature --games Pong --out n") == 0
+    capsys.readouterr()
+    assert run("suite report o n --partial -o on.md") == 0
+    assert "Normalised by different tables (atari57, nature): " in capsys.readouterr().err
     assert run(f"{command} --dry-run") == 0
     assert capsys.readouterr().out == ""
     assert run("suite atari57 ppo --preset atari --games Pong --out o --agent.discount 0.9") == 2

@@ -9,7 +9,7 @@ from PIL import Image
 
 from podracer import atari
 from podracer.atari import games
-from podracer.suite import collection, pictures, report, result
+from podracer.suite import collection, jobs, pictures, report, result
 from podracer.suite.jobs import Job, Suite, write_json
 
 SETTINGS = {"agent": "dqn", "preset": "fast_dqn", "protocol": "fast_dqn", "table": "nature"}
@@ -62,6 +62,8 @@ ROWS = [
 def read(tmp_path, protocol, rows=ROWS, game="Pong", **summary):
     table = atari.PROTOCOLS[protocol].table if protocol else "atari57"
     suite = Suite(tmp_path, SETTINGS | {"protocol": protocol, "table": table}, [game], [3], ["dqn", "--preset", "x"])
+    (tmp_path / "runs").mkdir(parents=True)
+    suite.note_start(suite.jobs[0])
     run_directory(suite, suite.jobs[0], rows, 500_100, **summary)
     return suite.result(suite.jobs[0])
 
@@ -117,8 +119,20 @@ def test_runs_without_a_result(tmp_path):
         suite.result(suite.jobs[0])
 
 
+def test_the_commit_of_a_result_is_the_one_that_its_run_began_with(tmp_path, monkeypatch):
+    commits = iter("abcd")
+    monkeypatch.setattr(jobs, "commit", lambda: next(commits))
+    assert read(tmp_path, "fast_dqn")["commit"] == "a"
+    suite = fakes.FakeSuite(tmp_path, ["Pong", "Boxing"], [3])
+    suite.note_start(suite.jobs[0])
+    assert jobs.read_json(suite.start_path(suite.jobs[0])) == {"commit": "a"}, "it goes on"
+    for commit in "bc":
+        suite.note_start(suite.jobs[1])
+        assert jobs.read_json(suite.start_path(suite.jobs[1])) == {"commit": commit}, "it has not begun to train"
+
+
 def test_the_commit_is_that_of_the_library():
-    commit = result.commit()
+    commit = jobs.commit()
     assert commit is None or len(commit.removesuffix("-dirty")) == 40
 
 
@@ -168,6 +182,14 @@ def test_a_report_of_all_games(tmp_path):
     assert "| Pong | 9.3 ± 0.3 | 100.0% | 3 | -5.7 ± 0.3 | 50.0% | 3 |" in text
     assert "| games of at least 75% | 49 (49 to 49) | 48 (48 to 48) |" in text
     assert "Missing" not in text
+
+
+def test_different_tables_are_said_to_be(tmp_path):
+    fill(tmp_path / "a", ("Pong",), (0,), human)
+    fill(tmp_path / "b", ("Pong",), (0,), human, SETTINGS | {"protocol": "impala", "table": "atari57"})
+    one, other = [collection.read(tmp_path / name) for name in "ab"]
+    assert "Normalised by different tables (atari57, nature): " in report.table(report.report([one, other]))
+    assert "different tables" not in report.table(report.report([one, one]))
 
 
 def test_the_files_of_a_report(tmp_path):
@@ -255,6 +277,18 @@ def test_a_profile_is_drawn_with_a_band_only_for_several_seeds(tmp_path, monkeyp
     scores = np.random.default_rng(0).exponential(size=(2, 5))
     pictures.profile({"a": scores, "b": scores[:1]}, tmp_path / "x.png")
     assert (len(drawn[0].lines), len(drawn[0].collections)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "evaluations", "drawn"),
+    [("fast_dqn", 2, "evaluations"), ("fast_dqn", 1, "training"), ("machado", 2, "training"), (None, 2, "evaluations")],
+)
+def test_curves_are_of_what_is_reported(protocol, evaluations, drawn):
+    ran = {"evaluations": [{"frames": 1e6 * i, "mean": 1.0} for i in range(evaluations)]}
+    ran["training"] = [{"frames": 2e6 * i, "mean": 2.0} for i in range(3)]
+    expected = [(row["frames"] / 1e6, row["mean"]) for row in ran[drawn]]
+    np.testing.assert_allclose(pictures._points(ran, protocol), expected)
+    np.testing.assert_allclose(pictures._points(ran | {"training": []}, "machado")[:, 1], 1.0)
 
 
 def test_a_missing_run_makes_all_games_a_part(tmp_path):
