@@ -44,7 +44,7 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
 def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
     """Draws a small learning curve of every game: the mean over seeds, with a band from the least to the greatest.
 
-    Evaluations are drawn, or the games of training where a run has fewer than two, or the protocol's figure is of training.
+    Evaluations are drawn; where a run has fewer than two, or the protocol's figure is of training, training's games.
     """
     games = list(dict.fromkeys(game for one in collections for game in one.games))
     wide = min(8, math.ceil(math.sqrt(len(games))))
