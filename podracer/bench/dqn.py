@@ -214,7 +214,7 @@ def main(arguments: DQNArguments) -> int:
     grid = _Grid(setting)
     say = lambda what: print(f"{what} ...", file=sys.stderr, flush=True)  # noqa: E731
     say("measuring acting and learning alone")
-    acting, update = _alone(grid, arguments)
+    acting, update, updates = _alone(grid, arguments)
     if setting.paced:
         period = setting.config["update_period"]
         grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
@@ -225,7 +225,6 @@ def main(arguments: DQNArguments) -> int:
             )
     say("measuring an update on images, and what it consists of")
     arithmetic = _arithmetic(arguments)
-    predicted = _predicted(grid, acting, update, arguments.lanes)
     cells: dict[str, Any] = {}
     for W in arguments.lanes:
         agent = grid.agent(W)
@@ -236,7 +235,7 @@ def main(arguments: DQNArguments) -> int:
             lanes, threads = (1, W) if how == "threads" else (W, 1)
             cells[f"{kind} {W}"] = _Training(grid.driver(lanes, threads, mode, agent), threads, lanes)
     say("measuring the grid in turns")
-    results = _measure(cells, predicted, arguments)
+    results = _measure(cells, updates, grid, acting, arguments)
     _show(results, arguments, acting, update, grid)
     parts = " and ".join(f"{arithmetic[x]} {x} at {arithmetic[f'{x}_per_second']:,.0f} rows/s" for x in _Passes.KINDS)
     share = f"{arithmetic['share']:.2f} of which are {parts}"
@@ -317,8 +316,8 @@ class _Passes:
         return n * self._batch
 
 
-def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float]:
-    """Seconds of a round of acting by its lanes, without waiting, and of an update."""
+def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float, _Updates]:
+    """Seconds of a round of acting by its lanes, without waiting, and of an update; and what does updates."""
     measured: dict[str, Any] = {}
     for lanes in sorted({1, *arguments.lanes}):
         driver = grid.driver(lanes, 1, "async", grid.agent(lanes))
@@ -333,7 +332,7 @@ def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], floa
             call.crew.__exit__()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     update = 1.0 / medians.pop("update")
-    return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update
+    return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update, measured["update"]
 
 
 def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
@@ -348,18 +347,22 @@ def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: t
     return predicted
 
 
-def _measure(cells: dict[str, Any], predicted: Mapping[str, float], arguments: DQNArguments) -> list[dict[str, Any]]:
-    """Every cell, next to the model."""
+def _measure(
+    cells: dict[str, Any], updates: _Updates, grid: _Grid, acting: Mapping[int, float], arguments: DQNArguments
+) -> list[dict[str, Any]]:
+    """Every cell, next to the model of updates measured alone in the same turns, for machines change their speed."""
     try:
-        rates = in_turns(cells, arguments.repeats, arguments.seconds)
+        rates = in_turns({"update": updates, **cells}, arguments.repeats, arguments.seconds)
     finally:
         for cell in cells.values():
             cell.crew.__exit__()
+    predicted = [_predicted(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
     first = f"standard {arguments.lanes[0]}"
     results = []
     for name, values in rates.items():
         kind, _, W = name.partition(" ")
         ratios = [value / base for value, base in zip(values, rates[first])]
+        model = [of_turn[name] for of_turn in predicted]
         results.append(
             {
                 "kind": kind,
@@ -367,8 +370,8 @@ def _measure(cells: dict[str, Any], predicted: Mapping[str, float], arguments: D
                 "rows_per_second": statistics.median(values),
                 "speed_up": statistics.median(ratios),
                 "speed_up_range": [min(ratios), max(ratios)],
-                "predicted_rows_per_second": predicted[name],
-                "measured_over_predicted": statistics.median(values) / predicted[name],
+                "predicted_rows_per_second": statistics.median(model),
+                "measured_over_predicted": statistics.median(rate / said for rate, said in zip(values, model)),
                 "rates": values,
             }
         )
@@ -392,7 +395,10 @@ def _show(
             )
         lines.append(line)
     print(table(lines))
-    print("rows/s, medians of cells measured in turn; (x) over the first cell; [model] over what the model predicts.")
+    print(
+        "rows/s, medians of cells measured in turn; (x) over the first cell of its turn; [model] over what the "
+        "model predicts from updates alone in that turn."
+    )
     wait = f", a wait of {grid.environments.seconds * 1e3:.2f} ms" if grid.setting.paced else ""
     rounds = ", ".join(f"{seconds * 1e3:.2f} ms with {lanes}" for lanes, seconds in acting.items())
     print(f"alone: an update {update * 1e3:.2f} ms; a round of acting {rounds} lane(s){wait}.")
