@@ -295,6 +295,28 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
 
 
+def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
+    """Nor on what else there is, with noise at the roots; the same key gives the same, and another key another."""
+    agent = made(unroll_length=2, simulations=8, frame_stack=2)
+    batch = harness.taken(harness.batch_of(agent, A), np.arange(5))
+    actor = agent.target_params(learner_of(agent), jnp.float32(0))  # type: ignore[misc]
+
+    @functools.cache
+    def reanalyse(together: int) -> Any:
+        return jax.jit(lambda *arguments: agent.reanalyse(*arguments).trajectory.extras)  # type: ignore[misc]
+
+    def extras(together: int, batch: Batch = batch, seed: int = 0) -> Any:
+        with mock.patch.object(gradients, "at_a_time", return_value=together):
+            return reanalyse(together)(actor, batch, jax.random.key(seed))
+
+    whole = extras(5)
+    harness.assert_same(extras(5), whole)
+    assert not np.allclose(extras(5, seed=1)["policy"][:3], whole["policy"][:3], atol=1e-3)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), extras(2), whole)
+    alone = extras(2, harness.taken(batch, np.arange(2)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:, :2], atol=1e-5), alone, whole)
+
+
 def test_actions_are_random_until_something_was_learnt() -> None:
     agent = made(simulations=4)
     learner = learner_of(agent)
