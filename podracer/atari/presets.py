@@ -107,6 +107,7 @@ PAPERS: dict[str, Difference] = {
             "absorbing": True,
             "simulations": 50,
             "dirichlet_alpha": 0.25,
+            "embedding_dtype": "bfloat16",
             "discount": 0.997,
             "num_bins": 601,
             "batch_size": 1024,
@@ -137,6 +138,7 @@ EFFICIENTZERO: dict[str, Difference] = {
         None,
         {
             "simulations": 50,
+            "embedding_dtype": "bfloat16",
             "correction_interval": 30_000,
             "discount": 0.997**4,
             "max_value": 58_705.584,  # which `returns.rescale` makes 300 of, so that bins are 1 apart

@@ -339,6 +339,7 @@ def test_actions_are_random_until_something_was_learnt() -> None:
 
 def test_bad_settings_are_one_sentence() -> None:
     wrong: Any = {"num_bins": (40, "must be odd"), "horizon": (0, "at least 1"), "norm": ("group", "norm")}
+    wrong |= {"embedding_dtype": ("float64", "expected one of 'float32', 'bfloat16', 'float16' or None")}
     for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
             EfficientZeroConfig(**{name: value})
@@ -346,6 +347,12 @@ def test_bad_settings_are_one_sentence() -> None:
         agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     with pytest.raises(ValueError, match="efficientzero cannot play against itself"):
         agents.efficientzero.make(SPEC._replace(num_players=2))
+
+
+def test_trees_are_kept_as_the_config_says() -> None:
+    for dtype in ("bfloat16", None):
+        config = EfficientZeroConfig(**SMALL, embedding_dtype=dtype)
+        assert efficientzero.planner(SPEC, config).config.embedding_dtype == dtype
 
 
 @pytest.mark.slow

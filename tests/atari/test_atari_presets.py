@@ -169,6 +169,7 @@ def test_muzero_plays_with_the_settings_of_its_paper():
     config, run, options, names = resolved("muzero", "atari")
     assert (config.unroll_length, config.n_step, config.discount, config.num_bins) == (5, 10, 0.997, 601)
     assert (config.search, config.simulations, config.dirichlet_alpha) == ("puct", 50, 0.25)
+    assert config.embedding_dtype == "bfloat16"
     assert (config.batch_size, config.priority_exponent, config.importance_exponent) == (1024, 1.0, 1.0)
     assert options == AtariOptions(**atari.protocol("impala").env)
     assert names == {"preset": "atari", "protocol": "impala"}
@@ -194,6 +195,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
     assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
     assert (run.num_shards, run.num_envs) == (8, 8)
+    assert config.embedding_dtype == large.embedding_dtype == "bfloat16"
     # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
     assert (config_run.eval_episodes, run.eval_episodes) == (32, 100)
     assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
