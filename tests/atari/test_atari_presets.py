@@ -208,6 +208,28 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert (gumbel.search, gumbel.simulations, others[0]) == ("gumbel", 16, config_run)
 
 
+def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
+    """What is typed goes before it."""
+    for steps in (100_000, 300_000):
+        for preset in papers.EFFICIENTZERO:
+            config = resolved("efficientzero", preset, run={"total_steps": steps})[0]
+            assert (config.correction_interval, config.replay_capacity) == (0.3 * steps, steps)
+    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02}
+    config = resolved("efficientzero", "speedyzero", config=typed, run={"total_steps": 300_000})[0]
+    assert {name: getattr(config, name) for name in typed} == typed
+
+    def eta(game, preset="speedyzero", config=None):
+        given = presets.Settings(config or {})
+        return presets.merge("efficientzero", f"envpool:{game}-v5", preset, None, given).agent.get("lars_eta", 0.03)
+
+    table = {"Asterix": 0.01, "Gopher": 0.01, "KungFuMaster": 0.005, "Pong": 0.005, "RoadRunner": 0.005}
+    table |= {"UpNDown": 0.005, "Alien": 0.03, "MsPacman": 0.03}
+    assert {game: eta(game) for game in table} == table
+    assert set(papers.LARS_ETA) < set(atari.games.GAMES26)
+    assert eta("Pong", "atari") == 0.03, "which Clipped LARS alone has"
+    assert eta("Pong", "atari", {"optimizer": "clipped_lars"}) == 0.005
+
+
 @pytest.mark.parametrize(
     ("agent", "environment", "preset", "protocol", "message"),
     [
