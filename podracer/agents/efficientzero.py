@@ -319,7 +319,7 @@ def make(
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         policies = K + 1 if config.value_target == "network" else K + n + 1
-        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1}
+        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1, "observed": K + 1}
         return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
 
     beta = config.importance_exponent

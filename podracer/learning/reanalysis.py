@@ -23,6 +23,7 @@ def renewed(
     part: float,
     policies: int,
     values: int,
+    observed: int,
 ) -> Batch:
     """A batch whose extras `policy` come from a search, and `value` from the network, by the parameters of an actor.
 
@@ -40,6 +41,8 @@ def renewed(
       policies: rows of a sequence, the first ones, that are searched from.
       values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
         come from the search too.
+      observed: rows, the first ones, whose observations learning sees; the others are left out, for what is prepared
+        ahead is kept.
     """
     B = len(batch.weight)
     n = max(1, round(part * B))
@@ -67,4 +70,7 @@ def renewed(
         "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
         "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
     }
-    return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
+    timesteps = batch.trajectory.timesteps
+    seen = jax.tree.map(lambda x: x[:observed], timesteps.observation)
+    trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=seen))
+    return batch._replace(trajectory=trajectory)

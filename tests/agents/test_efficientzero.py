@@ -277,7 +277,10 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     target = jax.tree.map(lambda x: 1.5 * x, learner.params)
     learner = learner._replace(aux=learner.aux._replace(target=(target, {}, jnp.int32(0))))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
-    extras = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras  # type: ignore[arg-type]
+    renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
+    learnt = batch.trajectory.timesteps.observation[: K + 1]
+    np.testing.assert_array_equal(renewed.timesteps.observation, learnt, "what learning sees, and no more")
+    extras = renewed.extras
     observation = batch.trajectory.timesteps.observation[: K + n + 1].reshape(-1, 3)
     zeros = jnp.zeros(len(observation))
     row = TimeStep(observation, zeros, zeros + 1.0, zeros == 0, zeros > 0)
