@@ -183,9 +183,9 @@ EFFICIENTZERO: dict[str, Difference] = {
     ),
     "gumbel": Difference("atari", {"search": "gumbel", "simulations": 16, "considered": 8}),
 }
-"""Of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023 (SpeedyZero), whose batches
-have eight shards, also on one device, for statistics are of a shard; and the first with the search of Wang et al. 2024
-(EfficientZero V2), which takes a third of the simulations."""
+"""Of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
+(SpeedyZero), whose batches have eight shards, also on one device, for statistics are of a shard; and the first with the
+search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
 
 SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
 """Agents that have several presets for Atari."""

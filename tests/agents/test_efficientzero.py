@@ -346,6 +346,9 @@ def test_bad_settings_are_one_sentence() -> None:
     for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
             EfficientZeroConfig(**{name: value})
+    for name in ("target_interval", "refresh_interval"):
+        with pytest.raises(ValueError, match=f"reanalyse_group=4 must divide {name}=10, so that"):
+            EfficientZeroConfig(**({"target_interval": 8, "reanalyse_group": 4} | {name: 10}))
     with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     with pytest.raises(ValueError, match="efficientzero cannot play against itself"):
@@ -356,6 +359,25 @@ def test_trees_are_kept_as_the_config_says() -> None:
     for dtype in ("bfloat16", None):
         config = EfficientZeroConfig(**SMALL, embedding_dtype=dtype)
         assert efficientzero.planner(SPEC, config).config.embedding_dtype == dtype
+
+
+def test_clipped_lars_needs_heads_by_name() -> None:
+    config = EfficientZeroConfig(**SMALL, optimizer="clipped_lars")
+    agent = efficientzero.make(SPEC, config, prefix_models.PrefixModel(Table(), 1))
+    with pytest.raises(ValueError, match=r"needs parameters \[head\]\['last'\]\['kernel'\] .* policy, prefix, value"):
+        jax.eval_shape(agent.init, jax.random.key(0), harness.hyper(agent))
+
+
+@pytest.mark.parametrize("name", ["sgd", "clipped_lars"])
+def test_decay_is_behind_the_clip(name: Any) -> None:
+    """Of no gradient at all, parameters are smaller by the whole of it, and the norm is 0."""
+    config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
+    init, step = efficientzero._optimiser(config)
+    params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
+    nothing, rates = jax.tree.map(jnp.zeros_like, params), {"learning_rate": 0.5, "max_grad_norm": jnp.float32(1e-3)}
+    new, _, norm = step(nothing, init(params), params, **rates)
+    assert float(norm) == 0.0
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 
 
 @pytest.mark.slow
