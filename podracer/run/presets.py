@@ -132,7 +132,7 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
     if agent == "efficientzero" and preset:
         total_steps = configs.from_json(RunConfig, merged.run).total_steps
         fitted = papers.by_run(merged.agent, _task(environment), total_steps)
-        return merged._replace(agent=fitted | merged.agent)
+        return merged._replace(agent={**fitted, **merged.agent})
     return merged
 
 
