@@ -35,6 +35,8 @@ RUNS = pathlib.Path("runs/sample_efficiency")
 IN_A_ROW = 3
 PLAIN = {"reanalyse": 0.0, "consistency_cost": 0.0, "horizon": 1, "correction_interval": 0}
 LARGE = {"warmup_updates": 100, "learning_rate": 0.2}
+DECAY = 1e-4
+"""Clipped LARS's, which SGD has as well: the gradient of c |w|^2 with c half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Task:
       total_steps: of schedules, and at most.
       eval_every: steps between evaluations.
       config: of all agents.
+
+    Values of EfficientZero lose a reward by 0.3 of `total_steps` of age, as in its paper.
     """
 
     env: str
@@ -79,7 +83,8 @@ TASKS = {
     "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 8, "samples_per_row": 8.0}),
 }
 ARMS = {
-    "muzero": Arm("muzero", part=1.0),
+    # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
+    "muzero": Arm("muzero", {"learning_rate_decay": False, "replay_min_size": 500}, part=1.0),
     "efficientzero": Arm(),
     # Each with all that those above have.
     "plain": Arm(config=PLAIN),
@@ -88,7 +93,7 @@ ARMS = {
     "+ prefix": Arm(config={"correction_interval": 0}),
     "+ correction": Arm(),
     "+ refresh": Arm(config={"refresh_interval": 10}),
-    "large batch, sgd": Arm(config=LARGE | {"optimizer": "sgd"}, size=8),
+    "large batch, sgd": Arm(config=LARGE | {"optimizer": "sgd", "l2_cost": DECAY / 2}, size=8),
     "large batch, clipped lars": Arm(config=LARGE | {"optimizer": "clipped_lars", "lars_start": 100}, size=8),
 }
 
@@ -110,7 +115,8 @@ def path_of(task: str, arm: str, seed: int) -> pathlib.Path:
 
 def settings_of(task: str, arm: str) -> dict[str, Any]:
     """All that a run depends on beside its seed."""
-    return json.loads(json.dumps({"task": dataclasses.asdict(TASKS[task]), "arm": dataclasses.asdict(ARMS[arm])}))
+    parts = {"task": dataclasses.asdict(TASKS[task]), "arm": dataclasses.asdict(ARMS[arm])}
+    return json.loads(json.dumps(parts | {"config": config_of(task, arm)}))
 
 
 def most(task: str, arm: str) -> int:
@@ -118,14 +124,21 @@ def most(task: str, arm: str) -> int:
     return int(TASKS[task].total_steps * ARMS[arm].part)
 
 
-def run(name: str, arm: str, seed: int) -> None:
-    """One run, in this process."""
+def config_of(name: str, arm: str) -> dict[str, Any]:
+    """An agent's settings."""
     task, learner = TASKS[name], ARMS[arm]
-    config = task.config | learner.config
+    ages = {"correction_interval": round(0.3 * task.total_steps)} if learner.agent == "efficientzero" else {}
+    config = ages | task.config | learner.config
     if learner.size > 1:
         default = podracer.agents.EfficientZeroConfig()
         sizes = {name: config.get(name, getattr(default, name)) for name in ("batch_size", "samples_per_row")}
         config |= {name: learner.size * value for name, value in sizes.items()}
+    return config
+
+
+def run(name: str, arm: str, seed: int) -> None:
+    """One run, in this process."""
+    task, learner = TASKS[name], ARMS[arm]
     evaluations: list[tuple[int, float]] = []
 
     def passed() -> bool:
@@ -141,7 +154,7 @@ def run(name: str, arm: str, seed: int) -> None:
     result = podracer.train(
         learner.agent,
         task.env,
-        config=config,
+        config=config_of(name, arm),
         total_steps=task.total_steps,
         eval_every=task.eval_every,
         seed=seed,

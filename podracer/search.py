@@ -30,6 +30,9 @@ LOWEST = float(np.finfo(np.float32).min)
 """The logit of an illegal action: a softmax of nothing else is no NaN."""
 
 
+EmbeddingDtype = Literal["float32", "bfloat16", "float16"]
+
+
 class Root(NamedTuple):
     """Where searches begin.
 
@@ -134,7 +137,7 @@ class SearchConfig:
     considered: int = configs.field(16, low=1)
     value_scale: float = configs.field(0.1, low=0.0)
     visit_offset: float = configs.field(50.0, low=0.0)
-    embedding_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    embedding_dtype: EmbeddingDtype | None = None
 
     def __post_init__(self):
         configs.check(self)
@@ -171,6 +174,7 @@ class Settings:
       dirichlet_alpha: of that noise (Silver et al.: 0.3 in chess, 0.03 in Go); None for min(1, 10 / legal actions).
       considered: actions that gumbel tries at the root (Danihelka et al.: 16).
       value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+      embedding_dtype: what trees keep a model's states as, "float32", "bfloat16" or "float16"; None for its own.
     """
 
     search: Literal["puct", "gumbel"] = "puct"
@@ -180,6 +184,7 @@ class Settings:
     dirichlet_alpha: float | None = configs.field(0.3, low=1e-3)
     considered: int = configs.field(16, low=1)
     value_scale: float = configs.field(0.1, low=0.0)
+    embedding_dtype: EmbeddingDtype | None = None
 
 
 def settings(config: Any, **others: Any) -> SearchConfig:

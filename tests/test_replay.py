@@ -587,6 +587,8 @@ def test_an_accelerator_offers_the_hosts_memory():
     with pytest.raises(ValueError, match=r"use more devices\.$"):
         learner.require_room(of(2**50), [Accelerator()])
     learner.require_room(of(2**21), [Accelerator()] * 2)
+    with pytest.raises(ValueError, match="the replay needs"):  # with what is prepared ahead
+        learner.require_room(of(2**21)._replace(ahead=of(2**20).ring), [Accelerator()] * 2)
 
 
 def test_replays_in_the_hosts_memory_are_sebulbas():

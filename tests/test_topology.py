@@ -132,6 +132,27 @@ def test_replicas_must_divide(processes: int, each: int, settings: dict, message
 
 
 @pytest.mark.parametrize(
+    ("each", "settings", "expected"),
+    [
+        (4, {}, None),
+        (4, {"reanalyser_devices": 2}, (1, 2, 1)),
+        (8, {"reanalyser_devices": 4}, None),
+        (8, {"reanalyser_devices": 4, "num_envs": 16}, (2, 4, 2)),
+    ],
+)
+def test_eight_shards_on_the_devices_of_the_guide(each: int, settings: dict, expected: tuple | None) -> None:
+    """docs/search.md: `speedyzero` on 4 and 8, where it fits no other split."""
+    layout = {"num_envs": 8, "envs_per_actor": 16, "num_shards": 8, "devices": [Remote(0) for _ in range(each)]}
+    if expected is None:
+        with pytest.raises(ValueError, match="not divisible"):
+            topology.make_host(**layout | settings)
+        return
+    made = topology.make_host(**layout | settings)
+    assert made.reanalysers is not None
+    assert (len(made.actors), made.reanalysers.size, made.mesh.size) == expected
+
+
+@pytest.mark.parametrize(
     ("num_shards", "replicas", "said"),
     [
         (8, None, "8 shards: it continues on 1, 2, 4 or 8 devices"),

@@ -92,7 +92,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
       final_scale: of the learning rate in updates behind the last step, `final_updates` (paper: 0.1).
-      l2_cost: c of a further loss c |params|^2, with SGD and Adam (paper: 0.00005).
+      l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, with SGD and Adam (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
       max_grad_norm: clip by global norm, inf for none (paper: 5).
@@ -140,6 +140,11 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
             raise ValueError(
                 f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
                 "the updates of a group have one target."
+            )
+        if self.refresh_interval % self.reanalyse_group:
+            raise ValueError(
+                f"reanalyse_group={self.reanalyse_group} must divide refresh_interval={self.refresh_interval}, so that "
+                "the parts of a sweep are groups."
             )
 
 
@@ -319,7 +324,7 @@ def make(
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         policies = K + 1 if config.value_target == "network" else K + n + 1
-        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1}
+        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1, "observed": K + 1}
         return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
 
     beta = config.importance_exponent
@@ -353,13 +358,28 @@ def make(
 def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Its `init` and its `step`."""
     if config.optimizer == "clipped_lars":
-        heads = ("policy", "prefix", "value")
-        late = lambda params: [params["params"][head]["last"]["kernel"] for head in heads]  # noqa: E731
-        made = lars.ClippedLARS(late, config.lars_start, config.lars_eta)
+        made = lars.ClippedLARS(_last_kernels, config.lars_start, config.lars_eta)
         return made.init, made.step
     transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
-    step = partial(optimizer.step, transformation, l2_cost=config.l2_cost)
-    return partial(optimizer.init, transformation), step
+    if config.l2_cost:
+        transformation = optimizer.decaying(transformation, config.l2_cost)
+    return partial(optimizer.init, transformation), partial(optimizer.step, transformation)
+
+
+def _last_kernels(params: ArrayTree) -> list[jax.Array]:
+    """Of heads, which begin at 0.
+
+    Raises:
+      ValueError: for a model without these.
+    """
+    heads = ("policy", "prefix", "value")
+    try:
+        return [params["params"][head]["last"]["kernel"] for head in heads]
+    except (KeyError, TypeError):
+        raise ValueError(
+            "optimizer='clipped_lars' waits until the last layers of heads have grown, and needs parameters "
+            f"[head]['last']['kernel'] of the model for the heads {', '.join(heads)}: name them so, or use 'sgd'."
+        ) from None
 
 
 def planner(

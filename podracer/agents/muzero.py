@@ -228,7 +228,7 @@ def make(
         return actor_params(learner._replace(params=learner.aux, num_updates=copied), progress)
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1}
+        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1, "observed": 1}
         return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:

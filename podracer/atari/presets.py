@@ -108,6 +108,7 @@ PAPERS: dict[str, Difference] = {
             "absorbing": True,
             "simulations": 50,
             "dirichlet_alpha": 0.25,
+            "embedding_dtype": "bfloat16",
             "discount": 0.997,
             "num_bins": 601,
             "batch_size": 1024,
@@ -138,13 +139,12 @@ EFFICIENTZERO: dict[str, Difference] = {
         None,
         {
             "simulations": 50,
-            "correction_interval": 30_000,
+            "embedding_dtype": "bfloat16",
             "discount": 0.997**4,
             "max_value": 58_705.584,  # which `returns.rescale` makes 300 of, so that bins are 1 apart
             "num_bins": 601,
             "batch_size": 256,
             "samples_per_row": 256.0,
-            "replay_capacity": 100_000,
             "replay_min_size": 2_000,
             "reanalyse_group": 8,
             "target_interval": 200,
@@ -184,9 +184,9 @@ EFFICIENTZERO: dict[str, Difference] = {
     ),
     "gumbel": Difference("atari", {"search": "gumbel", "simulations": 16, "considered": 8}),
 }
-"""Of `efficientzero`: Ye et al. 2021 by their code, with 100,000 steps; Mei et al. 2023 (SpeedyZero), whose batches
-have eight shards, also on one device, for statistics are of a shard; and the first with the search of Wang et al. 2024
-(EfficientZero V2), which takes a third of the simulations."""
+"""Of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
+(SpeedyZero), whose batches have eight shards, also on one device, for statistics are of a shard; and the first with the
+search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
 
 SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
 """Agents that have several presets for Atari."""
@@ -200,6 +200,26 @@ def resolve(agent: str, name: str) -> Difference:
     base = resolve(agent, found.base)
     merged = {part: {**getattr(base, part), **getattr(found, part)} for part in ("agent", "run", "env")}
     return Difference(None, **merged, protocol=found.protocol or base.protocol)
+
+
+LARS_ETA = dict.fromkeys(("Asterix", "Gopher"), 0.01) | dict.fromkeys(
+    ("KungFuMaster", "Pong", "RoadRunner", "UpNDown"), 0.005
+)
+"""The eta of Clipped LARS by game where it is not the default, 0.03 (Mei et al. 2023, table 7)."""
+
+
+def by_run(config: Mapping[str, Any], game: str, total_steps: int) -> dict[str, Any]:
+    """What the presets of `efficientzero` say of a run by its game and length.
+
+    Args:
+      config: fields of the agent's config.
+      game: its name without version.
+      total_steps: all of which the replay keeps, and 0.3 of which are an interval of corrections.
+    """
+    found: dict[str, Any] = {"correction_interval": max(1, round(0.3 * total_steps)), "replay_capacity": total_steps}
+    if config.get("optimizer") == "clipped_lars" and game in LARS_ETA:
+        found["lars_eta"] = LARS_ETA[game]
+    return found
 
 
 def rollout_length(target_period: int, num_envs: int) -> int:

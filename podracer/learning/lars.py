@@ -46,6 +46,7 @@ class ClippedLARS(NamedTuple):
     decay: float = 1e-4
 
     def init(self, params: ArrayTree) -> State:
+        self.late(params)  # which may say that the model has none
         return State(jax.tree.map(jnp.zeros_like, params), jnp.bool_(False), jnp.int32(0))
 
     def step(

@@ -63,14 +63,14 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
     """Checks that a replay fits.
 
     Args:
-      experience: shapes; its ring is spread evenly over the devices.
+      experience: shapes; its ring, and what is prepared ahead, are spread evenly over the devices.
       devices: all of one kind.
       on_host: whether the ring is in the host's memory instead.
 
     Raises:
       ValueError: where a device, or the host, has less memory than its part needs.
     """
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(experience.ring)) / 2**30
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(experience[1:])) / 2**30
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if on_host:
         if size > machine:

@@ -45,6 +45,14 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
     return optax.chain(*parts) if parts else optax.identity()
 
 
+def decaying(transformation: optax.GradientTransformation, l2_cost: float) -> optax.GradientTransformation:
+    """With a further loss c |params|^2, c the `l2_cost`, whose gradient is added behind the clip of `step`.
+
+    As PyTorch's weight decay; it is not in the norm that `step` returns.
+    """
+    return optax.chain(optax.add_decayed_weights(2.0 * l2_cost), transformation)
+
+
 def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
     def init(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros_like(vector), jnp.zeros_like(vector)
@@ -82,7 +90,7 @@ def step(
       params: the parameters.
       learning_rate: float32 [].
       max_grad_norm: float32 [], the gradient's largest global norm.
-      l2_cost: c of a further loss c |params|^2.
+      l2_cost: c of a further loss c |params|^2, of which the gradient that is clipped is (compare `decaying`).
 
     Returns:
       New parameters, new optimiser state, and the gradient's norm before clipping.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from podracer import nets, search
-from podracer.learning import trajectories
+from podracer.learning import gradients, trajectories
 from podracer.types import ActorParams, Batch
 
 
@@ -20,8 +23,11 @@ def renewed(
     part: float,
     policies: int,
     values: int,
+    observed: int,
 ) -> Batch:
     """A batch whose extras `policy` come from a search, and `value` from the network, by the parameters of an actor.
+
+    Sequences are searched from a few at a time (`gradients.at_a_time`), for images and trees of all may fill a device.
 
     Args:
       plan: how to search.
@@ -29,26 +35,42 @@ def renewed(
       actor: parameters.
       batch: B sequences with the observations of their first `values` rows.
       key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
-        and again settles on one action too soon.
+        and again settles on one action too soon. Each sequence has its own of it.
       part: of the sequences, the nearest number that is at least one, at an even stride, for they are drawn in the
         order of the ring; the others stay.
       policies: rows of a sequence, the first ones, that are searched from.
       values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
         come from the search too.
+      observed: rows, the first ones, whose observations learning sees; the others are left out, for what is prepared
+        ahead is kept.
     """
     B = len(batch.weight)
     n = max(1, round(part * B))
-    at = jnp.arange(n, dtype=jnp.int32) * B // n
-    some = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
-    rows = jax.tree.map(lambda x: x[:values], some.timesteps)
-    seen = nets.inputs(observer, some._replace(timesteps=rows)).observation
+    m = min(n, gradients.at_a_time(batch.trajectory.timesteps.observation, values, B))
+    number = jnp.minimum(jnp.arange(-(-n // m) * m, dtype=jnp.int32), n - 1)  # the last one again fills the last part
+    # A key of each sequence, so that what it draws does not depend on how many are searched from together.
+    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
+    at = number * B // n
     variables = plan.variables(actor)
-    root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
-    begin = jax.tree.map(lambda x: x[: policies * n], root)
-    found = search.search(plan.model, variables, begin, key, plan.config)
+
+    def of_some(some: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        at, keys = some
+        chosen = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
+        rows = jax.tree.map(lambda x: x[:values], chosen.timesteps)
+        seen = nets.inputs(observer, chosen._replace(timesteps=rows)).observation
+        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        begin = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
+        look = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731
+        found = jax.vmap(look, in_axes=(1, 0), out_axes=1)(begin, keys)
+        return found.policy, root.value.reshape(values, -1) if policies < values else found.value
+
+    policy, value = lax.map(of_some, (at.reshape(-1, m), keys.reshape(-1, m)))
     old = batch.trajectory.extras
     extras = {
-        "policy": old["policy"].at[:policies, at].set(found.policy.reshape(policies, n, -1)),
-        "value": old["value"].at[:values, at].set((root if policies < values else found).value.reshape(values, n)),
+        "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
+        "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
     }
-    return batch._replace(trajectory=batch.trajectory._replace(extras=extras))
+    timesteps = batch.trajectory.timesteps
+    seen = jax.tree.map(lambda x: x[:observed], timesteps.observation)
+    trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=seen))
+    return batch._replace(trajectory=trajectory)

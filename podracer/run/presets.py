@@ -129,6 +129,10 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
     merged = Settings(*parts)
     if begun.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
         return _with_periods(agent, merged, begun)
+    if agent == "efficientzero" and preset:
+        total_steps = configs.from_json(RunConfig, merged.run).total_steps
+        fitted = papers.by_run(merged.agent, _task(environment), total_steps)
+        return merged._replace(agent={**fitted, **merged.agent})
     return merged
 
 
@@ -151,12 +155,17 @@ def _find(name: str, agent: str, environment: str) -> Settings:
 
 
 def _of_task(name: str, agent: str, environment: str) -> Settings:
-    task = environment.rpartition(":")[2].partition("-v")[0].replace("_", "")
+    task = _task(environment).replace("_", "")
     for (whose, known), settings in TASKS[name].items():
         if whose == agent and known.replace("_", "").lower() == task.lower():
             return settings
     there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
     raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
+
+
+def _task(environment: str) -> str:
+    """A name without kind and version."""
+    return environment.rpartition(":")[2].partition("-v")[0]
 
 
 def _of_atari(name: str, agent: str, environment: str) -> Settings:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, prefix_models, spaces
+from podracer import agents, nets, prefix_models, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.learning import gradients, steps, windows
 from podracer.learning.scalars import Bins
@@ -277,7 +277,10 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     target = jax.tree.map(lambda x: 1.5 * x, learner.params)
     learner = learner._replace(aux=learner.aux._replace(target=(target, {}, jnp.int32(0))))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
-    extras = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras  # type: ignore[arg-type]
+    renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
+    learnt = batch.trajectory.timesteps.observation[: K + 1]
+    np.testing.assert_array_equal(renewed.timesteps.observation, learnt, "what learning sees, and no more")
+    extras = renewed.extras
     observation = batch.trajectory.timesteps.observation[: K + n + 1].reshape(-1, 3)
     zeros = jnp.zeros(len(observation))
     row = TimeStep(observation, zeros, zeros + 1.0, zeros == 0, zeros > 0)
@@ -293,6 +296,30 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     said = jax.jit(lambda p: model.call("predict", p, {}, model.call("represent", p, {}, observation))[1])(target)
     value = Bins(11, agent.config.max_value).expectation(said)
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
+
+
+def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
+    """Nor on what else there is, with noise at the roots; the same key gives the same, and another key another."""
+    agent = made(unroll_length=2, simulations=8, frame_stack=2)
+    batch = harness.taken(harness.batch_of(agent, A), np.arange(5))
+    actor = agent.target_params(learner_of(agent), jnp.float32(0))  # type: ignore[misc]
+
+    @functools.cache
+    def reanalyse(together: int) -> Any:
+        return jax.jit(lambda *arguments: agent.reanalyse(*arguments).trajectory.extras)  # type: ignore[misc]
+
+    def extras(together: int, batch: Batch = batch, seed: int = 0) -> Any:
+        with mock.patch.object(gradients, "at_a_time", return_value=together):
+            return reanalyse(together)(actor, batch, jax.random.key(seed))
+
+    whole = extras(5)
+    harness.assert_same(extras(5), whole)
+    assert not np.allclose(extras(5, seed=1)["policy"][:3], whole["policy"][:3], atol=1e-3)
+    with mock.patch.object(nets, "inputs", wraps=nets.inputs) as seen:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), extras(2), whole)
+    assert {call.args[1].timesteps.reward.shape[1] for call in seen.call_args_list} == {2}
+    alone = extras(2, harness.taken(batch, np.arange(2)))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:, :2], atol=1e-5), alone, whole)
 
 
 def test_actions_are_random_until_something_was_learnt() -> None:
@@ -315,13 +342,42 @@ def test_actions_are_random_until_something_was_learnt() -> None:
 
 def test_bad_settings_are_one_sentence() -> None:
     wrong: Any = {"num_bins": (40, "must be odd"), "horizon": (0, "at least 1"), "norm": ("group", "norm")}
+    wrong |= {"embedding_dtype": ("float64", "expected one of 'float32', 'bfloat16', 'float16' or None")}
     for name, (value, words) in wrong.items():
         with pytest.raises(ValueError, match=words):
             EfficientZeroConfig(**{name: value})
+    for name in ("target_interval", "refresh_interval"):
+        with pytest.raises(ValueError, match=f"reanalyse_group=4 must divide {name}=10, so that"):
+            EfficientZeroConfig(**({"target_interval": 8, "reanalyse_group": 4} | {name: 10}))
     with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.efficientzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     with pytest.raises(ValueError, match="efficientzero cannot play against itself"):
         agents.efficientzero.make(SPEC._replace(num_players=2))
+
+
+def test_trees_are_kept_as_the_config_says() -> None:
+    for dtype in ("bfloat16", None):
+        config = EfficientZeroConfig(**SMALL, embedding_dtype=dtype)
+        assert efficientzero.planner(SPEC, config).config.embedding_dtype == dtype
+
+
+def test_clipped_lars_needs_heads_by_name() -> None:
+    config = EfficientZeroConfig(**SMALL, optimizer="clipped_lars")
+    agent = efficientzero.make(SPEC, config, prefix_models.PrefixModel(Table(), 1))
+    with pytest.raises(ValueError, match=r"needs parameters \[head\]\['last'\]\['kernel'\] .* policy, prefix, value"):
+        jax.eval_shape(agent.init, jax.random.key(0), harness.hyper(agent))
+
+
+@pytest.mark.parametrize("name", ["sgd", "clipped_lars"])
+def test_decay_is_behind_the_clip(name: Any) -> None:
+    """Of no gradient at all, parameters are smaller by the whole of it, and the norm is 0."""
+    config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
+    init, step = efficientzero._optimiser(config)
+    params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
+    nothing, rates = jax.tree.map(jnp.zeros_like, params), {"learning_rate": 0.5, "max_grad_norm": jnp.float32(1e-3)}
+    new, _, norm = step(nothing, init(params), params, **rates)
+    assert float(norm) == 0.0
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 
 
 @pytest.mark.slow

@@ -206,7 +206,9 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     learner = learner_of(agent)
     learner = learner._replace(aux=jax.tree.map(lambda x: 1.5 * x, learner.params))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
-    extras = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras  # type: ignore[arg-type]
+    renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
+    np.testing.assert_array_equal(renewed.timesteps.observation, batch.trajectory.timesteps.observation[:1])
+    extras = renewed.extras
     before, some = batch.trajectory.extras, np.array([0, 2, 4, 6, 8])
     others = np.setdiff1d(np.arange(10), some)
     for name in ("policy", "value"):

@@ -189,6 +189,7 @@ def test_muzero_plays_with_the_settings_of_its_paper():
     config, run, options, names = resolved("muzero", "atari")
     assert (config.unroll_length, config.n_step, config.discount, config.num_bins) == (5, 10, 0.997, 601)
     assert (config.search, config.simulations, config.dirichlet_alpha) == ("puct", 50, 0.25)
+    assert config.embedding_dtype == "bfloat16"
     assert (config.batch_size, config.priority_exponent, config.importance_exponent) == (1024, 1.0, 1.0)
     assert options == AtariOptions(**atari.protocol("impala").env)
     assert names == {"preset": "atari", "protocol": "impala"}
@@ -214,6 +215,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
     assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
     assert (run.num_shards, run.num_envs) == (8, 8)
+    assert config.embedding_dtype == large.embedding_dtype == "bfloat16"
     # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
     assert (config_run.eval_episodes, run.eval_episodes) == (32, 100)
     assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
@@ -224,6 +226,28 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert sum(x.size for x in jax.tree.leaves(params)) == 8_348_264
     gumbel, *others = resolved("efficientzero", "gumbel")
     assert (gumbel.search, gumbel.simulations, others[0]) == ("gumbel", 16, config_run)
+
+
+def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
+    """What is typed goes before it."""
+    for steps in (100_000, 300_000):
+        for preset in papers.EFFICIENTZERO:
+            config = resolved("efficientzero", preset, run={"total_steps": steps})[0]
+            assert (config.correction_interval, config.replay_capacity) == (0.3 * steps, steps)
+    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02}
+    config = resolved("efficientzero", "speedyzero", config=typed, run={"total_steps": 300_000})[0]
+    assert {name: getattr(config, name) for name in typed} == typed
+
+    def eta(game, preset="speedyzero", config=None):
+        given = presets.Settings(config or {})
+        return presets.merge("efficientzero", f"envpool:{game}-v5", preset, None, given).agent.get("lars_eta", 0.03)
+
+    table = {"Asterix": 0.01, "Gopher": 0.01, "KungFuMaster": 0.005, "Pong": 0.005, "RoadRunner": 0.005}
+    table |= {"UpNDown": 0.005, "Alien": 0.03, "MsPacman": 0.03}
+    assert {game: eta(game) for game in table} == table
+    assert set(papers.LARS_ETA) < set(atari.games.GAMES26)
+    assert eta("Pong", "atari") == 0.03, "which Clipped LARS alone has"
+    assert eta("Pong", "atari", {"optimizer": "clipped_lars"}) == 0.005
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import envs_jax
-from podracer.agents import efficientzero
+from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
 from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 from podracer.learning import gradients
+from podracer.learning.lars import ClippedLARS
 
 
 def test_anakin_on_any_environment():
@@ -51,6 +52,20 @@ def test_a_yardstick_that_cannot_be_imported(monkeypatch, tmp_path, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first == "no yardstick: plain.py cannot be used here (No module named 'nothing_of_this_name')."
     assert second.startswith("no yardstick: ")
+
+
+def test_arms_differ_in_what_they_are_named_for(monkeypatch):
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    efficiency: Any = importlib.import_module("sample_efficiency")
+    for name, task in efficiency.TASKS.items():
+        ours, other = (efficiency.config_of(name, arm) for arm in ("efficientzero", "muzero"))
+        assert efficiency.most(name, "efficientzero") > ours["correction_interval"] == 0.3 * task.total_steps
+        whole = EfficientZeroConfig(**ours), MuZeroConfig(**other)
+        assert whole[0].replay_min_size == whole[1].replay_min_size
+        assert not whole[1].learning_rate_decay, "as efficientzero"
+        sgd, lars = (efficiency.config_of(name, f"large batch, {arm}") for arm in ("sgd", "clipped lars"))
+        assert 2 * sgd["l2_cost"] == ClippedLARS(lambda params: [], 0).decay
+        assert sgd.keys() - lars.keys() == {"l2_cost"}
 
 
 def test_what_never_passed_is_compared_as_far_as_that_goes(monkeypatch, tmp_path):
