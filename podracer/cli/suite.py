@@ -135,7 +135,10 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     from podracer import atari
     from podracer.run.experiment import RunConfig
 
-    settings = train.settings([agent, "envpool:Pong-v5", *flags])  # the options of all games are the same
+    # The options of all games are the same; of the agent's settings, all but those that a preset has by game.
+    settings, other = (train.settings([agent, f"envpool:{game}-v5", *flags]) for game in ("Pong", "Breakout"))
+    alike = {name: x for name, x in settings["agent_config"].items() if x == other["agent_config"][name]}
+    settings["agent_config"] = alike
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
     protocol = settings["protocol"]
     typed = {flag.partition("=")[0].replace("_", "-") for flag in flags}

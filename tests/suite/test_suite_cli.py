@@ -103,6 +103,9 @@ def test_settings_are_those_of_the_run(tmp_path):
         "dqn", ["--preset", "fast_dqn", "--keep-checkpoints", "9", "--checkpoint-every", "5"]
     )
     assert of_suite != suite._settings("dqn", ["--preset", "fast_dqn", "--eval-every", "1000"])
+    of_all_games = suite._settings("efficientzero", ["--preset", "speedyzero"])["agent_config"]
+    assert "lars_eta" not in of_all_games, "which goes by the game"
+    assert of_all_games["correction_interval"] == 30_000
 
 
 @pytest.fixture
