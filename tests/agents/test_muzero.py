@@ -260,3 +260,19 @@ def test_bad_settings_are_one_sentence() -> None:
             MuZeroConfig(**{name: value})
     with pytest.raises(ValueError, match="Discrete ones: use ppo"):
         agents.muzero.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
+
+
+def test_a_small_part_is_one_sample_of_each_shard() -> None:
+    agent = made(unroll_length=2, reanalyse=0.1)
+    batch, learner = taken(batch_of(agent), np.arange(4)), learner_of(agent)
+    learner = learner._replace(aux=learner.params)
+    actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
+    policy = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras["policy"]  # type: ignore[arg-type]
+    renewed = np.any(np.asarray(policy != batch.trajectory.extras["policy"]), axis=(0, 2))
+    np.testing.assert_array_equal(renewed, [True, False, False, False])
+
+
+def test_values_of_games_for_two_are_no_larger_than_rewards() -> None:
+    config = MuZeroConfig(discount=0.99, max_reward=2.0)
+    assert muzero._bins(SPEC, config).largest == pytest.approx(200.0)
+    assert muzero._bins(SPEC._replace(num_players=2), config).largest == 2.0

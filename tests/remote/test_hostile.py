@@ -85,7 +85,7 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone():
 @pytest.mark.slow
 @pytest.mark.xfail(
     raises=subprocess.TimeoutExpired,
-    reason="beside busy cores, gRPC's client at times hears of a stream's end only when its connection is closed: open",
+    reason="beside busy cores it has not ended in time, and why is not known",
 )
 def test_ten_thousand_mutated_messages_have_a_status_each_and_leave_others_alone():
     """In a process of its own, for gRPC has one event loop in a process, and many other tests were in this one."""
@@ -110,7 +110,7 @@ def mutate(count):
         assert codes.total() == count
         # A message may be changed into Leave, which is a way to go; and who writes to a stream that ends at that moment
         # is told so by gRPC's client in place of the status.
-        # One of whose number of a run another's was changed into is ended by it.
+        # ABORTED ends the older of two streams of one run, such as one whose number was changed into another's.
         assert codes.keys() <= {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OK", "WROTE", "ABORTED"}, codes
         assert codes["ABORTED"] < 1 + count / 1000
         left = count / 50  # at most: of those that were changed into Leave, some are told that they wrote too late
@@ -191,7 +191,7 @@ def test_who_says_nothing_is_hung_up_on():
         for each in threads:
             each.join(30.0)
         assert ends.keys() == {*silent, "idle"}
-        assert max(ends.values()) < 12.0, ends  # all limits are 10 s; the rest is for busy cores
+        assert max(ends.values()) < 10.75, ends  # all limits are 10 s; the rest is for busy cores
         # One that answers no pings either is closed for that in the same second.
         found = {codes[name][0] for name in ("stream", "byte by byte") if codes[name]}
         late, gone = (code.value[0] for code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE))
@@ -290,23 +290,20 @@ def test_a_flood_ends_and_others_do_not_wait(kind, least):
         command = [sys.executable, "-c", FLOOD, made.where, kind]
         variables = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        before, during, streams, sent = [], [], 0, []
-        calm = lambda: min(during) < max(2 * min(before), sys.getswitchinterval())  # noqa: E731
+        before, during, streams, sent = [], [], 0, 0
         with subprocess.Popen(command, env=variables, **pipes) as flood:
             assert flood.stdout.readline() == "there\n"
-            for _ in range(12):
+            for _ in range(4):
                 before.append(slowest(environment))
                 print(seconds, file=flood.stdin, flush=True)
                 during.append(slowest(environment))
                 ended, more = map(int, flood.stdout.readline().split())
-                streams, sent = streams + ended, [*sent, more]
-                if len(sent) >= 4 and calm() and max(sent) > seconds * least:
-                    break
+                streams, sent = streams + ended, sent + more
             flood.stdin.close()
         # Of several, for other processes have the cores too. A round of under a millisecond still waits now and then for
         # as long as the interpreter, and the system likewise, lets a thread compute before another one's turn comes.
-        assert calm(), (before, during)
-        assert max(sent) > seconds * least
+        assert min(during) < max(2 * min(before), sys.getswitchinterval()), (before, during)
+        assert sent > 4 * seconds * least
         metrics = made.metrics()
         assert (metrics["remote/rejected"], metrics["remote/breaks"]) == (streams, 0)
         others.close()
