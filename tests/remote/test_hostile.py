@@ -70,8 +70,11 @@ async def many_mutated(where, count):
     rng, codes = np.random.default_rng(0), collections.Counter()
 
     async def some(numbers):
-        async with grpc.aio.insecure_channel(where, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            for number in numbers:
+        # A connection for every stream, as a worker has. On one for many streams gRPC's client counts some that have
+        # ended against the server's limit of four until the connection is closed as idle; beside busy cores four such
+        # come together, and the next stream is not begun for 10 s. With a limit of 1,000 streams none has waited.
+        for number in numbers:
+            async with grpc.aio.insecure_channel(where, [("grpc.use_local_subchannel_pool", 1)]) as channel:
                 codes[await mutated(channel, rng, number)] += 1
 
     await asyncio.gather(*[some(range(2**40 + i, 2**40 + count, 4)) for i in range(4)])
@@ -83,10 +86,6 @@ def test_mutated_messages_have_a_status_each_and_leave_others_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    raises=subprocess.TimeoutExpired,
-    reason="beside busy cores it has not ended in time, and why is not known",
-)
 def test_ten_thousand_mutated_messages_have_a_status_each_and_leave_others_alone():
     """In a process of its own, for gRPC has one event loop in a process, and many other tests were in this one."""
     folder = pathlib.Path(__file__).parent
