@@ -70,9 +70,9 @@ async def many_mutated(where, count):
     rng, codes = np.random.default_rng(0), collections.Counter()
 
     async def some(numbers):
-        # A connection for every stream, as a worker has. On one for many streams gRPC's client counts some that have
-        # ended against the server's limit of four until the connection is closed as idle; beside busy cores four such
-        # come together, and the next stream is not begun for 10 s. With a limit of 1,000 streams none has waited.
+        # A connection for every stream, as a worker has. On one for many streams gRPC's client seems to count some
+        # that have ended against the server's limit of four until the connection is closed as idle; beside busy cores four
+        # such come together, and the next stream waits for 10 s and more. With a limit of 1,000 streams none has waited.
         for number in numbers:
             async with grpc.aio.insecure_channel(where, [("grpc.use_local_subchannel_pool", 1)]) as channel:
                 codes[await mutated(channel, rng, number)] += 1
