@@ -8,6 +8,9 @@ A run ends when three evaluations in a row reach a task's level, or with its ste
 of a task have the same networks, simulations, updates for each step and schedules. MuZero has all of a task's steps and
 the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
 
+Controls, on catch alone, have one part broken and must never pass: actions are random, dynamics stay as they began, or
+samples have each other's policies.
+
 Runs are processes, one for each core. Behind each, `benchmarks/results/sample_efficiency.json` and `.png` are written
 with all there are, and what is there with the same settings is not run again: it may be stopped and begun anew.
 """
@@ -23,11 +26,16 @@ import pathlib
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import envs_jax
 import podracer
+from podracer import prefix_models
+from podracer.agents import efficientzero
 from podracer.bench import measure
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -69,12 +77,14 @@ class Arm:
       config: of the agent, beside the task's.
       size: how many times as large batches are; there are as many.
       part: of a task's steps, at most.
+      broken: what a control has broken, "" for nothing.
     """
 
     agent: str = "efficientzero"
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     size: int = 1
     part: float = 0.5
+    broken: Literal["", "dynamics", "policies"] = ""
 
 
 TASKS = {
@@ -96,6 +106,14 @@ ARMS = {
     "large batch, sgd": Arm(config=LARGE | {"optimizer": "sgd", "l2_cost": DECAY / 2}, size=8),
     "large batch, clipped lars": Arm(config=LARGE | {"optimizer": "clipped_lars", "lars_start": 100}, size=8),
 }
+CONTROLS = {
+    "random actions": Arm(config={"replay_min_size": TASKS["catch"].total_steps}),  # as they are until the first update
+    "frozen dynamics": Arm(broken="dynamics"),
+    "shuffled policies": Arm(broken="policies"),
+}
+CONTROLLED = "catch"
+"""The task of controls."""
+ARMS |= CONTROLS
 
 
 def original(arm: str) -> str:
@@ -136,6 +154,29 @@ def config_of(name: str, arm: str) -> dict[str, Any]:
     return config
 
 
+class Frozen(prefix_models.PrefixModel):
+    """A model of vectors whose dynamics get no gradient."""
+
+    def learning(self, function: Any, params: Any, *arguments: Any) -> Any:
+        """As of any model."""
+        layers = params["params"]
+        stopped = {layer: jax.lax.stop_gradient(layers[layer]) for layer in ("g", "g_state")}
+        return super().learning(function, {"params": layers | stopped}, *arguments)
+
+
+def shuffled(said: Any, seen: Any, target: Any, *rest: Any) -> Any:
+    """The loss, of the policies of other samples."""
+    return efficientzero.loss(said, seen, target._replace(policy=jnp.roll(target.policy, 1, axis=1)), *rest)
+
+
+def broken(name: str, arm: str) -> podracer.types.Agent:
+    """The agent of a control."""
+    spec, what = envs_jax.make(TASKS[name].env).spec, ARMS[arm].broken
+    config = efficientzero.EfficientZeroConfig(**config_of(name, arm))
+    network = Frozen(*prefix_models.make(spec, config)) if what == "dynamics" else None
+    return efficientzero.make(spec, config, network, shuffled if what == "policies" else efficientzero.loss)
+
+
 def run(name: str, arm: str, seed: int) -> None:
     """One run, in this process."""
     task, learner = TASKS[name], ARMS[arm]
@@ -152,9 +193,9 @@ def run(name: str, arm: str, seed: int) -> None:
         return passed() or env_steps >= most(name, arm)
 
     result = podracer.train(
-        learner.agent,
+        broken(name, arm) if learner.broken else learner.agent,
         task.env,
-        config=config_of(name, arm),
+        config=None if learner.broken else config_of(name, arm),
         total_steps=task.total_steps,
         eval_every=task.eval_every,
         seed=seed,
@@ -192,7 +233,13 @@ def found() -> dict[str, dict[str, Any]]:
 
 def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minutes: float) -> None:
     """All runs without a result, so many at once, each in a process on a core of its own."""
-    wanted = {name_of(task, arm, seed): (task, arm, seed) for seed in range(seeds) for task in tasks for arm in arms}
+    wanted = {
+        name_of(task, arm, seed): (task, arm, seed)
+        for seed in range(seeds)
+        for task in tasks
+        for arm in arms
+        if arm not in CONTROLS or task == CONTROLLED
+    }
     there, begin = found(), time.monotonic()
     missing = [job for name, job in wanted.items() if name not in there]
     environment = os.environ | {"NPROC": "1"} if jobs > 1 else None

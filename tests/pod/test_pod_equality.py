@@ -10,13 +10,15 @@ import numpy as np
 import pods
 import pytest
 from jax.sharding import NamedSharding
-from test_shards import AGENTS, assert_close, flat, moved, rates, train
+from test_shards import assert_close, flat, moved, rates, train
 
 from podracer import topology
 from podracer.run.session import Session
 
 pytestmark = pytest.mark.slow
 
+# EfficientZero is MuZero and more; PQN learns as PPO does, and from one device to eight it is compared in test_shards.py.
+AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "vtrace", "r2d2")
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]
 CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]

@@ -22,7 +22,8 @@ from podracer.sebulba import runner
 pytestmark = pytest.mark.slow
 
 LAYOUT = {"num_shards": 4, "replicas": 2}
-AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "pqn", "r2d2", "vtrace")  # EfficientZero is MuZero and more
+# EfficientZero is MuZero and more; PQN learns as PPO does.
+AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "r2d2", "vtrace")
 CONTINUED = ("r2d2", "vtrace")
 BEGUN = ("ppo", "r2d2", "vtrace")
 """Of which the initial states are compared."""

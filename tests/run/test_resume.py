@@ -64,7 +64,7 @@ SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length
 
 def steps_of(agent):
     """Fewer where a step is a search."""
-    return TOTAL_STEPS // 3 if agent in SEARCH_CASES else TOTAL_STEPS
+    return TOTAL_STEPS // 6 if agent in SEARCH_CASES else TOTAL_STEPS
 
 
 def command(agent, run_dir, *more):
