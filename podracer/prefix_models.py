@@ -115,6 +115,22 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
     return PrefixModel(_Vectors(**common, norm="layer", space=spec.observation_space, **shape), sizes.lstm_size)
 
 
+def last_kernels(params: ArrayTree) -> list[jax.Array]:
+    """Of a model's heads, which begin at 0.
+
+    Raises:
+      ValueError: for a model without these.
+    """
+    heads = ("policy", "prefix", "value")
+    try:
+        return [params["params"][head]["last"]["kernel"] for head in heads]
+    except (KeyError, TypeError):
+        raise ValueError(
+            "optimizer='clipped_lars' waits until the last layers of heads have grown, and needs parameters "
+            f"[head]['last']['kernel'] of the model for the heads {', '.join(heads)}: name them so, or use 'sgd'."
+        ) from None
+
+
 class Node(NamedTuple):
     """What a search keeps of a state, [N].
 

@@ -315,17 +315,15 @@ def make(
 
     def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
         seen = nets.inputs(observer, rows).observation
-        variables = plan.variables(actor)
-        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
-        value = root.value.reshape(rows.timesteps.reward.shape)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
+        value = plan.model.root(plan.variables(actor), flat).value.reshape(rows.timesteps.reward.shape)
         step = windows.transitions(rows.timesteps, actor.aux["discount"], config.clip_rewards)
         m = jnp.pad(_rewards_in_values(age, config), ((0, n), (0, 0)), mode="edge")
         return windows.errors(step, rows.timesteps.discount, value, n, m)[: len(age)]
 
     def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        policies = K + 1 if config.value_target == "network" else K + n + 1
-        parts = {"part": config.reanalyse, "policies": policies, "values": K + n + 1, "observed": K + 1}
-        return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
+        parts = {"policies": K + 1 if config.value_target == "network" else K + n + 1, "values": K + n + 1}
+        return reanalysis.renewed(plan, observer, actor, batch, key, part=config.reanalyse, observed=K + 1, **parts)
 
     beta = config.importance_exponent
     replay = Replay(
@@ -358,28 +356,11 @@ def make(
 def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Its `init` and its `step`."""
     if config.optimizer == "clipped_lars":
-        made = lars.ClippedLARS(_last_kernels, config.lars_start, config.lars_eta)
+        made = lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
         return made.init, made.step
-    transformation = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
-    if config.l2_cost:
-        transformation = optimizer.decaying(transformation, config.l2_cost)
+    plain = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
+    transformation = optimizer.decaying(plain, config.l2_cost) if config.l2_cost else plain
     return partial(optimizer.init, transformation), partial(optimizer.step, transformation)
-
-
-def _last_kernels(params: ArrayTree) -> list[jax.Array]:
-    """Of heads, which begin at 0.
-
-    Raises:
-      ValueError: for a model without these.
-    """
-    heads = ("policy", "prefix", "value")
-    try:
-        return [params["params"][head]["last"]["kernel"] for head in heads]
-    except (KeyError, TypeError):
-        raise ValueError(
-            "optimizer='clipped_lars' waits until the last layers of heads have grown, and needs parameters "
-            f"[head]['last']['kernel'] of the model for the heads {', '.join(heads)}: name them so, or use 'sgd'."
-        ) from None
 
 
 def planner(
