@@ -1,12 +1,13 @@
-"""EfficientZero with the settings for Atari on Pong, from the first step to the last and through a stop.
+"""MuZero or EfficientZero with its settings for Atari on Pong, from the first step to the last and through a stop.
 
-    python benchmarks/efficientzero_pong.py [--batch-size 16] [--updates 80] [--skip-floor]
+    python benchmarks/search_pong.py muzero [--batch-size 16] [--updates 80]
+    python benchmarks/search_pong.py efficientzero [--batch-size 16] [--updates 80] [--skip-floor]
 
-2,000 steps with the preset `atari`, of which only numbers are cut, for a machine of a few cores: how large batches are
-and how many of them, how many rows come before the first and are kept, how often the target is copied, and how long a
-game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed. Then an update is measured in parts:
-learning, reanalysis, and eight updates at once, beside its network's operations at the speed of a product of matrices.
-Writes `benchmarks/results/atari/pong-efficientzero.json`.
+2,000 steps with the preset `atari`, of which only numbers are cut, for a machine of a few cores: lanes, how large
+batches are and how many of them, how many rows come before the first and are kept, how often the target is copied, and
+how long a game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed. Frames a second are of four
+frames a step. An update of EfficientZero is measured in parts: learning, reanalysis, and eight updates at once, beside
+its network's operations at the speed of a product of matrices. Writes `benchmarks/results/atari/pong-AGENT.json`.
 """
 
 from __future__ import annotations
@@ -25,19 +26,24 @@ from typing import Any
 from podracer.bench import measure
 from podracer.run import metrics
 
-RESULT = pathlib.Path(__file__).parent / "results" / "atari" / "pong-efficientzero.json"
+RESULTS = pathlib.Path(__file__).parent / "results" / "atari"
 STEPS, FIRST, GROUP = 2_000, 1_000, 8
+FRAMES = 4
+"""A step."""
 
 
-def arguments_of(batch_size: int, updates: int) -> str:
+def arguments_of(agent: str, batch_size: int, updates: int) -> str:
     """Of `podracer train`."""
-    final = max(GROUP, updates // 5 // GROUP * GROUP)
+    if agent == "efficientzero":
+        final = max(GROUP, updates // 5 // GROUP * GROUP)
+        own = f"--final-updates {final} --agent.target-interval {2 * GROUP} --agent.warmup-updates 20"
+    else:
+        final, own = 0, "--num-envs 8"
     per_row = batch_size * (updates - final) / (STEPS - FIRST)
     return (
-        f"efficientzero envpool:Pong-v5 --preset atari --total-steps {STEPS} --final-updates {final} "
+        f"{agent} envpool:Pong-v5 --preset atari --total-steps {STEPS} {own} "
         f"--agent.batch-size {batch_size} --agent.samples-per-row {per_row:g} --agent.replay-min-size {FIRST} "
-        f"--agent.replay-capacity 4000 --agent.target-interval {2 * GROUP} --agent.warmup-updates 20 "
-        "--env.evaluation-max-episode-steps 100 --eval-episodes 8"
+        "--agent.replay-capacity 4000 --env.evaluation-max-episode-steps 100 --eval-episodes 8"
     )
 
 
@@ -89,12 +95,13 @@ def parts(batch_size: int) -> dict[str, Any]:
 def main() -> int:
     """Trains, stops, resumes and measures; the exit code says whether all of it went well."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("agent", choices=("muzero", "efficientzero"))
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--skip-floor", action="store_true", help="train, and measure nothing else")
     given = parser.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="podracer-pong-"))
-    train = arguments_of(given.batch_size, given.updates)
+    train = arguments_of(given.agent, given.batch_size, given.updates)
     begin = time.monotonic()
     code = stop(podracer("train", *train.split(), "--run-dir", str(directory), "--quiet"), directory)
     stopped = json.loads((directory / "summary.json").read_text())
@@ -113,13 +120,16 @@ def main() -> int:
         "stopped": {name: stopped[name] for name in ("env_steps", "updates")},
         "complete": {name: summary[name] for name in ("env_steps", "updates", "train_seconds", "eval_return_mean")},
         "wall_seconds": wall,
+        "frames_per_second": FRAMES * summary["env_steps"] / summary["train_seconds"],
         "loss/total": [row["loss/total"] for row in rows if "loss/total" in row],
-        "seconds": {} if given.skip_floor else parts(given.batch_size),
+        "seconds": parts(given.batch_size) if given.agent == "efficientzero" and not given.skip_floor else {},
     }
     shutil.rmtree(directory)
     print(json.dumps(results, indent=2))
-    command = f"python benchmarks/efficientzero_pong.py --batch-size {given.batch_size} --updates {given.updates}"
-    measure.write(RESULT, command, {"train": f"podracer train {train}"}, results)
+    command = (
+        f"python benchmarks/search_pong.py {given.agent} --batch-size {given.batch_size} --updates {given.updates}"
+    )
+    measure.write(RESULTS / f"pong-{given.agent}.json", command, {"train": f"podracer train {train}"}, results)
     return 0 if good else 1
 
 
