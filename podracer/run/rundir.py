@@ -118,7 +118,10 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
         same_length = stored | {"run": stored["run"] | {"total_steps": now if longer else before}}
         different = configs.differences(_essence(same_length), _essence(description))
         if different:
-            raise ValueError(f"{directory} holds a run of another configuration: {'; '.join(different)}.")
+            raise ValueError(
+                f"{directory} holds a run of another configuration: {'; '.join(different)}. "
+                f"Use another run directory, or `podracer resume {directory}`, which goes on with its settings."
+            )
         if not resume:
             raise ValueError(
                 f"{directory} already holds this run; use --resume (resume=True) or another run directory."

@@ -237,7 +237,10 @@ def test_a_run_directory_that_is_taken(copied, capsys):
         ("--total-steps 1000 --resume", "run.total_steps: 2000 -> 1000"),
     ):
         message = complaint(capsys, f"{TRAIN} --run-dir {copied} {changes}")
-        assert message == f"{copied} holds a run of another configuration: {differs}.\n"
+        assert message == (
+            f"{copied} holds a run of another configuration: {differs}. Use another run directory, or "
+            f"`podracer resume {copied}`, which goes on with its settings.\n"
+        )
 
 
 def test_eval_of_another_programs_directory(tmp_path, capsys):
