@@ -34,8 +34,9 @@ import numpy as np
 
 import envs_jax
 import podracer
+from podracer import config as configs
 from podracer import prefix_models
-from podracer.agents import efficientzero
+from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
 from podracer.bench import measure
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -107,9 +108,10 @@ ARMS = {
     "large batch, clipped lars": Arm(config=LARGE | {"optimizer": "clipped_lars", "lars_start": 100}, size=8),
 }
 CONTROLS = {
-    "random actions": Arm(config={"replay_min_size": TASKS["catch"].total_steps}),  # as they are until the first update
-    "frozen dynamics": Arm(broken="dynamics"),
-    "shuffled policies": Arm(broken="policies"),
+    # As they are until the first update.
+    "random actions": Arm(config={"replay_min_size": TASKS["catch"].total_steps}, part=1.0),
+    "frozen dynamics": Arm(broken="dynamics", part=1.0),
+    "shuffled policies": Arm(broken="policies", part=1.0),
 }
 CONTROLLED = "catch"
 """The task of controls."""
@@ -134,7 +136,8 @@ def path_of(task: str, arm: str, seed: int) -> pathlib.Path:
 def settings_of(task: str, arm: str) -> dict[str, Any]:
     """All that a run depends on beside its seed."""
     parts = {"task": dataclasses.asdict(TASKS[task]), "arm": dataclasses.asdict(ARMS[arm])}
-    return json.loads(json.dumps(parts | {"config": config_of(task, arm)}))
+    config = {"muzero": MuZeroConfig, "efficientzero": EfficientZeroConfig}[ARMS[arm].agent](**config_of(task, arm))
+    return json.loads(json.dumps(parts | {"config": configs.to_json(config)}))
 
 
 def most(task: str, arm: str) -> int:
@@ -148,7 +151,7 @@ def config_of(name: str, arm: str) -> dict[str, Any]:
     ages = {"correction_interval": round(0.3 * task.total_steps)} if learner.agent == "efficientzero" else {}
     config = ages | task.config | learner.config
     if learner.size > 1:
-        default = podracer.agents.EfficientZeroConfig()
+        default = EfficientZeroConfig()
         sizes = {name: config.get(name, getattr(default, name)) for name in ("batch_size", "samples_per_row")}
         config |= {name: learner.size * value for name, value in sizes.items()}
     return config
@@ -172,7 +175,7 @@ def shuffled(said: Any, seen: Any, target: Any, *rest: Any) -> Any:
 def broken(name: str, arm: str) -> podracer.types.Agent:
     """The agent of a control."""
     spec, what = envs_jax.make(TASKS[name].env).spec, ARMS[arm].broken
-    config = efficientzero.EfficientZeroConfig(**config_of(name, arm))
+    config = EfficientZeroConfig(**config_of(name, arm))
     network = Frozen(*prefix_models.make(spec, config)) if what == "dynamics" else None
     return efficientzero.make(spec, config, network, shuffled if what == "policies" else efficientzero.loss)
 

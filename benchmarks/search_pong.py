@@ -4,10 +4,11 @@
     python benchmarks/search_pong.py efficientzero [--batch-size 16] [--updates 80] [--skip-floor]
 
 2,000 steps with the preset `atari`, of which only numbers are cut, for a machine of a few cores: lanes, how large
-batches are and how many of them, how many rows come before the first and are kept, how often the target is copied, and
-how long a game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed. Frames a second are of four
-frames a step. An update of EfficientZero is measured in parts: learning, reanalysis, and eight updates at once, beside
-its network's operations at the speed of a product of matrices. Writes `benchmarks/results/atari/pong-AGENT.json`.
+batches are and how many of them, how many rows come before the first and are kept (in checkpoints as well), how often
+the target is copied, and how long a game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed.
+Frames a second are of four frames a step. An update of EfficientZero is measured in parts: learning, reanalysis, and
+eight updates at once, beside its network's operations at the speed of a product of matrices. Writes
+`benchmarks/results/atari/pong-AGENT.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def arguments_of(agent: str, batch_size: int, updates: int) -> str:
         final = max(GROUP, updates // 5 // GROUP * GROUP)
         own = f"--final-updates {final} --agent.target-interval {2 * GROUP} --agent.warmup-updates 20"
     else:
-        final, own = 0, "--num-envs 8"
+        final, own = 0, "--num-envs 8 --checkpoint-replay"
     per_row = batch_size * (updates - final) / (STEPS - FIRST)
     return (
         f"{agent} envpool:Pong-v5 --preset atari --total-steps {STEPS} {own} "

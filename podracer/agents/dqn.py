@@ -114,7 +114,7 @@ class DQNConfig:
     learning_rate_decay: bool = True
     optimizer_eps: float = configs.field(1e-5, low=0.0)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
-    max_error: float = configs.field(float("inf"), low=0.0)
+    max_error: float = configs.field(float("inf"), low=1e-6)
     values: value_distributions.Kind = "mean"
     num_atoms: int = configs.field(51, low=2)
     v_max: float = configs.field(10.0)  # above 0, which no inclusive limit says

@@ -137,7 +137,8 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
         measured["puct in Anakin"] = lambda n: S * inside(n)
         found["puct in Anakin"] = {"compile": inside.compiled.seconds, "temporary": 0}
     for name, tree in trees.items():
-        found[name] |= _depths(np.asarray(tree(variables, root, key).tree.child))
+        grown = tree(variables, root, key).tree
+        found[name] |= _depths(np.asarray(grown.child), arguments.max_depth)
     rates = in_turns(measured, arguments.repeats, arguments.seconds)
     for name, values in rates.items():
         rate = float(np.median(values))
@@ -151,8 +152,7 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
         for ours, other in pairs
         if other in rates
     }
-    embedding = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(root.embedding)) // N
-    size = N * (S + 1) * (16 * A + 20 + embedding)
+    size = N * (S + 1) * (16 * A + 20) + sum(x.nbytes for x in jax.tree.leaves(grown.embedding))
     return {"N": N, "A": A, "S": S, "tree_bytes": size, "programs": found, "ratios": ratios}
 
 
@@ -162,13 +162,15 @@ def _repeat(compiled: Callable[..., Any], variables: Any, root: Root, key: jax.A
     return n * rows
 
 
-def _depths(child: np.ndarray) -> dict[str, Any]:
-    """Mean and largest depth of the nodes of all trees, from child [N, S+1, A]."""
+def _depths(child: np.ndarray, max_depth: int | None) -> dict[str, Any]:
+    """Mean and largest depth of the nodes of all trees, from child [N, S+1, A]; those at the cap are no child."""
     depth = np.zeros(child.shape[:2], int)
     for node in range(child.shape[1]):  # children have larger numbers
         lane, action = np.nonzero(child[:, node] >= 0)
         depth[lane, child[lane, node, action].astype(int)] = depth[lane, node] + 1
-    return {"depth": float(depth[:, 1:].mean()), "deepest": int(depth.max())}
+    depth = depth[:, 1:]
+    depth[depth == 0] = max_depth or 0
+    return {"depth": float(depth.mean()), "deepest": int(depth.max())}
 
 
 def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root]:

@@ -114,13 +114,10 @@ def final_groups(agent: Agent, updates: int) -> int:
 
 
 def owing(experience: Experience, groups: int) -> Experience:
-    """With so many more groups of updates that are due, unless there never was enough to learn from."""
+    """With so many more groups of updates that are due, unless there is not enough to learn from."""
     counts = experience.counts
-    learns = counts.updates + counts.pending > 0
-    more = jax.jit(
-        lambda pending, learns: pending + groups * learns.astype(jnp.int32), out_shardings=counts.pending.sharding
-    )
-    return experience._replace(counts=counts._replace(pending=more(counts.pending, learns)))
+    more = jax.jit(lambda pending, filled: pending + groups * filled, out_shardings=counts.pending.sharding)
+    return experience._replace(counts=counts._replace(pending=more(counts.pending, counts.filled)))
 
 
 PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag", "sebulba/policy_lag_max")
@@ -159,7 +156,7 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     steps = make_steps(agent, spec, plan, num_shards, observation)
 
     def counts() -> Counts:
-        waiting = [jnp.int32(0) for _ in range(4)] if steps.drain else ()
+        waiting = [jnp.int32(0) for _ in range(5)] if steps.drain else ()
         return Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), *waiting)
 
     return Learner(

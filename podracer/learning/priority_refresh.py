@@ -29,8 +29,9 @@ def refresh(
     """A part of a sweep over all rows, which gives each a new priority from one set of parameters; its end swaps them
     in (Mei et al. 2023, SpeedyZero, section 4.2).
 
-    What was added since the sweep began keeps its first priority. Parts are of the ring's capacity: while it fills, the
-    first ones of a sweep do all there is, and the last ones nothing.
+    What was added since the sweep began keeps its first priority where the sweep has been, and is swept where it still
+    comes. Parts are of the ring's capacity: while it fills, the first ones of a sweep do all there is, and the last ones
+    nothing.
 
     Args:
       plan: the numbers.

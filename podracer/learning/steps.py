@@ -32,6 +32,7 @@ class Counts(NamedTuple):
       pending: int32 []; groups of updates (`Replay.group`) that are due, or () where updates are on the newest rollout.
       put_off: int32 []; groups that were due when the replay was lost, and are again once it is filled, or ().
       updates: int32 []; groups of updates on samples since the run began, or (); their keys are made from it.
+      filled: int32 []; 1 once the replay has enough to learn from, or ().
     """
 
     batches: jax.Array
@@ -40,10 +41,11 @@ class Counts(NamedTuple):
     pending: Any = ()
     put_off: Any = ()
     updates: Any = ()
+    filled: Any = ()
 
     def emptied(self) -> Counts:
         """The counts once the replay was lost. No update is: what counts them, as target networks do, stays in step."""
-        lost = {"rollouts": self.rollouts, "pending": self.pending}
+        lost = {"rollouts": self.rollouts, "pending": self.pending, "filled": self.filled}
         put_off = jax.tree.map(jnp.add, self.put_off, self.pending)
         return self._replace(**jax.tree.map(jnp.zeros_like, lost), put_off=put_off)
 
@@ -255,7 +257,8 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         due = jnp.where(ready, counts.put_off + whole + more.astype(jnp.int32), 0)
         put_off = jnp.where(ready, 0, counts.put_off)
         call = {"replay/size": size.astype(jnp.float32)}
-        return counts._replace(owed=owed, pending=counts.pending + due, put_off=put_off), ring, call
+        due = {"owed": owed, "pending": counts.pending + due, "put_off": put_off, "filled": ready.astype(jnp.int32)}
+        return counts._replace(**due), ring, call
 
     def elders(state: LearnerState, progress: jax.Array) -> Elders:
         target, sweep = (

@@ -196,7 +196,17 @@ def _check_game(what: str, environment: str) -> None:
 
 
 def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
-    """With rollouts of one period (see `podracer.atari.presets.rollout_length`)."""
+    """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
+
+    Raises:
+      ValueError: for several actors, of which each would hand over a part of a period and act between two copies.
+    """
+    for name in ("actor_threads", "actor_devices"):
+        if (number := merged.run.get(name) or 1) > 1:
+            raise ValueError(
+                f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
+                "one actor acts; leave it out (or give rollout_length)."
+            )
     num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
     target_period = configs.from_json(AGENTS[agent][0], merged.agent).target_period
     rollout_length = papers.rollout_length(target_period, num_envs)

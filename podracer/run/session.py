@@ -337,7 +337,21 @@ class Session:
                 raise PeerError(f"the run has ended with an error in log: {failed}")
         if not complete:
             self._display.say(self._ending(result.summary))
+        elif left := self._left():
+            self._display.say(
+                f"{left:,} updates were due when the run was stopped and are not done: checkpoint_replay=False left "
+                "nothing to learn them from."
+            )
         return result
+
+    def _left(self) -> int:
+        """Updates that a complete run owes, for its replay was lost and not filled again."""
+        experiment, counts = self._experiment, self._state.experience.counts
+        if experiment.agent.replay is None or isinstance(counts.filled, tuple):
+            return 0
+        updates, put_off, filled = (int(x) for x in topology.here([counts.updates, counts.put_off, counts.filled]))
+        behind = experiment.run.final_updates if updates and not filled else 0
+        return put_off * experiment.agent.replay.group + behind
 
     def _agree_on_the_end(self) -> tuple[int, str | None]:
         """The signal that stopped any of the processes, or 0, and the error of process 0's `log`, if there is one."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podracer import config as configs
+from podracer.suite import claims
 
 
 class Job(NamedTuple):
@@ -124,22 +126,32 @@ class Suite:
           ValueError: where the directory holds a suite of other settings (saying what differs), or cannot be written.
         """
         path = self.directory / "suite.json"
-        stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
-        self._require_equal(path, stored["settings"])
+        wanted = self._with_others(path)
         for job in self.jobs:
             self.done(job)
-        union = {
+        try:
+            for part in ("runs", "results", "claims"):
+                (self.directory / part).mkdir(parents=True, exist_ok=True)
+            if wanted == read_json(path):
+                return
+            while not (claim := claims.claim(self.claims, "suite")):  # or one of two loses what it asks for
+                time.sleep(0.02)
+            try:
+                write_json(path, self._with_others(path))
+            finally:
+                claim.release()
+        except OSError as error:
+            raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
+
+    def _with_others(self, path: pathlib.Path) -> dict[str, Any]:
+        """What is asked for, and was before."""
+        stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
+        self._require_equal(path, stored["settings"])
+        return {
             "settings": self.settings,
             "games": [*stored["games"], *(game for game in self.games if game not in stored["games"])],
             "seeds": sorted({*stored["seeds"], *self.seeds}),
         }
-        try:
-            for part in ("runs", "results", "claims"):
-                (self.directory / part).mkdir(parents=True, exist_ok=True)
-            if union != stored or not path.exists():
-                write_json(path, union)
-        except OSError as error:
-            raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
 
     def _require_equal(self, path: pathlib.Path, stored: Mapping[str, Any]) -> None:
         different = configs.differences(stored, self.settings)
@@ -186,6 +198,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Writes a file that others see as a whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # processes of two hosts may have one number
     partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
     partial.replace(path)

@@ -166,9 +166,9 @@ class Runner:
         except OSError:
             claim.release()
             raise
-        claim.sign(process.pid)
         self._todo.remove(job)
         self._running.append(_Running(job, claim, process, time.monotonic()))
+        claim.sign(process.pid)
 
     def _end(self, running: _Running) -> None:
         job, code = running.job, running.process.returncode

@@ -202,10 +202,13 @@ def test_time_of_a_simulation_among_many_and_few():
 
 
 def test_depths_of_trees():
-    """A chain of two and a root with two children."""
+    """A chain of two and a root with two children; a walk that ended at the cap once more."""
     child = np.full((2, 3, 2), -1)
     child[0, 0, 1], child[0, 1, 0], child[1, 0] = 1, 2, (1, 2)
-    assert search._depths(child) == {"depth": 1.25, "deepest": 2}
+    assert search._depths(child, None) == {"depth": 1.25, "deepest": 2}
+    child = np.full((1, 4, 2), -1)
+    child[0, 0, 1], child[0, 1, 0] = 1, 2
+    assert search._depths(child, 3) == {"depth": 2.0, "deepest": 3}
 
 
 @pytest.mark.slow

@@ -137,6 +137,11 @@ def complaint(capsys, command):
             "train dqn envpool:Pong-v5 --preset fast_dqn --num-envs 12",
             "num_envs=12 must divide target_period=10000, for its rollouts together are one period; use 10 or 16",
         ),
+        (
+            "train dqn envpool:Pong-v5 --preset fast_dqn --actor-threads 2",
+            "actor_threads=2: rollouts of this preset are one period between copies to the target network, which one",
+        ),
+        ("train dqn catch --agent.max-error 0", "DQNConfig.max_error=0.0: must be at least 1e-06."),
         # What a target period, a replay, a distribution and exploration have to be, and who has pending updates.
         (
             "train dqn catch --agent.target-period 10",

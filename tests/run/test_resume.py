@@ -15,6 +15,7 @@ import pytest
 
 import podracer
 from podracer import cli
+from podracer.sebulba import runner
 
 pytestmark = pytest.mark.slow
 
@@ -224,3 +225,38 @@ def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
     sizes = [row["replay/size"] for row in again.history if "replay/size" in row and row["env_steps"] > steps]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1] < (12_000 - steps) / 18 + 8, "it began anew"
+
+
+def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_told(tmp_path, capsys, monkeypatch):
+    drain = runner.Learner.drain
+
+    def stopped_behind_the_last_step(self, should_stop, *rest):
+        calls = iter(range(3))
+        return drain(self, lambda: next(calls, None) is None if self.env_steps >= 800 else should_stop(), *rest)
+
+    settings = {
+        "config": {
+            **{"update_period": 4, "target_period": 80, "batch_size": 8, "rollout_length": 10, "hidden_sizes": (8,)},
+            **{"replay_capacity": 800, "replay_min_size": 160},
+        },
+        "arch": "sebulba",
+        "mode": "lockstep",
+        "num_envs": 8,
+        "total_steps": 800,
+        "updates_per_call": 1,
+        "checkpoint_replay": False,
+        "run_dir": tmp_path / "run",
+        "resume": True,
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.Learner, "drain", stopped_behind_the_last_step)
+        stopped = podracer.train("dqn", "catch", **settings)
+    assert not stopped.summary["complete"]
+    left = 20 - int(stopped.summary["updates"]) % 20  # of a period's 20
+    assert left < 20
+    capsys.readouterr()
+    again = podracer.train("dqn", "catch", **settings)
+    assert again.summary["complete"]
+    assert again.summary["updates"] == stopped.summary["updates"]
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{left} updates were due when the run was stopped and are not done" in said

@@ -13,6 +13,7 @@ import pytest
 
 from podracer import agents, topology
 from podracer.environments.stepped import SteppedEnvironments
+from podracer.learning.learner import owing
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 
@@ -176,6 +177,12 @@ def test_updates_that_a_lost_replay_puts_off_are_done_once_it_is_filled():
     assert int(final.experience.counts.put_off) == 0
     assert int(final.experience.counts.updates) == int(final.learner.num_updates[0]) > 4 * DUE
     assert int(final.experience.counts.updates) % DUE == 0
+
+
+def test_no_update_behind_the_last_step_is_due_on_a_replay_that_was_lost():
+    experience = whole("lockstep", 1).experience
+    assert int(owing(experience, 3).counts.pending) == 3
+    assert int(owing(experience._replace(counts=experience.counts.emptied()), 3).counts.pending) == 0
 
 
 def test_a_milestone_does_not_wait():
