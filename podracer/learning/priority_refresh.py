@@ -30,8 +30,7 @@ def refresh(
     in (Mei et al. 2023, SpeedyZero, section 4.2).
 
     What was added since the sweep began keeps its first priority where the sweep has been, and is swept where it still
-    comes. Parts are of the ring's capacity: while it fills, the first ones of a sweep do all there is, and the last ones
-    nothing.
+    comes. Parts are of the ring's capacity: while it fills, the first ones do all there is, the last nothing.
 
     Args:
       plan: the numbers.
