@@ -19,6 +19,16 @@ SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9
 
 
+def value_behind(x: dict[str, np.ndarray], k: int, i: int, n: int) -> tuple[float, int]:
+    """z of row k of lane i, from at most n rewards, and the row that it bootstraps from."""
+    z, scale, row = 0.0, 1.0, k
+    while row < k + n and not x["first"][row + 1, i]:
+        z += scale * x["reward"][row + 1, i]
+        scale *= GAMMA * x["discount"][row + 1, i]
+        row += 1
+    return z + scale * x["value"][row, i] * (row > k or x["discount"][row, i]), row
+
+
 @pytest.mark.parametrize(
     ("K", "n"), [(5, 3), pytest.param(2, 10, marks=pytest.mark.slow), pytest.param(1, 1, marks=pytest.mark.slow)]
 )
@@ -35,12 +45,7 @@ def test_targets_are_the_loops(K: int, n: int) -> None:
             assert float(found.valid[k, i]) == reached
             assert float(found.acted[k, i]) == (reached and not last)
             if reached:
-                z, scale, row = 0.0, 1.0, k
-                while row < k + n and not x["first"][row + 1, i]:
-                    z += scale * x["reward"][row + 1, i]
-                    scale *= GAMMA * x["discount"][row + 1, i]
-                    row += 1
-                z += scale * x["value"][row, i] * (row > k or x["discount"][row, i])
+                z, row = value_behind(x, k, i, n)
                 assert float(found.value[k, i]) == pytest.approx(z, abs=1e-5)
                 if k:
                     assert float(found.reward[k, i]) == x["reward"][k, i]
@@ -227,6 +232,58 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
     value = jax.jit(lambda params: model.predict(params, model.represent(params, observation))[1])(learner.aux)
     value = Bins(11, agent.config.max_reward / (1 - agent.config.discount)).expectation(value)
     np.testing.assert_allclose(extras["value"][: K + n + 1, some].ravel(), value, rtol=1e-4, atol=1e-5)
+
+
+def test_first_priorities_are_the_errors_of_recorded_values() -> None:
+    """|nu - z| of consecutive rows, for as many as sequences of the replay begin at."""
+    agent, m = made(priority_exponent=1.0, discount=GAMMA), 4
+    assert agent.replay is not None
+    assert agent.replay.priority is not None
+    n, length = agent.config.n_step, agent.replay.length
+    x = harness.windows(m + length - 1, A)
+    rows: Any = TimeStep((), x["reward"], x["discount"], x["first"], np.zeros(x["first"].shape, bool))
+    found = jax.jit(agent.replay.priority)(jax.tree.map(jnp.asarray, rows), {"value": jnp.asarray(x["value"])})
+    lanes = range(x["reward"].shape[1])
+    wanted = [[abs(x["value"][k, i] - value_behind(x, k, i, n)[0]) for i in lanes] for k in range(m)]
+    assert found.shape == (m, len(lanes))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_targets_are_copied_every_so_many_updates() -> None:
+    agent = made(unroll_length=2, reanalyse=0.5, target_interval=3)
+    assert agent.target_params is not None
+    batch = taken(batch_of(agent), np.arange(4))
+    update = jax.jit(lambda learner: learn(agent, batch, learner)[0])
+    learner = learner_of(agent)
+    copied, version = learner.aux, 0
+    for number in range(1, 8):
+        learner = update(learner)
+        if number % 3 == 0:
+            copied, version = learner.params, number
+        target = agent.target_params(learner, jnp.float32(0))
+        assert int(target.version) == version
+        jax.tree.map(np.testing.assert_array_equal, target.params, copied)
+        assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (copied, learner.params)))) == (number % 3 > 0)
+
+
+def test_actions_are_drawn_by_visits_at_temperatures_that_fall() -> None:
+    agent, B = made(dirichlet_fraction=0.5, dirichlet_alpha=1.0, simulations=12), 4000
+    learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
+    rows = TimeStep(
+        np.tile(np.float32([1.0, 2.0, 3.0]), (B, 1)), np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool)
+    )
+    act = jax.jit(agent.act, static_argnums=4)
+    memory = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    for progress, temperature in ((0.0, 1.0), (0.49, 1.0), (0.5, 0.5), (0.74, 0.5), (0.75, 0.25), (1.0, 0.25)):
+        params = agent.actor_params(learner, jnp.float32(progress))
+        action, extras, _ = act(params, memory, rows, jax.random.key(1), False)
+        visits = np.asarray(extras["policy"], np.float64)
+        most = visits.argmax(axis=1)
+        drawn = np.mean(np.asarray(action) == most)
+        for other in (1.0, 0.5, 0.25):
+            weights = visits ** (1 / other)
+            expected = np.mean(weights[np.arange(B), most] / weights.sum(axis=1))
+            assert (abs(drawn - expected) < 0.025) == (other == temperature), (progress, other, drawn, expected)
 
 
 IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4), None)
