@@ -255,3 +255,17 @@ class AfterTheEnd:
         return new, Transition(
             jnp.where(over, jnp.nan, reward), jnp.where(over, jnp.float32(0.25), discount), last ^ over
         )
+
+
+def guessing(search: Any) -> Any:
+    """A search whose policies and actions are drawn, whatever it found."""
+
+    @functools.wraps(search)
+    def guess(model: Any, variables: Any, root: Any, key: jax.Array, config: Any, **how: Any) -> Any:
+        found = search(model, variables, root, key, config, **how)
+        legal = 1.0 if root.legal is None else root.legal.astype(jnp.float32)
+        weights = jax.random.uniform(key, root.logits.shape) ** 4 * legal
+        action = jnp.argmax(weights, axis=-1).astype(jnp.int32)
+        return found._replace(policy=weights / jnp.sum(weights, axis=-1, keepdims=True), action=action)
+
+    return guess

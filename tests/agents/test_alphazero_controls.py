@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import harness
@@ -69,16 +68,7 @@ def test_targets_of_other_positions_teach_nothing() -> None:
 
 
 def test_a_search_that_guesses_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found_by = search.search
-
-    @functools.wraps(found_by)
-    def guessing(model: Any, variables: Any, root: search.Root, key: jax.Array, config: Any, **how: Any) -> Any:
-        found = found_by(model, variables, root, key, config, **how)
-        weights = jax.random.uniform(key, root.logits.shape) ** 4 * root.legal.astype(jnp.float32)  # type: ignore[union-attr]
-        action = jnp.argmax(weights, axis=-1).astype(jnp.int32)
-        return found._replace(policy=weights / jnp.sum(weights, axis=-1, keepdims=True), action=action)
-
-    monkeypatch.setattr(search, "search", guessing)
+    monkeypatch.setattr(search, "search", harness.guessing(search.search))
     assert optimal(alphazero.make(GAME, CONFIG)) < GATE
 
 

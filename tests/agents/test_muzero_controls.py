@@ -1,17 +1,18 @@
-"""What MuZero must not learn without: dynamics that are learnt."""
+"""What MuZero must not learn without: dynamics that are learnt, and a search that finds something."""
 
+import harness
 import jax
 import pytest
 
 import envs_jax
 import podracer
-from podracer import world_models
+from podracer import search, world_models
 from podracer.agents import MuZeroConfig
 
 pytestmark = pytest.mark.slow
 
 
-def trained(change):
+def trained(change=lambda dynamics: dynamics):
     """The return on catch after 12,000 of 30,000 steps, with dynamics changed."""
     config, spec = MuZeroConfig(), envs_jax.make("catch").spec
     model = world_models.make(spec, config)
@@ -26,9 +27,14 @@ def trained(change):
 
 def test_dynamics_as_they_are_teach():
     """Without which the control below would say nothing."""
-    assert trained(lambda dynamics: dynamics) > 0.9
+    assert trained() > 0.9
 
 
 def test_dynamics_that_stay_as_they_began_teach_nothing():
     frozen = lambda dynamics: lambda params, *rest: dynamics(jax.lax.stop_gradient(params), *rest)  # noqa: E731
     assert trained(frozen) < 0.0
+
+
+def test_a_search_that_guesses_teaches_nothing(monkeypatch):
+    monkeypatch.setattr(search, "search", harness.guessing(search.search))
+    assert trained() < 0.0
