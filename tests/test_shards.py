@@ -187,19 +187,22 @@ def test_eight_devices_are_as_one(agent, name, eight):
     assert_close(dict(np.load(eight / f"{agent}-{name}.npz")), one)
 
 
-@pytest.mark.parametrize(("agent", "devices"), [("ppo", 1), ("vtrace", 1), ("ppo", 2)])
-def test_a_checkpoint_of_eight_devices_resumes_on_fewer(agent, devices, eight):
-    run_dir = eight / f"{agent}-adam-on-{devices}"
-    shutil.copytree(eight / f"{agent}-adam", run_dir)
+@pytest.mark.parametrize(
+    ("agent", "name", "devices"),
+    [("ppo", "adam", 1), ("vtrace", "adam", 1), ("efficientzero-batch_norm", "sgd", 1), ("ppo", "adam", 2)],
+)
+def test_a_checkpoint_of_eight_devices_resumes_on_fewer(agent, name, devices, eight):
+    run_dir = eight / f"{agent}-{name}-on-{devices}"
+    shutil.copytree(eight / f"{agent}-{name}", run_dir)
     first, last = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
     assert first * 2 == last
     shutil.rmtree(run_dir / "checkpoints" / str(last))
     if devices == 1:
-        resumed = flat(train(agent, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows
+        resumed = flat(train(agent, name, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows
     else:
         elsewhere(on_two_devices, devices, eight)
         resumed = dict(np.load(f"{run_dir}.npz"))
-    assert_close(resumed, dict(np.load(eight / f"{agent}-adam.npz")))
+    assert_close(resumed, dict(np.load(eight / f"{agent}-{name}.npz")))
 
 
 @pytest.mark.parametrize("agent", AGENTS)

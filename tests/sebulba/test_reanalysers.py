@@ -22,6 +22,7 @@ import pytest
 import podracer
 from podracer import replay, training
 from podracer.learning import reanalysis
+from podracer.sebulba import runner
 from podracer.sebulba.split_replay import SplitReplay
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,8 @@ def on_five_devices(directory):
     for failing, message in (
         (out_of_memory, "a device is out of memory .*: lower num_envs"),
         (broken_search, "a reanalyser fell over"),
+        (targets_of_nan, "not finite after .*last good checkpoint is "),
+        (broken_learner, "a learner fell over"),
     ):
         threads = own_threads()
         with failing() as since, pytest.raises(RuntimeError, match=message):
@@ -166,15 +169,44 @@ def out_of_memory():
 
 
 @contextlib.contextmanager
+def broken_learner():
+    """What was learnt cannot be published; yields when."""
+    publish, calls, since = runner.Learner._publish_to, iter(range(3)), []
+
+    def failing(*arguments):
+        if next(calls, None) is None:
+            since.append(time.monotonic())
+            raise RuntimeError("a learner fell over")
+        return publish(*arguments)
+
+    with mock.patch.object(runner.Learner, "_publish_to", failing):
+        yield since
+
+
 def broken_search():
     """A program of the reanalysers ends with an error, long after it was dispatched; yields when."""
+
+    def fail(x):
+        raise RuntimeError("a reanalyser fell over")
+
+    return changed_search(fail)
+
+
+def targets_of_nan():
+    """What the reanalysers hand on is not finite; yields since when."""
+    return changed_search(lambda x: x * np.float32(np.nan))
+
+
+@contextlib.contextmanager
+def changed_search(change):
+    """Weights of samples go through a function, from the fifth group that is reanalysed on; yields since when."""
     renewed, calls, since = reanalysis.renewed, iter(range(4)), []
 
     def fail(x):
-        if next(calls, None) is None:
-            since.append(time.monotonic())
-            raise RuntimeError("a reanalyser fell over")
-        return x
+        if next(calls, None) is not None:
+            return x
+        since.append(time.monotonic())
+        return change(x)
 
     def failing(plan, observer, actor, batch, key, **sizes):
         weight = jax.pure_callback(
