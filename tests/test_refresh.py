@@ -135,7 +135,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
         ring = core.ring(trajectory) if ring is None else ring
         counts, ring, _ = add(counts, ring, trajectory, jnp.int32(0))
     learned = harness.moved(jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)))
-    learned = learned._replace(aux=learned.aux._replace(sweep=(learned.params, {}, jnp.int32(0))))
+    learned = learned._replace(aux=learned.aux._replace(sweep=(learned.params, {})))
     actor = agent.refresh_params(learned, jnp.float32(0))
     renew = functools.partial(agent.refresh, actor)
     sweep = jax.jit(

@@ -149,12 +149,12 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
 
 
 class Aux(NamedTuple):
-    """What a learner has beside its parameters: statistics of layers that have some, and older parameters, statistics
-    and the update that they are of, that reanalyse and that priorities are refreshed by; () where nothing is."""
+    """What a learner has beside its parameters: statistics of layers that have some, and older parameters and
+    statistics that reanalyse and that priorities are refreshed by; () where nothing is."""
 
     statistics: ArrayTree
-    target: tuple[ArrayTree, ArrayTree, jax.Array] | tuple[()]
-    sweep: tuple[ArrayTree, ArrayTree, jax.Array] | tuple[()]
+    target: tuple[ArrayTree, ArrayTree] | tuple[()]
+    sweep: tuple[ArrayTree, ArrayTree] | tuple[()]
 
 
 def loss(
@@ -233,7 +233,7 @@ def make(
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
         params, statistics = model.init(key, example)
-        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics, jnp.int32(0))) if wanted else ()  # noqa: E731
+        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
         target, swept = copy(config.reanalyse), copy(config.refresh_interval)
         return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
@@ -300,18 +300,17 @@ def make(
 
         def copied(old: Any, interval: int) -> Any:
             copy = num_updates % interval == 0 if interval else False
-            new = (params, statistics, num_updates)
-            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, new) if old else ()
+            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, (params, statistics)) if old else ()
 
         intervals = (config.target_interval, config.refresh_interval)
         aux = Aux(statistics, *map(copied, (learner.aux.target, learner.aux.sweep), intervals))
         learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
         return learner, metrics | {"grad/norm": grad_norm}, errors.reshape(B)
 
-    def earlier(what: str, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        params, statistics, version = getattr(learner.aux, what)
-        aux = learner.aux._replace(statistics=statistics)
-        return actor_params(learner._replace(params=params, num_updates=version, aux=aux), progress)
+    def earlier(what: str, interval: int, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        params, statistics = getattr(learner.aux, what)
+        copied, aux = learner.num_updates // interval * interval, learner.aux._replace(statistics=statistics)
+        return actor_params(learner._replace(params=params, num_updates=copied, aux=aux), progress)
 
     def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
         seen = nets.inputs(observer, rows).observation
@@ -346,9 +345,9 @@ def make(
     )
     renewal: dict[str, Any] = {}
     if config.reanalyse:
-        renewal |= {"target_params": partial(earlier, "target"), "reanalyse": reanalyse}
+        renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
     if config.refresh_interval:
-        renewal |= {"refresh_params": partial(earlier, "sweep"), "refresh": refresh}
+        renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
     hyper = configs.tunables(config)
     return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
 

@@ -184,10 +184,11 @@ def test_statistics_are_state() -> None:
     assert differ(published.aux["statistics"], third.aux.statistics)
     assert differ(first.aux.statistics, second.aux.statistics)
     harness.assert_same(second.aux.target, first.aux.target)
-    harness.assert_same(third.aux.target, (third.params, third.aux.statistics, 2))
+    harness.assert_same(third.aux.target, (third.params, third.aux.statistics))
     harness.assert_same(published.aux["statistics"], second.aux.statistics)
     target = agent.target_params(second, jnp.float32(0))  # type: ignore[misc]
-    harness.assert_same((target.params, target.aux["statistics"], target.version), first.aux.target)
+    harness.assert_same((target.params, target.aux["statistics"]), first.aux.target)
+    assert [int(agent.target_params(x, jnp.float32(0)).version) for x in (first, second, third)] == [0, 0, 2]  # type: ignore[misc]
     # A row that is reanalysed is what it is by itself.
     reanalyse, key = jax.jit(agent.reanalyse), jax.random.key(2)  # type: ignore[arg-type]
     target = agent.target_params(third, jnp.float32(0))  # type: ignore[misc]
@@ -275,7 +276,7 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     batch = harness.taken(harness.batch_of(agent, A), np.arange(5))
     learner = learner_of(agent)
     target = jax.tree.map(lambda x: 1.5 * x, learner.params)
-    learner = learner._replace(aux=learner.aux._replace(target=(target, {}, jnp.int32(0))))
+    learner = learner._replace(aux=learner.aux._replace(target=(target, {})))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
     renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
     learnt = batch.trajectory.timesteps.observation[: K + 1]
@@ -475,9 +476,9 @@ def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
     n = agent.config.n_step
     cut = jax.tree.map(lambda x: x[: n + 1], rows.timesteps)
     trajectory = rows._replace(timesteps=cut)
-    learner = learner._replace(aux=learner.aux._replace(sweep=(learner.params, {}, jnp.int32(20))))
+    learner = learner._replace(aux=learner.aux._replace(sweep=(learner.params, {})))
     actor = agent.refresh_params(learner, jnp.float32(0))  # type: ignore[misc]
-    assert int(actor.version) == 20
+    assert int(actor.version) == 0
     found = jax.jit(agent.refresh)(actor, trajectory, batch.age[None])  # type: ignore[misc]
     values = actor_values(agent, actor, rows.timesteps.observation)
     extras = rows.extras | {"value": jnp.concatenate([values, jnp.zeros_like(rows.extras["value"][len(values) :])])}
