@@ -3,10 +3,10 @@
     python benchmarks/connect_four.py [--steps 1900000] [--seed 0] [--run-dir DIR]
 
 Trains with `--preset board`, and then says of each of the run's snapshots in how many of 600 solved positions
-(`connect_four_positions.py`) the move keeps the value, by the network alone, by Gumbel with 50 simulations, which is how
-the agent searches, and by PUCT with 50; and of the last one how many games it wins, from both seats. A random move keeps
-the value in about a third of the positions. Writes `benchmarks/results/connect_four.json` and `.png`. A run directory
-that is there is examined, not trained again.
+(`connect_four_positions.py`) the move keeps the value, by the network alone, by Gumbel with 50 simulations, which is
+how the agent searches, and by PUCT with 50; and of the last one how many games it wins, from both seats. A random move
+keeps the value in about a third of the positions. Writes `benchmarks/results/connect_four.json` and `.png`. A run
+directory that is there is examined, not trained again.
 
 Beside each snapshot are the seconds until it and the CPU seconds, of all threads together. Of the latter a run may take
 1,800: a program of one process needs at least as many as it takes on a quiet machine, so half an hour of two cores
