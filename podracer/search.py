@@ -173,7 +173,7 @@ class Settings:
       dirichlet_fraction: of the prior that is noise at the root, of puct (Silver et al.: 0.25).
       dirichlet_alpha: of that noise (Silver et al.: 0.3 in chess, 0.03 in Go); None for min(1, 10 / legal actions).
       considered: actions that gumbel tries at the root (Danihelka et al.: 16).
-      value_scale: what completed values count in gumbel's policy (Danihelka et al.: 0.1).
+      value_scale: what completed values count in gumbel's policy (mctx: 0.1).
       embedding_dtype: what trees keep a model's states as, "float32", "bfloat16" or "float16"; None for its own.
     """
 
