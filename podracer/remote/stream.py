@@ -54,6 +54,7 @@ class Stream:
         self._outbox = outbox
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._end = ""
+        self._writing = asyncio.Lock()  # a stream takes one message at a time, and fails for a second
 
     def post(self, data: bytes) -> None:
         """Queues a message, from any thread."""
@@ -65,7 +66,11 @@ class Stream:
         self._outbox.put(self.queue, None)
 
     async def send(self, message: Any) -> None:
-        await self.context.write(wire.pack(message))
+        await self._put(wire.pack(message))
+
+    async def _put(self, data: bytes) -> None:
+        async with self._writing:
+            await self.context.write(data)
 
     async def read(self) -> bytes | None:
         """The next message, or None at the end."""
@@ -84,6 +89,6 @@ class Stream:
     async def write(self) -> None:
         """Writes what is queued, until the stream is to end."""
         while (data := await self.queue.get()) is not None:
-            await self.context.write(data)
+            await self._put(data)
         if self._end:
             raise Refused(grpc.StatusCode.ABORTED, self._end)
