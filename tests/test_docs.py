@@ -197,7 +197,9 @@ def test_figures_of_searches_and_games_are_those_that_are_committed():
 
     game = results["connect_four"]["results"]
     shares = [game["kept"][name][-1] for name in ("network", "gumbel 50", "puct 50")]
-    words = "the network's move keeps it in {:.0%}, and with 50 simulations that of Gumbel in {:.0%} and of PUCT in {:.0%}"
+    words = (
+        "the network's move keeps it in {:.0%}, and with 50 simulations that of Gumbel in {:.0%} and of PUCT in {:.0%}"
+    )
     said.append(words.format(*shares))
     said.append(f"{game['train_seconds'] / 60:.0f} minutes, one seed, [benchmarks/connect_four.py]")
     won, of = ({x: sum(game["won"][x][seat][0] for seat in ("first", "second")) for x in game["won"]}, 400)
