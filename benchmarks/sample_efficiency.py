@@ -108,7 +108,7 @@ ARMS = {
     "large batch, clipped lars": Arm(config=LARGE | {"optimizer": "clipped_lars", "lars_start": 100}, size=8),
 }
 CONTROLS = {
-    # As they are until the first update.
+    # As they are until the first update, which never comes; evaluations search in the model as it began.
     "random actions": Arm(config={"replay_min_size": TASKS["catch"].total_steps}, part=1.0),
     "frozen dynamics": Arm(broken="dynamics", part=1.0),
     "shuffled policies": Arm(broken="policies", part=1.0),

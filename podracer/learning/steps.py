@@ -257,8 +257,8 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         due = jnp.where(ready, counts.put_off + whole + more.astype(jnp.int32), 0)
         put_off = jnp.where(ready, 0, counts.put_off)
         call = {"replay/size": size.astype(jnp.float32)}
-        due = {"owed": owed, "pending": counts.pending + due, "put_off": put_off, "filled": ready.astype(jnp.int32)}
-        return counts._replace(**due), ring, call
+        counts = counts._replace(owed=owed, pending=counts.pending + due, put_off=put_off)
+        return counts._replace(filled=ready.astype(jnp.int32)), ring, call
 
     def elders(state: LearnerState, progress: jax.Array) -> Elders:
         target, sweep = (

@@ -20,6 +20,7 @@ from podracer.types import EnvSpec, HostStep
 
 grpc = pytest.importorskip("grpc")
 server = pytest.importorskip("podracer.remote.server")
+stream = pytest.importorskip("podracer.remote.stream")
 wire = pytest.importorskip("podracer.remote.wire")
 worker = pytest.importorskip("podracer.remote.worker")
 
@@ -125,6 +126,28 @@ def test_who_is_not_ready_hears_goodbye():
         assert one.receive("welcome").session
         made.close(FINISHED)
         assert one.receive("goodbye").why == FINISHED
+
+
+def test_a_stream_is_given_one_message_at_a_time():
+    """gRPC fails for a second one, and a goodbye behind a welcome that was under way was lost."""
+
+    class Context:
+        writing, written = False, 0
+
+        async def write(self, data):
+            assert not self.writing
+            self.writing = True
+            await asyncio.sleep(0.01)
+            self.writing, self.written = False, self.written + 1
+
+    async def both():
+        one = stream.Stream(Context(), stream.Outbox(asyncio.get_running_loop()))
+        for data in (b"goodbye", None):
+            one.queue.put_nowait(data)
+        await asyncio.gather(one.send(pb.ToWorker()), one.write())
+        return one.context.written
+
+    assert asyncio.run(both()) == 2
 
 
 def test_a_peer_is_refused_though_nobody_hears_of_it():

@@ -1,8 +1,11 @@
 """Workers: every job is run once and to its end, whatever happens to them."""
 
+import concurrent.futures
 import itertools
 import json
 import signal
+import subprocess
+import threading
 import time
 
 import fakes
@@ -49,6 +52,48 @@ def test_every_job_once(tmp_path, capsys):
     assert [suite.starts(jobs.Job("A", seed)) for seed in (0, 1, 2)] == [1, 1, 1]
     assert json.loads((tmp_path / "suite.json").read_text())["seeds"] == [0, 1, 2]
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
+    """Each reads what was asked for before any of them writes."""
+    both, write = threading.Barrier(2), jobs.write_json
+    read = fakes.FakeSuite._with_others
+    first = threading.local()
+
+    def read_together(self, path):
+        found = read(self, path)
+        if not hasattr(first, "seen"):
+            first.seen = both.wait(10)
+        return found
+
+    def write_slowly(path, value):
+        time.sleep(0.1)
+        write(path, value)
+
+    monkeypatch.setattr(fakes.FakeSuite, "_with_others", read_together)
+    monkeypatch.setattr(jobs, "write_json", write_slowly)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(fakes.FakeSuite(tmp_path, games=games).register) for games in ("AB", "CD")]:
+            done.result(20)
+    assert sorted(json.loads((tmp_path / "suite.json").read_text())["games"]) == ["A", "B", "C", "D"]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_process_that_a_claim_cannot_name_is_stopped(tmp_path, monkeypatch):
+    sign = claims.Claim.sign
+
+    def refuse(self, *processes):
+        if processes:
+            raise OSError("no room")
+        sign(self)
+
+    monkeypatch.setattr(claims.Claim, "sign", refuse)
+    begin = time.monotonic()
+    with pytest.raises(OSError, match="no room"):
+        run(fakes.FakeSuite(tmp_path, games="A", body="sleep 30"))
+    assert time.monotonic() - begin < 15
+    assert claims.state(tmp_path / "claims", "A-0") == "free"
+    assert not subprocess.run(["pgrep", "-f", f"{tmp_path}/runs"], capture_output=True).stdout
 
 
 def test_one_failure_among_others(tmp_path, capsys):
