@@ -416,13 +416,14 @@ def test_global_moments(samples: tuple[np.ndarray, np.ndarray]) -> None:
 # Frames.
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])  # four bytes are stacked in a way of their own
 @pytest.mark.parametrize(("n", "T", "seed"), [(2, 6, 0), (4, 9, 1), (4, 1, 2), (5, 3, 3)])
-def test_frames_are_those_of_the_episode(n, T, seed):
+def test_frames_are_those_of_the_episode(n, T, seed, dtype):
     """Against a loop that keeps the frames of the current episode, in two parts that follow each other."""
     rng, B = np.random.default_rng(seed), 3
-    rows = rng.normal(size=(2 * T, B, 2)).astype(np.float32)
+    rows = rng.uniform(0, 256, size=(2 * T, B, 2)).astype(dtype)
     first = rng.random((2 * T, B)) < 0.3
-    before = rng.normal(size=(B, n - 1, 2)).astype(np.float32)
+    before = rng.uniform(0, 256, size=(B, n - 1, 2)).astype(dtype)
     stack = jax.jit(nets.stack_frames)
     one, frames = stack(jnp.asarray(before), jnp.asarray(rows[:T]), jnp.asarray(first[:T]))
     two, frames = stack(frames, jnp.asarray(rows[T:]), jnp.asarray(first[T:]))
@@ -431,7 +432,7 @@ def test_frames_are_those_of_the_episode(n, T, seed):
         memory = list(before[lane])
         for t in range(2 * T):
             if first[t, lane]:
-                memory = [np.zeros(2, np.float32)] * (n - 1)
+                memory = [np.zeros(2, dtype)] * (n - 1)
             window = [*memory, rows[t, lane]]
             np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
             memory = window[1:]

@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from podracer import config as configs
 from podracer import distributions, nets, returns, spaces
@@ -345,23 +344,23 @@ def make(
             return total, (metrics, ())
 
         def minibatch(
-            carry: tuple[jax.Array, ArrayTree], now: tuple[jax.Array, ...]
+            carry: tuple[optimizer.Parts, ArrayTree], now: tuple[jax.Array, ...]
         ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-            vector, opt_state = carry
+            params, opt_state = carry
             units, advantage, weights = now
             batch = take(samples, units)._replace(advantage=advantage, mask=weights)
             T, n = weights.shape
             groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
-            grads, metrics, _ = gradients.accumulate(loss_fn, unravel(vector), groups)
-            vector, opt_state, norm = optimizer.step_vector(
+            grads, metrics, _ = gradients.accumulate(loss_fn, separate(params), groups)
+            params, opt_state, norm = optimizer.step_joined(
                 transformation,
-                collectives.global_sum(ravel_pytree(grads)[0]),
+                collectives.global_sum(optimizer.joined(grads)[0]),
                 opt_state,
-                vector,
+                params,
                 learning_rate=learning_rate,
                 max_grad_norm=learner.hyper["max_grad_norm"],
             )
-            return (vector, opt_state), (jnp.stack(list(metrics.values())), norm)  # one vector through the scan
+            return (params, opt_state), (jnp.stack(list(metrics.values())), norm)  # one vector through the scan
 
         order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
         # Moments of all minibatches at once: within the scan, the gradient is all that devices have to agree on.
@@ -369,14 +368,14 @@ def make(
         weighed = weigh(samples._replace(advantage=pick(samples.advantage), mask=pick(samples.mask)), config)
         names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
         samples = samples._replace(advantage=(), mask=())
-        # One vector through the scan: taking it apart and together again is a copy for every array.
-        vector, unravel = ravel_pytree(learner.params)
-        (vector, opt_state), (sums, norms) = lax.scan(
-            minibatch, (vector, learner.opt_state), (order, weighed.advantage, weighed.mask)
+        # Joined through the scan: taking parameters apart and together again is a copy for every array.
+        params, separate = optimizer.joined(learner.params)
+        (params, opt_state), (sums, norms) = lax.scan(
+            minibatch, (params, learner.opt_state), (order, weighed.advantage, weighed.mask)
         )
         metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
         metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
-        return LearnerState(unravel(vector), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
+        return LearnerState(separate(params), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
 
     return Agent(
         name="ppo",

