@@ -347,7 +347,7 @@ class _Images(_Model):
         self.planes = {name: Flatten(self.norm, name=f"{name}_planes") for name in ("policy", "value", "prefix")}
 
     def represent(self, observation: jax.Array) -> jax.Array:
-        return self.h(observation.astype(jnp.float32) / 255.0)
+        return self.h(world_models.with_channels(observation, 1).astype(jnp.float32) / 255.0)
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)

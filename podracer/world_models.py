@@ -115,12 +115,17 @@ def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
       ValueError: for convolutions on what is no image.
     """
     space = spec.observation_space
-    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
     if torso == "convolutions" and not is_image:
         raise ValueError(
-            f"torso='convolutions' needs uint8 images [H, W, C], but {spec.name} shows {space}; use 'mlp'."
+            f"torso='convolutions' needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use 'mlp'."
         )
     return torso == "convolutions" or (torso == "auto" and is_image and min(space.shape[:2]) >= 16)  # type: ignore[union-attr]
+
+
+def with_channels(images: jax.Array, leading: int) -> jax.Array:
+    """Images [..., H, W, C], of those of one channel that may have no axis for it; `leading` dims are before H."""
+    return images if images.ndim == leading + 3 else images[..., None]
 
 
 def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], spec: EnvSpec) -> search.Model:
@@ -208,7 +213,7 @@ class _Images(nn.Module):
         return self.dynamics(state, action), self.predict(state)
 
     def represent(self, observation: jax.Array) -> jax.Array:
-        return _between_0_and_1(self.h(observation.astype(jnp.float32) / 255.0))
+        return _between_0_and_1(self.h(with_channels(observation, 1).astype(jnp.float32) / 255.0))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)

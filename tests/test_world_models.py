@@ -1,11 +1,13 @@
 """World models: what a search is told of them, and states of images."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import search, spaces, world_models
+from podracer import prefix_models, search, spaces, world_models
 from podracer.search import SearchConfig
 from podracer.types import EnvSpec
 from podracer.world_models import WorldModel
@@ -79,3 +81,24 @@ def test_states_of_images():
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(same[i] - same[j]).max() > 0.01
     assert np.isfinite(world_models._between_0_and_1(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
+
+
+@pytest.mark.parametrize("make", [world_models.make, prefix_models.make], ids=lambda make: make.__module__)
+def test_images_of_one_channel_need_no_axis_for_it(make):
+    """They are images, not vectors: the same planes with such an axis and without."""
+    flat = IMAGES._replace(observation_space=spaces.Box(0, 255, (16, 16), np.uint8))
+    sizes = {world_models: world_models.Sizes, prefix_models: prefix_models.Sizes}[sys.modules[make.__module__]]
+    states = []
+    for spec in (IMAGES, flat):
+        assert world_models.takes_convolutions(spec, "auto")
+        model, shape = make(spec, sizes(num_bins=3, channels=4, head_size=4)), (3, *spec.observation_space.shape)
+        image = jax.random.randint(jax.random.key(1), (3, 16, 16), 0, 256).astype(jnp.uint8).reshape(shape)
+
+        def represent(key, model=model, image=image):
+            if make is world_models.make:
+                return model.represent(model.init(key), image)
+            return model.module.apply(model.init(key, image[:1])[0], image, method="represent")
+
+        states.append(jax.jit(represent)(jax.random.key(0)))
+    assert states[0].shape[-1] == 4
+    np.testing.assert_array_equal(*states)

@@ -271,6 +271,7 @@ def make(
             observation = nets.inputs(observer, batch.trajectory._replace(timesteps=rows)).observation
             first, later = (jax.tree.map(lambda x, at=at: x[at], observation) for at in (slice(1), slice(1, None)))
             if augment:
+                first, later = (world_models.with_channels(x, 2) for x in (first, later))
                 first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
             actions = batch.trajectory.actions[:K]
             said, seen, statistics = prefix_models.unroll(
@@ -286,8 +287,8 @@ def make(
             return total, (metrics, (error, statistics))
 
         batch_norm = bool(jax.tree.leaves(learner.aux.statistics))  # which sees all rows, or would change with groups
-        at_once = B if batch_norm else gradients.at_a_time(batch.trajectory.timesteps.observation, 2 * K + 1, B)
-        groups = B // at_once
+        seen = batch.trajectory.timesteps.observation
+        groups = 1 if batch_norm else B // gradients.at_a_time(seen, 2 * K + 1, B, unrolled=True)
         split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), changes)
         grads, metrics, (errors, statistics) = gradients.accumulate(
             loss_fn, learner.params, (trajectories.split_batch(batch, groups), split)

@@ -202,7 +202,7 @@ def make(
             error = jnp.abs(lax.stop_gradient(bins.expectation(said[0][2])) - target.value[0])
             return total, (metrics | {"value/error": jnp.sum(error) / batch_size}, error)
 
-        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B)
+        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B, unrolled=True)
         split = trajectories.split_batch(batch, groups)
         grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
         grads, metrics = collectives.global_sum((grads, metrics))

@@ -13,10 +13,11 @@ from jax import lax
 from podracer import topology
 from podracer.types import ArrayTree, Metrics
 
-ROWS_IN_CACHE = {"images": 48, "vectors": 2700}
+ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Measured on two cores
 (docs/adr/0007): IMPALA's shallow network is 1.5 times faster with 42 rows than with 336, an MLP does
-10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006)."""
+10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, most
+rows are small states, and a group repeats hundreds of small operations (docs/adr/0026)."""
 
 FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
 """Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
@@ -24,20 +25,22 @@ gradient of IMPALA's deep network takes 2.5 MiB of activations a frame, so 10 Gi
 kept busy by launches as well, which every group repeats: R2D2's 64 sequences of 120 rows are one group there."""
 
 
-def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int) -> int:
+def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False) -> int:
     """How many units (lanes of T rows, or single rows) should go through the network together.
 
     Args:
       observation: what the network sees, [T, B, ...]; images are uint8 with at least two more dims.
       rows_per_unit: T.
       units: how many there are.
+      unrolled: whether rows are states of a model, and few of them images.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
     """
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
-        limit = ROWS_IN_CACHE["images" if images else "vectors"] // rows_per_unit
+        kind = ("unrolled" if unrolled else "images") if images else "vectors"
+        limit = ROWS_IN_CACHE[kind] // rows_per_unit
     elif images:
         pixels = sum(math.prod(x.shape[2:4]) for x in images)
         frames = FRAMES_IN_MEMORY.get(topology.platform(), min(FRAMES_IN_MEMORY.values()))

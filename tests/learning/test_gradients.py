@@ -52,6 +52,8 @@ def test_lanes_are_split_in_blocks():
 def test_a_divisor_that_fits_the_cache(T, B, observation, expected):
     observation = trajectory_of(T, B, observation).timesteps.observation
     assert gradients.at_a_time(observation, T, B) == expected
+    if expected == 2:  # of states that follow an image, four times as many
+        assert gradients.at_a_time(observation, T, B, unrolled=True) == 8
     for platform in ("gpu", "tpu"):
         with topology.compiling_for(platform):
             assert gradients.at_a_time(observation, T, B) == B
