@@ -111,7 +111,8 @@ class Checkpoints:
         until = time.monotonic() + SEEN_SECONDS
         while self.steps() != steps and time.monotonic() < until:
             time.sleep(0.1)
-            self._manager.reload()
+            with contextlib.suppress(FileNotFoundError):  # one that is going just now
+                self._manager.reload()
         seen = self._processes.everyones(self.steps())
         if late := [i for i, there in enumerate(seen) if there != steps]:
             raise CheckpointError(

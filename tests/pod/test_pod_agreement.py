@@ -8,6 +8,7 @@ import types
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pods
 import pytest
 
@@ -59,6 +60,21 @@ def seen_late(written, directory, has, seconds):
 @pytest.mark.parametrize("has", [(1,), (1, 2, 3)], ids=["misses one", "sees one that is gone"])
 def test_all_wait_until_they_see_the_same_checkpoints(has, written, tmp_path):
     assert seen_late(written, tmp_path, has, seconds=0.5) == [[1, 2], [1, 2]]
+
+
+def test_one_that_goes_while_it_is_looked_at_is_looked_for_again(written, tmp_path, monkeypatch):
+    """Process 0 removes old checkpoints, and who lists a directory may find one that is not there a moment later."""
+    look, looks = ocp.CheckpointManager.reload, []
+
+    def reload(manager):
+        looks.append(manager)
+        if len(looks) == 1:
+            raise FileNotFoundError("checkpoints/3/state")
+        look(manager)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "reload", reload)
+    assert seen_late(written, tmp_path, (1,), seconds=0.5) == [[1, 2], [1, 2]]
+    assert len(looks) > 1
 
 
 def test_who_never_sees_a_checkpoint_is_named_by_all(written, tmp_path, monkeypatch):
