@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podracer import config as configs
 from podracer import nets, search, spaces
@@ -115,12 +114,11 @@ def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
       ValueError: for convolutions on what is no image.
     """
     space = spec.observation_space
-    is_image = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-    if torso == "convolutions" and not is_image:
+    if torso == "convolutions" and not nets.is_image(space):
         raise ValueError(
             f"torso='convolutions' needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use 'mlp'."
         )
-    return torso == "convolutions" or (torso == "auto" and is_image and min(space.shape[:2]) >= 16)  # type: ignore[union-attr]
+    return torso == "convolutions" or (torso == "auto" and nets.is_image(space) and min(space.shape[:2]) >= 16)  # type: ignore[union-attr]
 
 
 def with_channels(images: jax.Array, leading: int) -> jax.Array:

@@ -351,7 +351,7 @@ def make(
             batch = take(samples, units)._replace(advantage=advantage, mask=weights)
             T, n = weights.shape
             groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
-            grads, metrics, _ = gradients.accumulate(loss_fn, separate(params), groups)
+            grads, metrics, _ = gradients.accumulate(loss_fn, restore(params), groups)
             params, opt_state, norm = optimizer.step_joined(
                 transformation,
                 collectives.global_sum(optimizer.joined(grads)[0]),
@@ -369,13 +369,13 @@ def make(
         names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
         samples = samples._replace(advantage=(), mask=())
         # Joined through the scan: taking parameters apart and together again is a copy for every array.
-        params, separate = optimizer.joined(learner.params)
+        params, restore = optimizer.joined(learner.params)
         (params, opt_state), (sums, norms) = lax.scan(
             minibatch, (params, learner.opt_state), (order, weighed.advantage, weighed.mask)
         )
         metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
         metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
-        return LearnerState(separate(params), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
+        return LearnerState(restore(params), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
 
     return Agent(
         name="ppo",

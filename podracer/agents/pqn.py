@@ -225,7 +225,7 @@ def make(
             batch = jax.tree.map(lambda x: x[rows], samples._replace(mask=()))._replace(mask=weight)
             groups = len(rows) // gradients.at_a_time(trajectory.timesteps.observation, 1, len(rows))
             split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch)
-            grads, metrics, _ = gradients.accumulate(loss_fn, separate(params), split)
+            grads, metrics, _ = gradients.accumulate(loss_fn, restore(params), split)
             params, opt_state, norm = optimizer.step_joined(
                 transformation,
                 collectives.global_sum(optimizer.joined(grads)[0]),
@@ -241,11 +241,11 @@ def make(
         mask = samples.mask[order]
         weight = mask / jnp.maximum(collectives.global_sum(jnp.sum(mask, axis=1, keepdims=True)), 1.0)
         names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
-        params, separate = optimizer.joined(learner.params)
+        params, restore = optimizer.joined(learner.params)
         (params, opt_state), (sums, norms) = lax.scan(minibatch, (params, learner.opt_state), (order, weight))
         metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
         metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
-        return LearnerState(separate(params), opt_state, learner.hyper, learner.num_updates + 1), metrics
+        return LearnerState(restore(params), opt_state, learner.hyper, learner.num_updates + 1), metrics
 
     start = lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0], config.frame_stack)  # noqa: E731
     return Agent("pqn", config, init, actor_params, start, act, learn, configs.tunables(config))

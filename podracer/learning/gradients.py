@@ -16,8 +16,8 @@ from podracer.types import ArrayTree, Metrics
 ROWS_IN_CACHE = {"images": 48, "unrolled": 192, "vectors": 2700}
 """Rows that go through a network and back at a time on CPU: more of them fall out of its caches. Measured on two cores
 (docs/adr/0007): IMPALA's shallow network is 1.5 times faster with 42 rows than with 336, an MLP does
-10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, most
-rows are small states, and a group repeats hundreds of small operations (docs/adr/0026)."""
+10 to 15% less work with 2,700 rows than with 20,000 (docs/adr/0006). Of a model that is unrolled from an image, half
+of the rows or more are small states, and a group repeats hundreds of small operations (docs/adr/0026)."""
 
 FRAMES_IN_MEMORY = {"tpu": 4096, "gpu": 8192}
 """Images of 84x84, or as many pixels of other sizes, at a time elsewhere, where only the memory is a limit: a full
@@ -32,7 +32,7 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
       observation: what the network sees, [T, B, ...]; images are uint8 with at least two more dims.
       rows_per_unit: T.
       units: how many there are.
-      unrolled: whether rows are states of a model, and few of them images.
+      unrolled: whether rows are states that a model is unrolled to, beside images.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.

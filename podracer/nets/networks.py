@@ -213,15 +213,16 @@ def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:
     return Network(init, module.apply, start)  # type: ignore[arg-type]
 
 
-def _is_image(space: spaces.Space) -> bool:
+def is_image(space: spaces.Space) -> bool:
+    """Whether observations are images, uint8 [H, W] or [H, W, C]."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
 def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
     space = spec.observation_space
     if torso == "auto":
-        return "shallow" if _is_image(space) and min(space.shape[:2]) >= 36 else "mlp"  # type: ignore[union-attr]
-    if torso != "mlp" and not _is_image(space):
+        return "shallow" if is_image(space) and min(space.shape[:2]) >= 36 else "mlp"  # type: ignore[union-attr]
+    if torso != "mlp" and not is_image(space):
         raise ValueError(
             f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
         )

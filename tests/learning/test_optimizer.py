@@ -21,7 +21,7 @@ RATES = [0.1, 0.08, 0.05, 0.05, 0.02, 0.01]
 def joining(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing depends on which arrays are joined, though it takes arrays of 2 and 3 for large ones."""
     smallest = {"all joined": 4, "one alone": 3, "both alone": 1}[request.param]
-    monkeypatch.setattr(optimizer, "_SMALL", smallest)
+    monkeypatch.setattr(optimizer, "_LARGE", smallest)
     parts, restore = optimizer.joined(tree(np.arange(5)))
     assert [part.size for part in parts] == {4: [5], 3: [2, 3], 1: [2, 3]}[smallest]
     jax.tree.map(np.testing.assert_array_equal, restore(parts), tree(np.arange(5)))
