@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
@@ -129,7 +130,9 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
         jnp.where((age >= back).reshape(shape), line[n - 1 - back : n - 1 - back + T], jnp.zeros((), line.dtype))
         for back in reversed(range(n))
     ]
-    stacks = _bytes_side_by_side(each) if n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
+    # A program exported for any number of lanes cannot hold the bytes: their shape is not refined (jax 0.10).
+    known = not any(map(jax_export.is_symbolic_dim, line.shape))
+    stacks = _bytes_side_by_side(each) if known and n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
     return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)
 
 
