@@ -361,6 +361,9 @@ def update(
     """
     generation, _ = generation_of(plan, at.index, counts)
     there = (generation == at.generation) & (ring.priority[at.index] > 0)
+    overwritten = jnp.sum((~there).astype(jnp.float32))
+    if replay.priority_exponent == 0:  # all are 1 for ever
+        return ring, overwritten
     # Of several for one sequence the last counts: in which order a GPU would write them, nobody knows.
     again = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
     # Those that do not count are sent out of bounds, where nothing is written.
@@ -369,7 +372,7 @@ def update(
     ring = ring._replace(priority=ring.priority.at[index].set(mass, mode="drop"))
     if replay.priority is None:
         ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
-    return ring, jnp.sum((~there).astype(jnp.float32))
+    return ring, overwritten
 
 
 def changes(ring: Ring) -> tuple[Any, ...]:

@@ -69,6 +69,8 @@ def accumulate(
         grads, (metrics, each) = gradient(params, first)
         return grads, metrics, jax.tree.map(lambda x: x[None], each)
 
+    gradient = jax.jit(gradient)  # traced once, for its shapes and in the loop
+
     def add(sums: Any, group: Any) -> tuple[Any, Any]:
         grads, (metrics, each) = gradient(params, group)
         return jax.tree.map(jnp.add, sums, (grads, metrics)), each

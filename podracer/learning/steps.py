@@ -212,17 +212,14 @@ def _learning(agent: Agent, group: int, target_interval: int = 0) -> Callable[..
             state, metrics, priorities = agent.learn(state, batch, progress, key)
             return state, metrics | more, priorities
 
-        def update(carry: Any, of_update: Any) -> Any:
-            state, sums = carry
+        def update(state: LearnerState, of_update: Any) -> Any:
             number, batch = of_update
-            state, metrics, priorities = agent.learn(state, batch, progress, jax.random.fold_in(key, number))
-            return (state, jax.tree.map(jnp.add, sums, metrics)), priorities
+            state, *said = agent.learn(state, batch, progress, jax.random.fold_in(key, number))
+            return state, said
 
         numbered = jnp.arange(group, dtype=jnp.int32), trajectories.split_batch(batch, group)
-        first = jax.tree.map(lambda x: x[0], numbered)
-        metrics = jax.eval_shape(lambda: agent.learn(state, first[1], progress, key)[1])
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-        (state, metrics), priorities = lax.scan(update, (state, nothing), numbered)
+        state, (metrics, priorities) = lax.scan(update, state, numbered)
+        metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
         return state, metrics | more, priorities.reshape(-1)
 
     return learn
@@ -316,6 +313,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     def drain(
         state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array, key: jax.Array
     ) -> Any:
+        @jax.jit  # traced once, for its shapes and in the loop
         def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
             # Of the ring, an update changes nothing but the priorities.
             now = replay.changed(ring, changes)

@@ -247,11 +247,18 @@ class Sebulba:
     # Compilation
 
     def check(self) -> None:
-        experience = jax.eval_shape(self.learning.experience)
+        learned = self._learned()
         devices = list((self._layout.reanalysers or self._layout.mesh).devices.flat)
-        require_room(experience, devices, on_host=self._replay_memory == "host")
+        require_room(learned[1], devices, on_host=self._replay_memory == "host")
+        self.learning.trace(*learned)
+
+    def _learned(self) -> tuple[Any, Any, Any]:
+        """What learning computes with: a state, the experience and a trajectory, as shapes on their devices."""
+        everywhere = self.learning.state_sharding
+        state = jax.eval_shape(self._initial_learner)
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), state)
         trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
-        self.learning.trace(jax.eval_shape(self._initial_learner), experience, trajectory)
+        return state, self.like().experience, trajectory
 
     def _shapes(self, device: Any) -> _Shapes:
         """What an actor on a device computes with."""
@@ -286,11 +293,7 @@ class Sebulba:
                 continue
             self._act[device] = act.lower(x.buffer, x.params, x.carry.keys, x.row).compile()
             self._finish[device] = finish.lower(x.buffer, x.carry, x.lanes, x.versions, x.row).compile()
-        trajectory = self.learning.like(self._shapes(self._layout.actors[0]).rollout)
-        learner = jax.eval_shape(self._initial_learner)
-        everywhere = self.learning.state_sharding
-        learner = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), learner)
-        self._programs = self.learning.compile(learner, self.like().experience, trajectory)
+        self._programs = self.learning.compile(*self._learned())
         return time.perf_counter() - start
 
     def _compile_partial(self, x: _Shapes, some: partial.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:

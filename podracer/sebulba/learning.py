@@ -206,6 +206,7 @@ class OnDevices:
             self._learn_shards, (0, 1), (*both, by_lane(), everywhere, everywhere, everywhere), (*both, everywhere)
         )
         self._add = jitted(self._add_shards, (0,), (experience, by_lane(), everywhere), (experience, everywhere))
+        self._drained = jax.jit(self._drained_shards)  # traced once, whether there are sums or not
         self._drain = jitted(self._drain_shards, (0, 1), (*both, *[everywhere] * 4), (*both, everywhere))
         self.trajectory_mesh = layout.mesh
 
@@ -272,6 +273,12 @@ class OnDevices:
         progress: jax.Array,
         key: jax.Array,
     ) -> Any:
+        new, now, metrics = self._drained(state, experience, number, progress, key)
+        return new, now, (added(sums[0], metrics),) if sums else (metrics,)
+
+    def _drained_shards(
+        self, state: LearnerState, experience: Experience, number: jax.Array, progress: jax.Array, key: jax.Array
+    ) -> Any:
         assert self._core.steps is not None
         assert self._core.steps.drain is not None
         drain, many = self._core.steps.drain, 1 if self._at_once == 1 else number
@@ -283,7 +290,7 @@ class OnDevices:
             return ring, (new, now, metrics)
 
         ring, (new, now, metrics) = self._over_shards(shard, experience.ring)
-        return new, Experience(now, ring), (added(sums[0], metrics),) if sums else (metrics,)
+        return new, Experience(now, ring), metrics
 
     def ahead(self, *shapes: Any) -> tuple[()]:
         """Nothing is prepared before it is due."""
