@@ -19,7 +19,7 @@ from podracer.sebulba import runner
 
 pytestmark = pytest.mark.slow
 
-TOTAL_STEPS = 12_000
+TOTAL_STEPS = 6_000
 PERIOD = 80
 DQN = (
     f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.update-period 4 --agent.target-period {PERIOD} "
@@ -66,7 +66,7 @@ SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length
 
 def steps_of(agent):
     """Fewer where a step is a search."""
-    return TOTAL_STEPS // 6 if agent in SEARCH_CASES else TOTAL_STEPS
+    return TOTAL_STEPS // 3 if agent in SEARCH_CASES else TOTAL_STEPS
 
 
 def command(agent, run_dir, *more):
