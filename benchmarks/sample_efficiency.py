@@ -8,8 +8,8 @@ A run ends when three evaluations in a row reach a task's level, or with its ste
 of a task have the same networks, simulations, updates for each step and schedules. MuZero has all of a task's steps and
 the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
 
-Controls, on catch alone, have one part broken and must never pass: actions are random, dynamics stay as they began, or
-samples have each other's policies.
+Controls, on catch alone, have one part broken: actions are random, dynamics stay as they began, or samples have each
+other's policies. What passes all the same does not depend on that part.
 
 Runs are processes, one for each core. Behind each, `benchmarks/results/sample_efficiency.json` and `.png` are written
 with all there are, and what is there with the same settings is not run again: it may be stopped and begun anew.
