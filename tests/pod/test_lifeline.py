@@ -38,7 +38,7 @@ def test_an_end_reaches_all(lines):
     pods.until(lambda: len(zero._members) == 2)
     one.end("process 1 has failed: its reason")
     for other in (zero, two):
-        assert other.wait(5) == "process 1 has failed: its reason"
+        assert other.wait(20) == "process 1 has failed: its reason"
         assert not other.said, "the main thread says it, where it can"
 
 
@@ -66,12 +66,12 @@ def test_who_is_gone_is_named(lines):
     lines(2)
     pods.until(lambda: len(zero._members) == 2)
     one._zero.socket.shutdown(socket.SHUT_RDWR)
-    assert zero.wait(5) == f"lost {NAMES[1]}, which is gone"
+    assert zero.wait(20) == f"lost {NAMES[1]}, which is gone"
 
 
 def test_who_never_comes_is_named(lines):
     zero, one = lines(0, silence=0.5), lines(1)
-    assert zero.wait(5) == one.wait(5) == f"lost {NAMES[2]}, which has been silent for 0 s"
+    assert zero.wait(20) == one.wait(5) == f"lost {NAMES[2]}, which has been silent for 0 s"
 
 
 def test_who_stays_behind_is_named(lines):
@@ -80,7 +80,7 @@ def test_who_stays_behind_is_named(lines):
         each.doing(lifeline.WORKING, 1)
     zero.doing("evaluating and saving", 2)
     one.doing(lifeline.WORKING, 2)
-    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s (training)"
+    assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s (training)"
 
 
 def test_who_stays_out_of_what_others_wait_in_is_named(lines):
@@ -89,7 +89,7 @@ def test_who_stays_out_of_what_others_wait_in_is_named(lines):
     zero.doing(lifeline.WAITING, 2)
     one.doing(lifeline.WAITING, 2)
     two.doing(lifeline.WORKING, 1)
-    assert zero.wait(5) == f"lost {NAMES[2]}, which has been stuck in round 1 for 1 s (training)"
+    assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 1 s (training)"
     assert lines.said[0] == f"podracer: waiting for {NAMES[2]}: training\n"
 
 
@@ -130,7 +130,7 @@ def test_who_is_silent_is_not_called_stuck(lines):
     two._thread.join()
     zero.doing(lifeline.WORKING, 2)
     one.doing(lifeline.WORKING, 2)
-    assert zero.wait(5) == f"lost {NAMES[2]}, which has been silent for 1 s"
+    assert zero.wait(20) == f"lost {NAMES[2]}, which has been silent for 1 s"
 
 
 def test_strangers_are_not_listened_to(lines):
@@ -181,7 +181,7 @@ def test_a_second_interrupt_ends_a_process_that_cannot_hear_it(lines, monkeypatc
     time.sleep(0.4)
     assert not codes
     one._wakeup.send(bytes([signal.SIGINT]))
-    assert zero.wait(5) == f"{NAMES[1]} was interrupted"
+    assert zero.wait(20) == f"{NAMES[1]} was interrupted"
     pods.until(lambda: codes, 5)
     assert codes[0] == 130
     assert "podracer: error: interrupted; the newest checkpoint is intact.\n" in lines.said
