@@ -354,7 +354,7 @@ def update(
 ) -> tuple[Ring, jax.Array]:
     """Writes new priorities [n] (before the exponent) of sampled sequences; of two for one sequence, the later counts.
 
-    Rollouts may have been added since the sample was drawn.
+    With an exponent of 0 there is nothing to write. Rollouts may have been added since the sample was drawn.
 
     Returns:
       The ring, and how many sequences had been overwritten since they were sampled (their priorities are dropped).

@@ -352,6 +352,21 @@ def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
     np.testing.assert_array_equal(written[untouched], old[untouched])
 
 
+@pytest.mark.parametrize("make", [spec_of, rows_of])
+def test_replay_that_draws_all_alike_writes_no_priorities(make):
+    """Nor does it compare each sample of a batch with each other to do so."""
+    spec = make(alpha=0.0)
+    plan, ring, streams = filled(spec, [0, 1] * 9)
+    counts = jnp.asarray(streams.counts)
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, counts, n=64, times=1))
+    assert set(np.unique(ring.priority)) == {0.0, 1.0}
+    written = jax.make_jaxpr(lambda ring, at, new: replay.update(plan, spec, ring, counts, at, new))
+    assert "64,64" not in str(written(ring, drawn, jnp.arange(64.0)))
+    after, overwritten = replay.update(plan, spec, ring, counts + 100, drawn, jnp.arange(64.0))
+    assert overwritten == 64
+    np.testing.assert_array_equal(after.priority, ring.priority)
+
+
 @pytest.mark.slow
 def test_what_is_learnt_to_the_last_bit_does_no_harm():
     """Priorities of 0 can be drawn, and weights stay finite."""

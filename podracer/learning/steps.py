@@ -313,7 +313,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     def drain(
         state: LearnerState, counts: Counts, ring: replay.Ring, number: Any, progress: jax.Array, key: jax.Array
     ) -> Any:
-        @jax.jit  # traced once, for its shapes and in the loop
+        @jax.jit  # traced once, for its shapes and in the loop, whose counter has to be of the same type
         def update(i: Any, state: LearnerState, changes: Any) -> tuple[LearnerState, Any, Metrics]:
             # Of the ring, an update changes nothing but the priorities.
             now = replay.changed(ring, changes)
@@ -334,7 +334,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         else:
             shapes = jax.eval_shape(update, jnp.int32(0), state, changes)[2]
             nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            state, changes, metrics = lax.fori_loop(0, number, body, (state, changes, nothing))
+            state, changes, metrics = lax.fori_loop(jnp.int32(0), number, body, (state, changes, nothing))
         counts = counts._replace(pending=counts.pending - number, updates=counts.updates + number)
         return state, counts, replay.changed(ring, changes), metrics
 

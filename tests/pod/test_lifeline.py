@@ -71,7 +71,7 @@ def test_who_is_gone_is_named(lines):
 
 def test_who_never_comes_is_named(lines):
     zero, one = lines(0, silence=0.5), lines(1)
-    assert zero.wait(20) == one.wait(5) == f"lost {NAMES[2]}, which has been silent for 0 s"
+    assert zero.wait(20) == one.wait(20) == f"lost {NAMES[2]}, which has been silent for 0 s"
 
 
 def test_who_stays_behind_is_named(lines):

@@ -109,7 +109,7 @@ def elsewhere(function, directory):
     )
     path = os.pathsep.join((str(tests), str(tests.parent)))
     environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    # Compiled as for users: without optimisation, programs that are cut differently round more differently.
+    # Compiled as for users: without optimisation, programs that are cut in other ways differ more by rounding.
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -265,3 +265,21 @@ def test_the_time_of_a_rollout_is_reported_with_its_updates(monkeypatch):
     assert following.seconds > 0.01 * 2 * DUE
     assert sum(report.transitions for report in reports) == reports[-1].env_steps
     assert sum(report.seconds for report in reports) <= seconds
+
+
+@pytest.mark.parametrize("updates_per_call", [1, 3])
+def test_an_update_is_traced_once(updates_per_call):
+    """For the check of an agent, for the shapes of its metrics, and for its program."""
+    traced = []
+
+    def learn(*arguments):
+        traced.append(arguments)
+        return agent().learn(*arguments)
+
+    counted = agent()._replace(learn=learn)
+    layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.local_devices()[:1])
+    settings = {"mode": "lockstep", "updates_per_call": updates_per_call}
+    driver = Sebulba(counted, SteppedEnvironments(COUNTING), layout, seed=3, hyper=agent().hyper, **settings)
+    driver.check()
+    driver.compile(driver.init())
+    assert len(traced) == 1
