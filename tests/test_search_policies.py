@@ -100,9 +100,7 @@ def rollout_free(boards, lines):
     ("config", "expected"),
     [
         (SearchConfig("puct", simulations=50, bounds=(-1, 1)), 0.958),
-        (SearchConfig("puct", simulations=400, bounds=(-1, 1)), 0.994),
         (SearchConfig("gumbel", simulations=50, bounds=(-1, 1), value_scale=1.0), 0.941),
-        (SearchConfig("puct", simulations=200, bounds=(-1, 1)), 1.0),
         (SearchConfig("gumbel", simulations=200, bounds=(-1, 1), value_scale=1.0), 1.0),
         (SearchConfig("puct", simulations=2000, bounds=(-1, 1)), 1.0),
         (SearchConfig("gumbel", simulations=2000, bounds=(-1, 1), value_scale=1.0), 1.0),
@@ -114,7 +112,7 @@ def test_tic_tac_toe_converges(config, expected):
     boards, Q, lines = endings()
     assert len(boards) == 4520
     empty = (boards == 0).sum(-1)
-    some = {400: slice(None, None, 8), 200: empty <= 3, 2000: np.flatnonzero(empty <= 5)[::60]}
+    some = {200: empty <= 3, 2000: np.flatnonzero(empty <= 5)[::60]}
     at = some.get(config.simulations, slice(None))
     boards, Q = boards[at], Q[at]
     assert config.simulations != 200 or len(boards) == 222 + 696 + 1372

@@ -28,7 +28,8 @@ UPDATES = 10
 CLIP = 0.01
 # Batch norm enlarges rounding: with steps of 10, one device differs as much from itself when compiled in another way.
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
-AGENTS = ("alphazero", "dqn", "efficientzero", "muzero", "ppo", "pqn", "vtrace", "r2d2")
+# EfficientZero is MuZero and more.
+AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "pqn", "vtrace", "r2d2")
 MEMBERS = ("ppo", "r2d2", "dqn", "efficientzero")
 """Of which populations are compared: without a replay, with sequences, with rows, and with networks beside the newest."""
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
@@ -41,17 +42,6 @@ CONFIGS = {
     # One update per rollout, once the first sequences of 15 rows are complete.
     "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.5, "replay_min_size": 1},
     "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5},
-    "muzero": {
-        **{
-            "simulations": 4,
-            "unroll_length": 2,
-            "n_step": 2,
-            "state_size": 8,
-            "head_size": 8,
-            "priority_exponent": 0.5,
-        },
-        **{"batch_size": 16, "replay_min_size": 1, "reanalyse": 0.5, "target_interval": 3},
-    },
     "efficientzero": {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
         **{"projection_size": 8, "forecast_size": 8, "batch_size": 16, "replay_min_size": 1, "target_interval": 2},
@@ -86,7 +76,7 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     config |= CONFIGS[case] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
     if agent == "dqn":  # one update per rollout
         config |= {"update_period": 10 * num_envs, "target_period": 20 * num_envs}
-    if agent in ("alphazero", "efficientzero", "muzero"):
+    if agent in ("alphazero", "efficientzero"):
         config["samples_per_row"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     plain = mock.patch.object(optimizer, "make", return_value=optax.identity())

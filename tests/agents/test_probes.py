@@ -1,6 +1,6 @@
 """All agents on every probe environment: the values and the policy that they learn are the analytic ones.
 
-The quick tests learn the discrete probes together, in one program for each agent; the slow ones learn each alone.
+The discrete probes are learnt together, in one program for each agent.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ R2D2: dict[str, Any] = {
     "replay_capacity": 1000,
     "replay_min_size": 100,
     "batch_size": 32,
+    "replay_ratio": 4.0,
     "target_update_interval": 20,
 }
 
@@ -135,27 +136,25 @@ def inputs(observation: np.ndarray) -> nets.Inputs:
 
 
 @functools.cache
-def trained_pqn(environment: Any) -> tuple[nets.Network, list[LearnerState]]:
+def trained_pqn() -> tuple[nets.Network, list[LearnerState]]:
     """As `trained_r2d2`."""
-    network = nets.make_q(environment.spec, hidden_sizes=(16,), head_size=0, dueling=False, norm=True)
-    return network, trained(agents.pqn.make(environment.spec, PQNConfig(**PQN), network), environment)
+    network = nets.make_q(TOGETHER.spec, hidden_sizes=(16,), head_size=0, dueling=False, norm=True)
+    return network, trained(agents.pqn.make(TOGETHER.spec, PQNConfig(**PQN), network), TOGETHER)
 
 
 @functools.cache
-def trained_r2d2(environment: Any, rescaling: bool) -> tuple[nets.Network, list[LearnerState]]:
+def trained_r2d2(rescaling: bool) -> tuple[nets.Network, list[LearnerState]]:
     """The network of action values, and the members' learner states."""
-    network = nets.make_q(environment.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
-    ratio = 4.0 if environment == TOGETHER else 8.0
-    config = R2D2Config(**R2D2, replay_ratio=ratio, value_rescaling=rescaling)
-    agent = agents.r2d2.make(environment.spec, config, network)
-    return network, trained(agent, environment)
+    network = nets.make_q(TOGETHER.spec, hidden_sizes=(16,), activation="tanh", head_size=16)
+    agent = agents.r2d2.make(TOGETHER.spec, R2D2Config(**R2D2, value_rescaling=rescaling), network)
+    return network, trained(agent, TOGETHER)
 
 
 def check_action_values(
-    probe: probes.Probe, network: nets.Network, members: list[LearnerState], rescaling: bool, together: bool
+    probe: probes.Probe, network: nets.Network, members: list[LearnerState], rescaling: bool
 ) -> None:
     """The largest of them at every observation, and which it is."""
-    observations, right, best = expected(probe, together)
+    observations, right, best = expected(probe, together=True)
     apply = jax.jit(lambda params, observation: network.apply(params, inputs(observation), ())[0][0])
     for member in members:
         values = np.asarray(apply(member.params, observations)).max(-1)
@@ -168,19 +167,13 @@ def check_action_values(
 @discrete
 @pytest.mark.parametrize("rescaling", [True, False])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
-    check_action_values(probe, *trained_r2d2(TOGETHER, rescaling), rescaling, together=True)
+    check_action_values(probe, *trained_r2d2(rescaling), rescaling)
 
 
 @pytest.mark.slow
 @discrete
 def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None:
-    check_action_values(probe, *trained_pqn(TOGETHER), rescaling=False, together=True)
-
-
-@pytest.mark.slow
-@discrete
-def test_action_values_of_a_probe_alone(probe: probes.Probe) -> None:
-    check_action_values(probe, *trained_r2d2(probe, True), rescaling=True, together=False)
+    check_action_values(probe, *trained_pqn(), rescaling=False)
 
 
 # DQN.
@@ -290,13 +283,6 @@ def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Prob
 @pytest.mark.parametrize("name", ["ppo", "vtrace"])
 def test_means_of_continuous_actions_are_the_best_ones(name: str) -> None:
     check_values_and_policy(name, probes.ContinuousAction(), together=False)
-
-
-@pytest.mark.slow
-@discrete
-@by_name
-def test_values_and_policies_of_a_probe_alone(name: str, probe: probes.Probe) -> None:
-    check_values_and_policy(name, probe, together=False)
 
 
 def check_policy(agent: Agent, learner: LearnerState, observation: np.ndarray, best: np.ndarray) -> None:

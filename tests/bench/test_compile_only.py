@@ -30,7 +30,7 @@ def compiled(target: str) -> dict[str, dict[str, Any]]:
         pytest.skip(f"no compiler for {target} in {compilers.COMPILERS}: `make compilers` installs it")
     found = subprocess.run(
         [sys.executable, str(HERE / "compilers.py"), target],
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "XLA_FLAGS": "--xla_backend_optimization_level=0"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=900,

@@ -42,11 +42,8 @@ CASES = {
     "--actor-threads 2",
 }
 SEARCH_CASES = {
-    # A tree of states is never kept from one action to the next; a replay and a network to reanalyse by are.
-    "muzero": "train muzero memory_chain --env.length 3 --arch sebulba --mode lockstep --agent.simulations 4 "
-    "--agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 --agent.reanalyse 0.5 "
-    "--agent.target-interval 7 --agent.replay-capacity 400 --agent.replay-min-size 100",
-    # Two networks beside the newest, statistics, and a sweep that is under way.
+    # A tree of states is never kept from one action to the next; a replay is, two networks beside the newest, and a sweep
+    # that is under way: all that MuZero has, and more.
     "efficientzero": "train efficientzero memory_chain --env.length 3 --arch sebulba --mode lockstep "
     "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 "
     "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
@@ -55,12 +52,9 @@ SEARCH_CASES = {
     "--agent.samples-per-row 0.5 --agent.replay-capacity 400 --agent.replay-min-size 100",
 }
 # SIGTERM and SIGINT raise one flag. Where an agent has updates that are due, either may come between any two of them.
-SIGNALS = [
-    (agent, number)
-    for agent in CASES
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
-    if agent.startswith("dqn") or number != (signal.SIGTERM if agent in ("vtrace", "r2d2") else signal.SIGINT)
-]
+OTHER = {"vtrace": signal.SIGINT, "r2d2": signal.SIGINT, "dqn-sebulba-2": signal.SIGINT}
+SIGNALS = [(agent, number) for agent in CASES for number in (OTHER.get(agent, signal.SIGTERM), signal.SIGKILL)]
+SIGNALS += [("dqn", signal.SIGINT), ("dqn-sebulba", signal.SIGINT)]
 SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length 10 --agent.hidden-sizes 8"
 
 
