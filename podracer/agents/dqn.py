@@ -74,7 +74,8 @@ class DQNConfig:
       optimizer: "adam", or "rmsprop" centred and with decay 0.95 (paper).
       learning_rate: (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
-      optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2).
+      optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2); of
+        Adam, behind it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
