@@ -5,8 +5,9 @@
     python benchmarks/pong.py pqn --run-dir DIR --report
 
 `pqn` has its paper's settings with a shallow network, 16 lanes and minibatches of 128 rows; `dqn` is the `fast_dqn`
-preset with a shallow network, double Q-learning, three-step returns and a replay, a period and an exploration for two
-million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE behind up to 29 no-ops.
+preset with a shallow network, Adam, double Q-learning, three-step returns and a replay, a period and an exploration for
+two million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE behind up to 29
+no-ops.
 
 Stopped by a signal, and started again in the same directory, it goes on where it was. At the end (with `--report`, at
 any time) the newest checkpoint and the best one play fresh games, and `benchmarks/results/atari/pong-pqn.json` and
@@ -40,8 +41,8 @@ EVALUATIONS = 20
 STEPS = {"pqn": 10_000_000, "dqn": 2_000_000}
 SETTINGS = {
     "pqn": "--preset atari --agent.torso shallow --num-envs 16 --agent.num-minibatches 4",
-    # At 2.5e-4 and the preset's epsilon, which is RMSProp's, Adam has moved 15 of 16 filters below 0 in 4,500 updates:
-    # every step moves 256 weights the same way, and backgrounds are far from 0. At 1e-4 half of them live on.
+    # At 2.5e-4 and the preset's epsilon, which is RMSProp's, 15 of the first layer's 16 filters are dead after 4,500
+    # updates, at 1e-4 half of them (docs/adr/0018).
     "dqn": "--preset fast_dqn --agent.torso shallow --agent.optimizer adam --agent.learning-rate 1e-4 "
     "--agent.optimizer-eps 1e-8 --agent.double --agent.n-step 3 "
     "--agent.replay-min-size 10000 --agent.target-period 2000 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",

@@ -248,7 +248,8 @@ def main(arguments: DQNArguments) -> int:
             "waiting_at_a_time": CORES if setting.paced else None,
         }
         found = {"setting": setting, "alone": alone, "arithmetic": arithmetic, "cells": results}
-        write(arguments.json, "podracer bench dqn", arguments, configs.to_json(found))
+        command = f"podracer bench dqn --setting {arguments.setting}"
+        write(arguments.json, command, arguments, configs.to_json(found))
     return 0
 
 

@@ -28,6 +28,7 @@ def compiled(target: str) -> dict[str, dict[str, Any]]:
     """Every program that is looked at, compiled for a target in a process of its own."""
     if not (compilers.COMPILERS / ("libtpu" if target == "v5e" else "jax_plugins")).is_dir():
         pytest.skip(f"no compiler for {target} in {compilers.COMPILERS}: `make compilers` installs it")
+    # All of XLA's passes, of which tests on a CPU go without two: what is looked at is what users get.
     found = subprocess.run(
         [sys.executable, str(HERE / "compilers.py"), target],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "XLA_FLAGS": "--xla_backend_optimization_level=0"},

@@ -52,9 +52,10 @@ SEARCH_CASES = {
     "--agent.samples-per-row 0.5 --agent.replay-capacity 400 --agent.replay-min-size 100",
 }
 # SIGTERM and SIGINT raise one flag. Where an agent has updates that are due, either may come between any two of them.
-OTHER = {"vtrace": signal.SIGINT, "r2d2": signal.SIGINT, "dqn-sebulba-2": signal.SIGINT}
-SIGNALS = [(agent, number) for agent in CASES for number in (OTHER.get(agent, signal.SIGTERM), signal.SIGKILL)]
-SIGNALS += [("dqn", signal.SIGINT), ("dqn-sebulba", signal.SIGINT)]
+INTERRUPTED = ("vtrace", "r2d2", "dqn", "dqn-sebulba", "dqn-sebulba-2")
+TERMINATED = ("ppo", "sebulba", "dqn", "dqn-sebulba")
+SIGNALS = [(agent, signal.SIGKILL) for agent in CASES]
+SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
 SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length 10 --agent.hidden-sizes 8"
 
 
