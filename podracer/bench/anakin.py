@@ -8,7 +8,7 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +67,7 @@ class AnakinArguments:
       env_options: of `env`, as JSON, such as '{"task": "random_goals"}'.
       num_envs: environment lanes to measure with.
       devices: how many devices to measure with; all local ones if None.
+      only: what is measured, of environment, acting, training and yardstick; training is always.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -77,6 +78,12 @@ class AnakinArguments:
     env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     num_envs: tuple[int, ...] = configs.field((1024,), low=1)
     devices: tuple[int, ...] | None = configs.field(None, low=1)
+    only: tuple[Literal["environment", "acting", "training", "yardstick"], ...] = (
+        "environment",
+        "acting",
+        "training",
+        "yardstick",
+    )
     repeats: int = configs.field(7, low=1)
     seconds: float = configs.field(1.0, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
@@ -141,12 +148,12 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
     T = agent.config.rollout_length
     training = trainer(agent, environment, layout, T)
-    measured: dict[str, Measured] = {
-        "environment": _environment_only(agent, environment, layout, T),
-        "acting": _acting_only(agent, environment, layout, T),
-        "training": training,
-    }
-    yardstick = None if arguments.env else _yardstick(name, num_envs, T)
+    measured: dict[str, Measured] = {"training": training}
+    if "environment" in arguments.only:
+        measured["environment"] = _environment_only(agent, environment, layout, T)
+    if "acting" in arguments.only:
+        measured["acting"] = _acting_only(agent, environment, layout, T)
+    yardstick = None if arguments.env or "yardstick" not in arguments.only else _yardstick(name, num_envs, T)
     if yardstick:
         measured["yardstick"] = yardstick
     rates = in_turns(measured, arguments.repeats, arguments.seconds)
@@ -158,8 +165,8 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
         "num_envs": num_envs,
         "rollout_length": T,
         "devices": layout.num_devices,
-        "environment": medians["environment"],
-        "acting": medians["acting"],
+        "environment": medians.get("environment"),
+        "acting": medians.get("acting"),
         "training": medians["training"],
         "training_transitions": medians["training"] * training.transitions_share,
         "yardstick": medians.get("yardstick"),

@@ -1,0 +1,160 @@
+"""What podracer does on an accelerator: does it learn there, and how fast is it?
+
+    python benchmarks/accelerator.py learning anakin           # some parts; all if none is named
+    python benchmarks/accelerator.py --output results.json
+
+`learning` trains small agents side by side and compares returns with what they have on a CPU; the other parts measure,
+one command after the other. Each command's figures go to `benchmarks/results/accelerator.json` behind those that are
+there already, and a command that fails leaves the end of what it said. The exit code says whether all went well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from podracer.bench import measure
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "accelerator.json"
+
+LEARNING = {
+    # name: (arguments of `podracer train`, return)
+    "ppo catch": ("ppo catch --total-steps 500000", 0.95),
+    "ppo cartpole": ("ppo cartpole --total-steps 500000", 475),
+    "vtrace pixel_catch": ("vtrace pixel_catch --total-steps 100000", 0.9),
+    "r2d2 catch": ("r2d2 catch --total-steps 100000", 0.95),
+    "ppo memory_chain, LSTM": ("ppo memory_chain --env.length 10 --agent.lstm-size 64 --total-steps 200000", 0.9),
+    "dqn catch": ("dqn catch --total-steps 150000", 0.9),
+    "pqn cartpole": ("pqn cartpole --total-steps 500000", 475),
+    "muzero catch": ("muzero catch --total-steps 30000", 0.9),
+    "efficientzero catch": ("efficientzero catch --total-steps 15000", 0.9),
+    "vtrace envpool:CartPole-v1": ("vtrace envpool:CartPole-v1 --total-steps 1000000 --actor-threads 2", 475),
+}
+
+SPEED: dict[str, dict[str, str]] = {
+    "anakin": {
+        "gridworld": 'anakin --agents vtrace --env gridworld --env-options \'{"task": "random_goals"}\' '
+        "--num-envs 1024 16384 65536 --only training --repeats 3",
+        "vtrace": "anakin --agents vtrace --num-envs 1024 --repeats 3",
+        "ppo": "anakin --agents ppo --num-envs 1024 --repeats 3",
+        "many lanes": "anakin --agents ppo vtrace --num-envs 65536 --only training --repeats 3",
+    },
+    "sebulba": {
+        "pong": "sebulba --presets pong --num-envs 128 --pool-threads 7 --actor-threads 2 --repeats 3",
+        "pong-resnet": "sebulba --presets pong-resnet --num-envs 128 --pool-threads 7 --actor-threads 2 --repeats 3",
+    },
+    "replay": {
+        "sequences of frames": "replay --frame 7056 --sequences 100000 --repeats 3",
+        "dqn": "dqn --setting pong --lanes 1 8 --repeats 3",
+    },
+    "search": {
+        "toy": "search --lanes 512 --repeats 5",
+        "planes": "search --lanes 12288 --actions 18 --network planes --repeats 5",
+        "reanalyse": "reanalyse --env envpool:Pong-v5 --preset atari --only reanalysing groups --repeats 3",
+    },
+}
+SECONDS = 400
+"""That a command may take."""
+
+
+def start(arguments: list[str], log: Any, **variables: str) -> subprocess.Popen[Any]:
+    """A `podracer` process that shares its log."""
+    command = [sys.executable, "-m", "podracer", *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables)
+
+
+def learning() -> dict[str, Any]:
+    """Trains all of `LEARNING` at once, for nothing is timed; the mean return of the last evaluation, and its bound."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        running = {}
+        for name, (arguments, _) in LEARNING.items():
+            directory = pathlib.Path(folder) / name.replace(" ", "_").replace(":", "_")
+            log = open(f"{directory}.log", "w+")  # noqa: SIM115
+            words = [*arguments.split(), "--run-dir", str(directory), "--quiet"]
+            running[name] = start(["train", *words], log, XLA_PYTHON_CLIENT_PREALLOCATE="false"), log, directory
+        deadline = time.monotonic() + SECONDS
+        for name, (process, log, directory) in running.items():
+            code = finish(process, deadline)
+            bound = LEARNING[name][1]
+            one: dict[str, Any] = {"command": f"podracer train {LEARNING[name][0]}", "code": code, "bound": bound}
+            if code:
+                log.seek(0)
+                one["said"] = log.read()[-2000:]
+            else:
+                summary = json.loads((directory / "summary.json").read_text())
+                one |= {key: summary.get(key) for key in ("eval/return_mean", "train_seconds", "compile_seconds")}
+                one["good"] = summary["eval/return_mean"] >= bound
+            log.close()
+            print(name, json.dumps(one), flush=True)
+            found[name] = one
+    return found
+
+
+def finish(process: subprocess.Popen[Any], deadline: float) -> int:
+    """A process' exit code, 124 if it has not ended in time."""
+    try:
+        return process.wait(max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return 124
+
+
+def speed(commands: dict[str, str]) -> dict[str, Any]:
+    """Runs `podracer bench` commands one after the other."""
+    found: dict[str, Any] = {}
+    for name, arguments in commands.items():
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            path, log = pathlib.Path(folder) / "results.json", open(f"{folder}/log", "w+")  # noqa: SIM115
+            process = start(["bench", *shlex.split(arguments), "--json", str(path)], log)
+            code = finish(process, begin + SECONDS)
+            log.seek(0)
+            said = log.read()
+            log.close()
+            one: dict[str, Any] = {"command": f"podracer bench {arguments}", "code": code}
+            one |= json.loads(path.read_text()) if code == 0 else {"said": said[-2000:]}
+        one["wall_seconds"] = round(time.monotonic() - begin, 1)
+        print(f"== {name}: {one['command']} ({one['wall_seconds']} s)\n{said[-2500:]}", flush=True)
+        found[name] = one
+    return found
+
+
+def main() -> int:
+    """Runs parts and writes their figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"of learning, {', '.join(SPEED)}")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    given = parser.parse_args()
+    unknown = set(given.parts) - {"learning", *SPEED}
+    if unknown:
+        parser.error(f"no part {unknown.pop()!r}; there are learning, {', '.join(SPEED)}")
+    written = json.loads(given.output.read_text()) if given.output.exists() else {}
+    good = True
+    for part in given.parts or ["learning", *SPEED]:
+        found = learning() if part == "learning" else speed(SPEED[part])
+        good = good and all(one["code"] == 0 and one.get("good", True) for one in found.values())
+        written[part] = {"commit": measure.commit(), "machine": machine(), "versions": measure.versions()} | found
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        given.output.write_text(json.dumps(written, indent=2) + "\n")
+    return 0 if good else 1
+
+
+def machine() -> str:
+    """What the figures are of, asked in a process of its own, which gives the device's memory back."""
+    code = "from podracer.bench import measure; print(measure.describe_machine())"
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
