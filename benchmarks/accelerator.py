@@ -11,6 +11,7 @@ there already, and a command that fails leaves the end of what it said. The exit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from podracer.bench import measure
@@ -43,25 +45,24 @@ SPEED: dict[str, dict[str, str]] = {
     "anakin": {
         "gridworld": 'anakin --agents vtrace --env gridworld --env-options \'{"task": "random_goals"}\' '
         "--num-envs 1024 16384 65536 --only training --repeats 3",
-        "vtrace": "anakin --agents vtrace --num-envs 1024 --repeats 3",
-        "ppo": "anakin --agents ppo --num-envs 1024 --repeats 3",
-        "many lanes": "anakin --agents ppo vtrace --num-envs 65536 --only training --repeats 3",
+        "beside plain loops": "anakin --num-envs 1024 --only training yardstick --repeats 3",
+        "many lanes": "anakin --num-envs 65536 --only training --repeats 3",
     },
     "sebulba": {
         "pong": "sebulba --presets pong --num-envs 128 --pool-threads 7 --actor-threads 2 --repeats 3",
         "pong-resnet": "sebulba --presets pong-resnet --num-envs 128 --pool-threads 7 --actor-threads 2 --repeats 3",
     },
-    "replay": {
-        "sequences of frames": "replay --frame 7056 --sequences 100000 --repeats 3",
-        "dqn": "dqn --setting pong --lanes 1 8 --repeats 3",
-    },
+    "dqn": {"pong": "dqn --setting pong --lanes 1 8 --repeats 3"},
+    "replay": {"sequences of frames": "replay --frame 7056 --sequences 100000 --repeats 3"},
     "search": {
-        "toy": "search --lanes 512 --repeats 5",
         "planes": "search --lanes 12288 --actions 18 --network planes --repeats 5",
-        "reanalyse": "reanalyse --env envpool:Pong-v5 --preset atari --only reanalysing groups --repeats 3",
+        "toy": "search --lanes 512 --repeats 5",
+    },
+    "reanalyse": {
+        "Atari": "reanalyse --env envpool:Pong-v5 --preset atari --only reanalysing groups --repeats 3",
     },
 }
-SECONDS = 400
+SECONDS = 300
 """That a command may take."""
 
 
@@ -71,32 +72,32 @@ def start(arguments: list[str], log: Any, **variables: str) -> subprocess.Popen[
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables)
 
 
-def learning() -> dict[str, Any]:
+def learning(keep: Callable[[str, dict[str, Any]], None]) -> None:
     """Trains all of `LEARNING` at once, for nothing is timed; the mean return of the last evaluation, and its bound."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, contextlib.ExitStack() as stack:
         running = {}
         for name, (arguments, _) in LEARNING.items():
             directory = pathlib.Path(folder) / name.replace(" ", "_").replace(":", "_")
-            log = open(f"{directory}.log", "w+")  # noqa: SIM115
-            words = [*arguments.split(), "--run-dir", str(directory), "--quiet"]
-            running[name] = start(["train", *words], log, XLA_PYTHON_CLIENT_PREALLOCATE="false"), log, directory
+            log = stack.enter_context(open(f"{directory}.log", "w+"))
+            words = ["train", *arguments.split(), "--run-dir", str(directory), "--quiet"]
+            process = start(words, log, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+            stack.callback(process.kill)
+            running[name] = process, log, directory
         deadline = time.monotonic() + SECONDS
         for name, (process, log, directory) in running.items():
-            code = finish(process, deadline)
-            bound = LEARNING[name][1]
-            one: dict[str, Any] = {"command": f"podracer train {LEARNING[name][0]}", "code": code, "bound": bound}
-            if code:
+            arguments, bound = LEARNING[name]
+            one: dict[str, Any] = {"command": f"podracer train {arguments}", "commit": measure.commit(), "bound": bound}
+            one["code"] = finish(process, deadline)
+            if one["code"]:
                 log.seek(0)
                 one["said"] = log.read()[-2000:]
             else:
                 summary = json.loads((directory / "summary.json").read_text())
-                one |= {key: summary.get(key) for key in ("eval/return_mean", "train_seconds", "compile_seconds")}
-                one["good"] = summary["eval/return_mean"] >= bound
-            log.close()
+                told = ("device", "jax", "env_steps", "train_seconds", "compile_seconds", "eval_return_mean")
+                one |= {key: summary[key] for key in told}
+                one["good"] = one["eval_return_mean"] >= bound
             print(name, json.dumps(one), flush=True)
-            found[name] = one
-    return found
+            keep(name, one)
 
 
 def finish(process: subprocess.Popen[Any], deadline: float) -> int:
@@ -109,24 +110,22 @@ def finish(process: subprocess.Popen[Any], deadline: float) -> int:
         return 124
 
 
-def speed(commands: dict[str, str]) -> dict[str, Any]:
+def speed(commands: dict[str, str], keep: Callable[[str, dict[str, Any]], None]) -> None:
     """Runs `podracer bench` commands one after the other."""
-    found: dict[str, Any] = {}
     for name, arguments in commands.items():
         begin = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            path, log = pathlib.Path(folder) / "results.json", open(f"{folder}/log", "w+")  # noqa: SIM115
+        with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
+            path = pathlib.Path(folder) / "results.json"
             process = start(["bench", *shlex.split(arguments), "--json", str(path)], log)
-            code = finish(process, begin + SECONDS)
+            one: dict[str, Any] = {"command": f"podracer bench {arguments}", "code": finish(process, begin + SECONDS)}
             log.seek(0)
             said = log.read()
-            log.close()
-            one: dict[str, Any] = {"command": f"podracer bench {arguments}", "code": code}
-            one |= json.loads(path.read_text()) if code == 0 else {"said": said[-2000:]}
+            one |= (
+                json.loads(path.read_text()) | {"command": one["command"]} if path.exists() else {"said": said[-2000:]}
+            )
         one["wall_seconds"] = round(time.monotonic() - begin, 1)
         print(f"== {name}: {one['command']} ({one['wall_seconds']} s)\n{said[-2500:]}", flush=True)
-        found[name] = one
-    return found
+        keep(name, one)
 
 
 def main() -> int:
@@ -139,21 +138,19 @@ def main() -> int:
     if unknown:
         parser.error(f"no part {unknown.pop()!r}; there are learning, {', '.join(SPEED)}")
     written = json.loads(given.output.read_text()) if given.output.exists() else {}
-    good = True
+    failed = []
     for part in given.parts or ["learning", *SPEED]:
-        found = learning() if part == "learning" else speed(SPEED[part])
-        good = good and all(one["code"] == 0 and one.get("good", True) for one in found.values())
-        written[part] = {"commit": measure.commit(), "machine": machine(), "versions": measure.versions()} | found
-        given.output.parent.mkdir(parents=True, exist_ok=True)
-        given.output.write_text(json.dumps(written, indent=2) + "\n")
-    return 0 if good else 1
 
+        def keep(name: str, one: dict[str, Any], part: str = part) -> None:
+            written.setdefault(part, {})[name] = one
+            given.output.parent.mkdir(parents=True, exist_ok=True)
+            given.output.write_text(json.dumps(written, indent=2) + "\n")
+            if one["code"] or not one.get("good", True):
+                failed.append(f"{part}, {name}")
 
-def machine() -> str:
-    """What the figures are of, asked in a process of its own, which gives the device's memory back."""
-    code = "from podracer.bench import measure; print(measure.describe_machine())"
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout.strip()
+        learning(keep) if part == "learning" else speed(SPEED[part], keep)
+    print(f"failed: {'; '.join(failed)}" if failed else "all went well", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
