@@ -91,7 +91,7 @@ class Arm:
 TASKS = {
     "catch": Task("catch", 0.9, 30_000, 500),
     "cartpole": Task("cartpole", 400.0, 120_000, 2_000),
-    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 8, "samples_per_row": 8.0}),
+    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 8, "batch_size": 32, "samples_per_row": 4.0}),
 }
 ARMS = {
     # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
@@ -193,6 +193,7 @@ def run(name: str, arm: str, seed: int) -> None:
         if "eval/return_mean" not in row:
             return False
         evaluations.append((env_steps, row["eval/return_mean"]))
+        print(f"{name_of(name, arm, seed)}: {evaluations[-1]}", flush=True)
         return passed() or env_steps >= most(name, arm)
 
     result = podracer.train(
@@ -208,6 +209,7 @@ def run(name: str, arm: str, seed: int) -> None:
     report = {
         "steps": evaluations[-1][0] if passed() else None,
         "seconds": result.summary["train_seconds"],
+        "device": result.summary["device"],
         "commit": measure.commit(),
         "settings": settings_of(name, arm),
         "evaluations": evaluations,
