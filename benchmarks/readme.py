@@ -21,6 +21,7 @@ from podracer.bench import remote_plan
 ROOT = pathlib.Path(__file__).parent.parent
 README, SCALE = ROOT / "README.md", ROOT / "docs" / "scale.md"
 REMOTE, PODS = ROOT / "docs" / "remote.md", ROOT / "docs" / "pods.md"
+ACCELERATORS = ROOT / "docs" / "accelerators.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 NETWORKS = {"cartpole": "CartPole, 64-64 MLP", "pong": "Pong, shallow network", "pong-resnet": "Pong, deep ResNet"}
@@ -157,6 +158,83 @@ WIRE = {
     "ratios of ways": "rows/s over those with TCP",
     "where": "microseconds of a round trip of 64 lanes, on average",
 }
+
+
+def _of_gpu(part: str) -> dict[str, Any]:
+    """What one part of `benchmarks/accelerator.py` found."""
+    return json.loads((RESULTS / "accelerator.json").read_text())["results"][part]
+
+
+def gpu_learning() -> list[str]:
+    """Returns of agents that learnt there."""
+    lines = ["| command | required | return, seed 0 | seconds of training, of compiling |", "|---|---|---|---|"]
+    for one in _of_gpu("learning").values():
+        said = f"| `{one['command'].removeprefix('podracer ')}` | {one['bound']:g} "
+        if one["code"]:
+            lines.append(said + "| did not end in 5 minutes | |")
+        else:
+            seconds = f"{one['train_seconds']:.0f}, {one['compile_seconds']:.0f}"
+            lines.append(said + f"| {one['eval_return_mean']:.3g} | {seconds} |")
+    return lines
+
+
+def gpu_anakin() -> list[str]:
+    """Rows a second of Anakin there."""
+    lines = ["| | lanes x rows | training | plain loop | training / plain | compile |", "|---|---|---|---|---|---|"]
+    for one in _of_gpu("anakin").values():
+        for row in one["results"]:
+            rows = {"ppo": 32, "vtrace": 20}[row["agent"]]
+            plain = f"{_short(row['yardstick'])} | **{row['ratio']:.2f}**" if row["yardstick"] else "- | -"
+            env = row["env"].replace("_random_goals", ", random goals")
+            lines.append(
+                f"| {row['agent']} on {env} | {row['num_envs']:,} x {rows} | {_short(row['training'])} | {plain} "
+                f"| {row['compile_seconds']:.0f} s |"
+            )
+    return lines
+
+
+def gpu_sebulba() -> list[str]:
+    """Rows a second of Sebulba there, and what its actors and its learner wait for."""
+    lines = ["| Pong, 256 lanes, V-trace | acting | training | environments | inference | learning |"]
+    lines.append("|---|---|---|---|---|---|")
+    for one in _of_gpu("sebulba").values():
+        for row in one["results"]:
+            shares = " | ".join(
+                f"{row['stages'][f'sebulba/{stage}_share']:.0%}" for stage in ("environment", "inference", "learn")
+            )
+            network = NETWORKS[row["preset"]].removeprefix("Pong, ")
+            lines.append(f"| {network} | {row['acting']:,.0f} | {row['training']:,.0f} | {shares} |")
+    return lines
+
+
+def gpu_dqn() -> list[str]:
+    """The paper's table 1 there."""
+    kinds = ("standard", "concurrent", "synchronised", "both")
+    lines = [f"| DQN on Pong, rows/s | {' | '.join(kinds)} |", "|---" * 5 + "|"]
+    cells = _of_gpu("dqn")["pong"]["results"]["cells"]
+    for lanes in sorted({cell["lanes"] for cell in cells}):
+        of = {cell["kind"]: cell for cell in cells if cell["lanes"] == lanes}
+        texts = (f"{of[k]['rows_per_second']:,.0f} ({of[k]['speed_up']:.2f} x)" if k in of else "-" for k in kinds)
+        lines.append(f"| {lanes} lane{'s' if lanes > 1 else ''} | {' | '.join(texts)} |")
+    return lines
+
+
+def gpu_search() -> list[str]:
+    """Simulations a second there."""
+    lines = ["| roots, actions, network | program | simulations/s | of the network alone | of mctx's |"]
+    lines.append("|---|---|---|---|---|")
+    for one in _of_gpu("search").values():
+        network = one["settings"]["network"]
+        for row in one["results"]:
+            for ours, other in (("puct", "muzero_policy"), ("gumbel", "gumbel_muzero_policy")):
+                alone, mctx = (row["ratios"][f"{ours} / {name}"][1] for name in ("network alone", other))
+                lines.append(
+                    f"| {row['N']:,}, {row['A']}, {network} | {ours} | {_short(row['programs'][ours]['rate'])} "
+                    f"| {alone:.2f} | {mctx:.2f} of `{other}` |"
+                )
+    return lines
+
+
 """What `podracer bench remote` measures of the wire, with an environment that does nothing."""
 
 
@@ -183,6 +261,13 @@ TABLES = {
         "remote-networks": functools.partial(_remote_plan, "networks"),
         "remote-h200": functools.partial(_remote_plan, "H200"),
         "remote-reported": functools.partial(_remote_plan, "reported"),
+    },
+    ACCELERATORS: {
+        "learning": gpu_learning,
+        "anakin": gpu_anakin,
+        "sebulba": gpu_sebulba,
+        "dqn": gpu_dqn,
+        "search": gpu_search,
     },
 }
 """What fills the markers of each page."""
