@@ -27,7 +27,7 @@ test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance
 	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
-	$(BIN)/pytest -m slow -n 3 --dist loadfile
+	$(BIN)/pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder
 
 test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
 	$(BIN)/pytest -m slow tests/pod
@@ -49,7 +49,8 @@ $(VENV)/.protoc: $(VENV)/.test
 test-accelerator: $(VENV)/.test  ## what needs a GPU or a TPU: one process, whatever JAX finds, exact products
 	JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest $(BIN)/pytest -m accelerator
 
-learn: $(VENV)/.test  ## learning curves of every agent and environment; rewrites benchmarks/results/learning
+learn: $(VENV)/.test  ## controls, which must not learn, and curves of all agents; rewrites benchmarks/results/learning
+	$(BIN)/pytest -m learns -n 2
 	$(BIN)/python benchmarks/learn.py
 
 picture: $(VENV)/.core  ## README's trained policy

@@ -36,6 +36,35 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects and little garbage: a tenth of its time was collection
 
 
+LONG = (
+    "pod/test_pod_failures.py",
+    "run/test_resume.py",
+    "test_shards.py",
+    "sebulba/test_driver.py",
+    "bench/test_compile_only.py",
+    "agents/test_probes.py",
+    "sebulba/test_devices.py",
+    "pod/test_pod_replicas.py",
+    "agents/test_efficientzero.py",
+    "test_notebooks.py",
+    "pod/test_pod_equality.py",
+    "bench/test_bench.py",
+    "remote/test_remote_processes.py",
+    "test_release.py",
+    "test_docs.py",
+    "pod/test_pod_examples.py",
+    "sebulba/test_reanalysers.py",
+)
+"""Files that take minutes in the slow tier, which gives whole files to its processes, the longest first: begun last, one
+would keep the others waiting."""
+
+
+def pytest_collection_modifyitems(items):
+    """Puts long files first; the order of all else, and within files, stays."""
+    here, place = pathlib.Path(__file__).parent, {name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(here).as_posix(), len(LONG)))
+
+
 @pytest.fixture(autouse=True)
 def _in_temporary_directory(tmp_path, monkeypatch):
     """Nothing that a test writes by default lands in the checkout."""

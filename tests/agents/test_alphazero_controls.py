@@ -15,7 +15,7 @@ from podracer import matches, nets, search
 from podracer.agents import AlphaZeroConfig, alphazero
 from podracer.types import Agent, Transition
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.learns
 
 GAME: Any = envs_jax.make("tic_tac_toe", opening_plies=8)
 SIZES = (64,)

@@ -9,7 +9,7 @@ import podracer
 from podracer import search, world_models
 from podracer.agents import MuZeroConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.learns
 
 
 def trained(change=lambda dynamics: dynamics):

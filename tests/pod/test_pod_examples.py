@@ -38,13 +38,11 @@ def test_every_example_runs_on_a_pod(tmp_path):
 
 # Later flags win over those of a command.
 FEW = "--num-envs 8 --total-steps 160 --agent.rollout-length 8 --eval-every 160 --eval-episodes 2"
-SEARCH = "--agent.simulations 2 --agent.batch-size 8 --agent.replay-min-size 64"
 REPLAY = "--agent.batch-size 8 --agent.replay-min-size 16"
+# Agents that search are compared in test_pod_equality.py.
 FEWER = {
     "vtrace": "",
     "ppo": "--agent.num-epochs 1 --agent.num-minibatches 1",
-    "muzero": SEARCH,
-    "alphazero": SEARCH,
     "r2d2": f"{REPLAY} --agent.replay-capacity 400 --agent.burn-in 2 --agent.trace-length 8 --agent.torso shallow",
     "dqn": f"{REPLAY} --agent.replay-capacity 800 --agent.target-period 64 --agent.torso shallow",
 }
@@ -70,7 +68,7 @@ def runs(commands):
 def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
     # Those that differ in these alone are the same on a pod.
     alike = ("--seed", "--seeds", "--run-dir", "--topology")
-    lines = [line for line in command_lines(ROOT / "README.md") if line[0] == "train"]
+    lines = [line for line in command_lines(ROOT / "README.md") if line[0] == "train" and line[1] in FEWER]
     commands = list({tuple(line if line[3:4] and line[3] not in alike else line[:3]): line for line in lines}.values())
     assert {line[1] for line in commands} == FEWER.keys()
     (tmp_path / "my_module.py").write_text(MY_MODULE)
@@ -78,5 +76,5 @@ def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
     script.write_text("\n".join(["import os", f"os.chdir({str(tmp_path)!r})", *runs(commands)]))
     code, said = pods.finish(pods.start(script), timeout=400)
     assert code == 0, said[-4000:]
-    assert said.count("[0] compiling") == len(commands) >= 10
+    assert said.count("[0] compiling") == len(commands) >= 9
     assert "[1] compiling" not in said, "process 0 speaks for all"

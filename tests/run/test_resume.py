@@ -48,8 +48,6 @@ SEARCH_CASES = {
     "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 "
     "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
     "--agent.replay-min-size 100",
-    "alphazero": "train alphazero tic_tac_toe --env.opening-plies 2 --agent.simulations 4 --agent.batch-size 8 "
-    "--agent.samples-per-row 0.5 --agent.replay-capacity 400 --agent.replay-min-size 100",
 }
 # SIGTERM and SIGINT raise one flag. Where an agent has updates that are due, either may come between any two of them.
 INTERRUPTED = ("vtrace", "r2d2", "dqn", "dqn-sebulba", "dqn-sebulba-2")
