@@ -200,8 +200,8 @@ def loss(
     total = jnp.sum(batch.weight * each) / batch_size
     before, after = values.mean(taken), values.mean(bootstrap)
     error = batch.reward + batch.discount * after - before
-    metrics = {"value/mean": jnp.sum(before) / batch_size, "value/td_error": jnp.sum(jnp.abs(error)) / batch_size}
-    return total, metrics | {"loss/total": total}, priority
+    terms = {"value/mean": before, "value/square": jnp.square(before), "value/td_error": jnp.abs(error)}
+    return total, {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}, priority
 
 
 def make(

@@ -135,6 +135,9 @@ def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
     _, metrics, priorities = learn(agent, learner, batch)
     np.testing.assert_allclose(metrics["loss/total"], np.mean(batch.weight * each), rtol=1e-4)
     np.testing.assert_allclose(priorities, expected, rtol=1e-3, atol=1e-5)
+    chosen = np.asarray(values.mean(jnp.stack(taken)))
+    np.testing.assert_allclose(metrics["value/mean"], np.mean(chosen), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["value/square"], np.mean(chosen**2), rtol=1e-4)
     assert min(discounts) == 0.0 < max(discounts), "ends, and what goes on"
 
 

@@ -23,6 +23,7 @@ import podracer
 from podracer import replay, training
 from podracer.learning import reanalysis
 from podracer.sebulba import runner
+from podracer.sebulba.channels import Channel
 from podracer.sebulba.split_replay import SplitReplay
 
 pytestmark = pytest.mark.slow
@@ -108,14 +109,17 @@ def on_five_devices(directory):
     assert 2.3 < mean(ahead, "replay/priority_staleness") <= 2.5
     # Whatever ends a run, the next goes on with it.
     run = AHEAD | {"run_dir": directory / "run", "resume": True}
-    stopped(run, during="compile", call=0)
+    stopped(run, SplitReplay, "compile", call=0)
     assert not train(lambda steps, row: row["updates"] >= 12, **run).summary["complete"]
-    stopped(run, during="_update", call=3)
+    stopped(run, SplitReplay, "_update", call=3)
+    stopped(run, Channel, "get", call=2)
+    stopped(run, Channel, "put", call=2)
     for failing, message in (
         (out_of_memory, "a device is out of memory .*: lower num_envs"),
         (broken_search, "a reanalyser fell over"),
         (targets_of_nan, "not finite after .*last good checkpoint is "),
         (broken_learner, "a learner fell over"),
+        (broken_actor, "an actor fell over"),
     ):
         threads = own_threads()
         with failing() as since, pytest.raises(RuntimeError, match=message):
@@ -139,17 +143,17 @@ def own_threads():
     return sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())
 
 
-def stopped(run, during, call):
-    """A signal comes while the reanalysers compile, or search."""
-    function, calls = getattr(SplitReplay, during), iter(range(call))
+def stopped(run, where, during, call):
+    """A signal comes while the reanalysers compile or search, the learner waits for rollouts, or an actor for room."""
+    function, calls = getattr(where, during), iter(range(call))
 
-    def interrupted(*arguments):
-        found = None if during == "compile" else function(*arguments)  # which is under way when this returns
+    def interrupted(*arguments, **named):
+        searching = function(*arguments, **named) if during == "_update" else None  # under way when this returns
         if next(calls, None) is None:
             signal.raise_signal(signal.SIGTERM)
-        return function(*arguments) if during == "compile" else found
+        return searching or function(*arguments, **named)
 
-    with mock.patch.object(SplitReplay, during, interrupted):
+    with mock.patch.object(where, during, interrupted):
         assert not train(**run).summary["complete"]
 
 
@@ -180,6 +184,21 @@ def broken_learner():
         return publish(*arguments)
 
     with mock.patch.object(runner.Learner, "_publish_to", failing):
+        yield since
+
+
+@contextlib.contextmanager
+def broken_actor():
+    """A rollout is not handed over; yields when."""
+    put, calls, since = Channel.put, iter(range(9)), []
+
+    def failing(*arguments):
+        if next(calls, None) is None:
+            since.append(time.monotonic())
+            raise RuntimeError("an actor fell over")
+        return put(*arguments)
+
+    with mock.patch.object(Channel, "put", failing):
         yield since
 
 
