@@ -126,11 +126,11 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         actors = jax.vmap(lambda shard: _init_actors(agent, environment, layout, actor_key, shard))(own)
         return Member(state, actors, Counter.of(0), ())
 
-    def empty_ring(member: Member) -> ArrayTree:
-        """The ring of all members, from the shapes of one."""
+    def rings(member: Member) -> ArrayTree:
+        """Shapes of the rings of all members, from those of one."""
         trajectory = lambda m: _trajectory(agent, environment, settings, m.learner, m.actors)  # noqa: E731
         ring = jax.eval_shape(lambda m: learning.ring(trajectory(m)), member)
-        return jax.tree.map(lambda x: jnp.zeros((population, shards, *x.shape), x.dtype), ring)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((population, shards, *x.shape), x.dtype), ring)
 
     def members(seeds: jax.Array, hyper: dict[str, jax.Array], own: jax.Array) -> RunState:
         """The state of some members and shards, but for the ring."""
@@ -145,9 +145,6 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         own = shards // layout.mesh.shape[DATA_AXIS]
         first = own * lax.axis_index(DATA_AXIS)
         return members(seeds, hyper, first + jnp.arange(own, dtype=jnp.int32))
-
-    def whole(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        return members(seeds, hyper, jnp.arange(shards, dtype=jnp.int32))
 
     @topology.compiling_for(layout.platform)
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
@@ -188,18 +185,18 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     init_jit = jax.jit(mapped_init, compiler_options=topology.quick_to_compile(layout.platform))
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        state = init_jit(seeds, hyper)
-        one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
+        state, ring = init_jit(seeds, hyper), like().experience.ring
+        empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
         # Made where it will be: one device might not hold all of it.
-        make_ring = jax.jit(lambda: empty_ring(one), out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
+        make_ring = jax.jit(empty, out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
         return state._replace(experience=state.experience._replace(ring=make_ring()))
 
+    @functools.cache  # a rollout is traced for it
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
-        state = jax.eval_shape(whole, jnp.zeros(population, jnp.int32), hyper)
+        state = jax.eval_shape(init_jit, jnp.zeros(population, jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
-        ring = jax.eval_shape(lambda: empty_ring(one))
-        state = state._replace(experience=state.experience._replace(ring=ring))
+        state = state._replace(experience=state.experience._replace(ring=rings(one)))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(layout), state)
         )
