@@ -15,6 +15,7 @@ import math
 import os
 import pathlib
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -77,7 +78,7 @@ class Checkpoints:
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            with _quiet():
+            with _QUIET:
                 options = ocp.CheckpointManagerOptions(
                     max_to_keep=keep,
                     enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
@@ -354,7 +355,7 @@ def _leading(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
     """What Orbax returns, or one line about why it failed: with a full disk or a damaged file it raises anything."""
-    with _quiet():
+    with _QUIET:
         try:
             return function(), None
         except Exception as error:
@@ -376,16 +377,32 @@ def _reason(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-@contextlib.contextmanager
-def _quiet():
-    """Orbax warns and logs about things that a user of ours cannot act on."""
-    level, hook = logging.root.manager.disable, sys.unraisablehook
-    logging.disable(logging.ERROR)
-    sys.unraisablehook = lambda unraisable: None
-    try:
-        with warnings.catch_warnings():
+class _Quiet:
+    """Orbax warns and logs about things that a user of ours cannot act on.
+
+    Silence is the process': threads that overlap share it, and the last one out gives back what the first one found.
+    """
+
+    def __init__(self):
+        self._lock, self._inside, self._before = threading.Lock(), 0, contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside > 1:
+                return
+            self._before.enter_context(warnings.catch_warnings())
+            self._before.callback(logging.disable, logging.root.manager.disable)
+            self._before.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
             warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-        sys.unraisablehook = hook
+            logging.disable(logging.ERROR)
+            sys.unraisablehook = lambda unraisable: None
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.close()
+
+
+_QUIET = _Quiet()

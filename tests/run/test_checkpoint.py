@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import logging
 import pathlib
 import resource
 import shutil
+import sys
+import warnings
 from unittest import mock
 
 import hosts
@@ -13,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.run import checkpoint
 from podracer.run.checkpoint import CheckpointError, Checkpoints, UnknownStepError
 
 
@@ -230,3 +234,16 @@ def test_a_directory_that_cannot_be_used(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="cannot use"):
         Checkpoints(pathlib.Path(tmp_path))
+
+
+def test_silence_ends_with_the_last_who_asked_for_it():
+    """Threads that write or read checkpoints overlap in any order: each gave back what it found, the last one silence."""
+    before = logging.root.manager.disable, sys.unraisablehook, list(warnings.filters)
+    first, second = (contextlib.ExitStack() for _ in range(2))
+    for stack in (first, second):
+        stack.enter_context(checkpoint._QUIET)
+    first.close()
+    assert logging.root.manager.disable == logging.ERROR
+    warnings.warn("is not seen", stacklevel=1)
+    second.close()
+    assert (logging.root.manager.disable, sys.unraisablehook, list(warnings.filters)) == before
