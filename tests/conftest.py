@@ -59,10 +59,11 @@ LONG = (
 would keep the others waiting."""
 
 
-def pytest_collection_modifyitems(items):
-    """Puts long files first; the order of all else, and within files, stays."""
-    here, place = pathlib.Path(__file__).parent, {name: i for i, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(here).as_posix(), len(LONG)))
+def pytest_collection_modifyitems(config, items):
+    """Puts long files of the slow tier first; the order of all else, and within files, stays."""
+    if config.option.markexpr == "slow":
+        here, place = pathlib.Path(__file__).parent, {name: i for i, name in enumerate(LONG)}
+        items.sort(key=lambda item: place.get(item.path.relative_to(here).as_posix(), len(LONG)))
 
 
 @pytest.fixture(autouse=True)
