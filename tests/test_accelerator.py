@@ -19,20 +19,25 @@ from podracer.run.experiment import make_agent
 pytestmark = pytest.mark.accelerator
 
 SMALL = {"num_envs": 16, "eval_episodes": 8}
-SEARCH = {"simulations": 4, "unroll_length": 2, "n_step": 2, "batch_size": 16, "replay_min_size": 320}
+SEARCH = {"simulations": 4, "batch_size": 16, "replay_min_size": 320}
+SEQUENCES = {"rollout_length": 10, "burn_in": 2, "trace_length": 12, "replay_min_size": 16, "replay_capacity": 400}
+ROWS = {"replay_min_size": 320, "replay_capacity": 3_200, "target_period": 640}
 # An agent, its environment, its settings, and how many steps.
 CASES = {
     "ppo": ("ppo", "catch", {}, 8_000),
     "vtrace": ("vtrace", "pixel_catch", {"torso": "resnet", "rollout_length": 10}, 1_600),
     "lstm": ("ppo", "memory_chain", {"lstm_size": 16}, 8_000),
-    "r2d2": ("r2d2", "pixel_catch", {"torso": "shallow", "lstm_size": 16, "burn_in": 2, "trace_length": 12}, 3_200),
-    "dqn": ("dqn", "pixel_catch", {"torso": "shallow", "replay_min_size": 320, "target_period": 640}, 1_600),
+    "r2d2": ("r2d2", "pixel_catch", SEQUENCES | {"torso": "shallow", "lstm_size": 16, "batch_size": 8}, 3_200),
+    "dqn": ("dqn", "pixel_catch", ROWS | {"torso": "shallow"}, 1_600),
     "pqn": ("pqn", "catch", {}, 8_000),
-    "alphazero": ("alphazero", "tic_tac_toe", {"simulations": 4, "batch_size": 16, "replay_min_size": 320}, 1_600),
-    "efficientzero": ("efficientzero", "catch", SEARCH | {"refresh_interval": 8}, 1_600),
+    "alphazero": ("alphazero", "tic_tac_toe", SEARCH, 1_600),
+    "efficientzero": (
+        "efficientzero",
+        "catch",
+        SEARCH | {"unroll_length": 2, "n_step": 2, "refresh_interval": 8},
+        1_600,
+    ),
 }
-CASES["r2d2"][2].update(rollout_length=10, batch_size=8, replay_min_size=16, replay_capacity=400)
-CASES["dqn"][2].update(replay_capacity=3_200)
 HERE = pathlib.Path(__file__)
 
 
