@@ -146,7 +146,7 @@ ROWS = (
     Row(
         "envpool-cartpole-dqn-lockstep",
         "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-period 1000 "
-        "--total-steps 300000",
+        "--agent.discount 0.995 --total-steps 300000",
         475,
     ),
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),

@@ -66,9 +66,9 @@ class PQNConfig:
 
     envs_per_device: int = configs.field(128, low=1)
     rollout_length: int = configs.field(32, low=1)
-    num_epochs: int = configs.field(2, low=1)
+    num_epochs: int = configs.field(4, low=1)
     num_minibatches: int = configs.field(32, low=1)
-    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    discount: float = configs.field(0.995, low=0.0, high=1.0, tunable=True)
     lambda_: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
@@ -98,6 +98,8 @@ class PQNConfig:
     def atari(cls, **overrides) -> PQNConfig:
         """The paper's Atari configuration."""
         paper = {
+            "num_epochs": 2,
+            "discount": 0.99,
             "lambda_": 0.65,
             "learning_rate": 2.5e-4,
             "learning_rate_decay": False,
