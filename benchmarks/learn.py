@@ -126,7 +126,8 @@ ROWS = (
     Row("cartpole-efficientzero", "efficientzero cartpole --total-steps 60000", 475),
     Row(
         "pixel_catch-efficientzero",
-        "efficientzero pixel_catch --total-steps 20000 --agent.channels 8 --agent.samples-per-row 8",
+        "efficientzero pixel_catch --total-steps 20000 --agent.channels 16 --agent.batch-size 32 "
+        "--agent.samples-per-row 4",
         0.9,
     ),
     # A state that is made of one observation cannot know the sign: half of the turns are wrong, and no more, for the

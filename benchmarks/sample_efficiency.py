@@ -91,7 +91,7 @@ class Arm:
 TASKS = {
     "catch": Task("catch", 0.9, 30_000, 500),
     "cartpole": Task("cartpole", 400.0, 120_000, 2_000),
-    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 8, "batch_size": 32, "samples_per_row": 4.0}),
+    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 16, "batch_size": 32, "samples_per_row": 4.0}),
 }
 ARMS = {
     # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
