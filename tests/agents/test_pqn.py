@@ -128,7 +128,7 @@ def test_shards_make_one_mean() -> None:
 def test_an_update_is_the_hand_written_one() -> None:
     """Two epochs of three minibatches, twice: targets of the rollout's parameters, means over what is valid, clipping
     by the global norm, RAdam with a learning rate that falls."""
-    config = PQNConfig(num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, lambda_=0.8)
+    config = PQNConfig(discount=0.9, num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, lambda_=0.8)
     agent = agents.pqn.make(SPEC, config, linear(F))
     rows = harness.timesteps(5, T, B, (F,))
     trajectory = trajectory_of(agent, rows)
@@ -139,7 +139,7 @@ def test_an_update_is_the_hand_written_one() -> None:
         before, learner, metrics = learnt(agent, trajectory, 0.25, learner)
         params = np.asarray(before.params, np.float64)
         values = (np.asarray(rows.observation) @ params).max(-1)
-        wanted = by_episodes(values, jax.tree.map(np.asarray, rows), 0.99, 0.8).ravel()
+        wanted = by_episodes(values, jax.tree.map(np.asarray, rows), 0.9, 0.8).ravel()
         state = state or radam.init(jnp.asarray(params, jnp.float32))
         norms = []
         for units in np.asarray(minibatches.minibatches(KEY, T * B, 2, 3)):
