@@ -263,7 +263,7 @@ def make(
         changes = [augmentation.draw(k, B) for k in jax.random.split(key)]
         learning_rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, config.final_scale)
         if config.warmup_updates:
-            learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1.0) / config.warmup_updates)
+            learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1).astype(jnp.float32) / config.warmup_updates)
 
         def loss_fn(params: ArrayTree, group: Any) -> tuple[jax.Array, tuple[Metrics, Any]]:
             batch, changes = group

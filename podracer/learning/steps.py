@@ -105,7 +105,7 @@ class Steps(NamedTuple):
     drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
 
 
-LARGEST = ("reanalyse/staleness_max",)
+LARGEST = ("reanalyse/staleness_max", "replay/priority_staleness_max", "refresh/age_max")
 """Metrics that are the largest of all updates, and no mean."""
 
 
@@ -207,7 +207,8 @@ def _learning(agent: Agent, group: int, target_interval: int = 0) -> Callable[..
             if target_interval:
                 more["reanalyse/staleness_ratio"] = in_sum(age) / (target_interval / 2)
         if jax.tree.leaves(prepared.drawn):
-            more["replay/priority_staleness"] = in_sum(since(state, prepared.drawn))
+            age = since(state, prepared.drawn)
+            more |= {"replay/priority_staleness": in_sum(age), "replay/priority_staleness_max": age + (group - 1)}
         if group == 1:
             state, metrics, priorities = agent.learn(state, batch, progress, key)
             return state, metrics | more, priorities
@@ -284,7 +285,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         refreshed = priority_refresh.refresh(
             plan, spec, ring, counts.rollouts, renew, elders.sweep.version, part, observations, num_shards
         )
-        return refreshed, {"refresh/age": group * age}
+        return refreshed, {"refresh/age": group * age, "refresh/age_max": age}
 
     def prepare(
         elders: Elders, counts: Counts, ring: replay.Ring, newest: Any, progress: jax.Array, key: Any, later: Any = 0

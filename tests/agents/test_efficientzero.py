@@ -398,6 +398,52 @@ def test_decay_is_behind_the_clip(name: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 
 
+def test_the_learning_rate_warms_up_and_falls_behind_the_last_step() -> None:
+    """The first steps of SGD are as large as the learning rate says."""
+    agent = made(optimizer="sgd", unroll_length=1, warmup_updates=4, final_scale=0.1, max_grad_norm=np.inf)
+    batch, begun = harness.batch_of(agent, A), learner_of(agent)
+
+    def step(num_updates: int, progress: float) -> float:
+        learner = begun._replace(num_updates=jnp.full_like(begun.num_updates, num_updates))
+        after, *_ = harness.alone(agent.learn)(learner, batch, jnp.float32(progress), jax.random.key(0))
+        kernel = lambda x: np.asarray(x.params["params"]["value"]["last"]["kernel"], np.float64)  # noqa: E731
+        return float(np.linalg.norm(kernel(after) - kernel(begun)))
+
+    whole = step(3, 0.5)
+    assert whole > 0
+    found = [step(*at) / whole for at in ((0, 0.0), (1, 0.0), (2, 0.9), (50, 0.999), (50, 1.0), (1, 1.0))]
+    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, 0.1, 0.05], rtol=1e-2)
+
+
+def test_importance_weights_count_fully_in_the_end() -> None:
+    spec: Any = made(importance_exponent=0.4).replay
+    np.testing.assert_allclose([float(spec.importance_exponent(jnp.float32(x))) for x in (0, 0.5, 1)], [0.4, 0.7, 1.0])
+    none: Any = made(importance_exponent=0.0).replay
+    assert float(none.importance_exponent(jnp.float32(0.5))) == 0.0
+
+
+def test_clipped_rewards_are_learnt_as_if_they_came_so() -> None:
+    """Targets, and priorities that are refreshed, of rewards beyond [-1, 1]."""
+    plain, clipping = (made(horizon=2, refresh_interval=10, clip_rewards=clip) for clip in (False, True))
+    batch = harness.batch_of(plain, A)
+    rows = batch.trajectory.timesteps
+    large = rows._replace(reward=3.0 * rows.reward)
+    assert float(jnp.max(large.reward)) > 1
+    assert float(jnp.min(large.reward)) < -1
+    small = large._replace(reward=jnp.clip(large.reward, -1.0, 1.0))
+    seen = [batch._replace(trajectory=batch.trajectory._replace(timesteps=steps)) for steps in (large, small)]
+    jax.tree.map(np.testing.assert_array_equal, targets_of(clipping, seen[0]), targets_of(plain, seen[1]))
+    assert np.any(targets_of(plain, seen[0]).reward != targets_of(clipping, seen[0]).reward)
+    actor = plain.actor_params(learner_of(plain), jnp.float32(0))
+
+    def refreshed(agent: Any, of: Batch) -> np.ndarray:
+        window = jax.tree.map(lambda x: x[: agent.config.n_step + 1], of.trajectory.timesteps)
+        return np.asarray(jax.jit(agent.refresh)(actor, of.trajectory._replace(timesteps=window), batch.age[None]))
+
+    np.testing.assert_array_equal(refreshed(clipping, seen[0]), refreshed(plain, seen[1]))
+    assert np.any(refreshed(plain, seen[0]) != refreshed(clipping, seen[0]))
+
+
 @pytest.mark.slow
 def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
     """Of the network for Atari: biases, scales and offsets are vectors, and nothing else is; heads begin at 0."""

@@ -21,7 +21,10 @@ from podracer.types import ActorParams, LearnerState
 
 INTERVAL = 25
 ZERO: Any = jnp.float32(0)
-NAMES = ("reanalyse/staleness", "reanalyse/staleness_max", "reanalyse/staleness_ratio", "replay/priority_staleness")
+NAMES = (
+    *("reanalyse/staleness", "reanalyse/staleness_max", "reanalyse/staleness_ratio"),
+    *("replay/priority_staleness", "replay/priority_staleness_max"),
+)
 
 
 class Ages:
@@ -143,6 +146,7 @@ def test_targets_are_as_old_as_the_closed_forms_say(group: int) -> None:
         assert sums["reanalyse/staleness_max"] == INTERVAL - 1 + more
         assert sums["reanalyse/staleness_ratio"] / updates == pytest.approx(mean / (INTERVAL / 2))
         assert sums["replay/priority_staleness"] / updates == (group - 1) / 2 + more
+        assert sums["replay/priority_staleness_max"] == group - 1 + more
     averages = learner.means({name: np.float64(x) for name, x in behind.items()} | {"replay/updates": updates}, 7)
     assert averages["reanalyse/staleness_max"] == INTERVAL - 1 + group, "the largest is no sum"
 
@@ -154,7 +158,9 @@ def refreshed(run: Run) -> list[tuple[int, float, float]]:
         for group in rng.integers(0, GROUPS, rng.integers(0, 3)):
             run.add(int(group))
         newest = float(jnp.max(run.ring.priority))  # those of what was added since are no larger
-        found.append((number, run.drain(1)["refresh/age"] / 2, newest - 1.0))
+        sums = run.drain(1)
+        assert sums["refresh/age_max"] == sums["refresh/age"] / 2
+        found.append((number, sums["refresh/age_max"], newest - 1.0))
     return found
 
 
