@@ -5,11 +5,13 @@
     python benchmarks/sample_efficiency.py --report                 # of what there is
 
 A run ends when three evaluations in a row reach a task's level, or with its steps; it needed those until then. Agents
-of a task have the same networks, simulations, updates for each step and schedules. MuZero has all of a task's steps and
-the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
+of a task have layers of the same widths, as many simulations, and as many updates for each step. All else is each
+agent's own: MuZero's values have 10 rewards (on catch all of an episode) and EfficientZero's 5, samples are drawn
+uniformly and by priority, and heads, losses and gradients are scaled as in either paper. MuZero has all of a task's
+steps and the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
 
-Controls, on catch alone, have one part broken: actions are random, dynamics stay as they began, or samples have each
-other's policies. What passes all the same does not depend on that part.
+Controls, on catch alone, have one part broken: nothing is learnt, dynamics stay as they began or do not see actions, or
+samples have each other's policies. What passes all the same does not depend on that part.
 
 Runs are processes, one for each core. Behind each, `benchmarks/results/sample_efficiency.json` and `.png` are written
 with all there are, and what is there with the same settings is not run again: it may be stopped and begun anew.
@@ -85,7 +87,7 @@ class Arm:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     size: int = 1
     part: float = 0.5
-    broken: Literal["", "dynamics", "policies"] = ""
+    broken: Literal["", "dynamics", "actions", "policies"] = ""
 
 
 TASKS = {
@@ -109,8 +111,9 @@ ARMS = {
 }
 CONTROLS = {
     # As they are until the first update, which never comes; evaluations search in the model as it began.
-    "random actions": Arm(config={"replay_min_size": TASKS["catch"].total_steps}, part=1.0),
+    "nothing learnt": Arm(config={"replay_min_size": TASKS["catch"].total_steps}, part=1.0),
     "frozen dynamics": Arm(broken="dynamics", part=1.0),
+    "blind dynamics": Arm(broken="actions", part=1.0),
     "shuffled policies": Arm(broken="policies", part=1.0),
 }
 CONTROLLED = "catch"
@@ -167,6 +170,20 @@ class Frozen(prefix_models.PrefixModel):
         return super().learning(function, {"params": layers | stopped}, *arguments)
 
 
+class Blind(prefix_models._Vectors):
+    """Vectors whose dynamics see no action: a search finds all actions of a state alike."""
+
+    def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
+        """As of the first action."""
+        return super().advance(state, jnp.zeros_like(action))
+
+
+def blind(model: prefix_models.PrefixModel) -> prefix_models.PrefixModel:
+    """The same model, blind to actions."""
+    fields = (field.name for field in dataclasses.fields(model.module) if field.name not in ("parent", "name"))
+    return model._replace(module=Blind(**{name: getattr(model.module, name) for name in fields}))
+
+
 def shuffled(said: Any, seen: Any, target: Any, *rest: Any) -> Any:
     """The loss, of the policies of other samples."""
     return efficientzero.loss(said, seen, target._replace(policy=jnp.roll(target.policy, 1, axis=1)), *rest)
@@ -176,7 +193,8 @@ def broken(name: str, arm: str) -> podracer.types.Agent:
     """The agent of a control."""
     spec, what = envs_jax.make(TASKS[name].env).spec, ARMS[arm].broken
     config = EfficientZeroConfig(**config_of(name, arm))
-    network = Frozen(*prefix_models.make(spec, config)) if what == "dynamics" else None
+    model = prefix_models.make(spec, config)
+    network = {"dynamics": Frozen(*model), "actions": blind(model)}.get(what)
     return efficientzero.make(spec, config, network, shuffled if what == "policies" else efficientzero.loss)
 
 
