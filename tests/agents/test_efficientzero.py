@@ -549,6 +549,26 @@ def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
     np.testing.assert_allclose(found[0], priorities, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_sweep_keeps_the_statistics_it_began_with() -> None:
+    """Of batch norm: what the learner has by then changes no priority of the sweep."""
+    agent = made(IMAGES, **BATCH, refresh_interval=10)
+    batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(6))
+    begun = learner_of(agent)
+    later = jax.tree.map(lambda x: 2.0 * x + 1.0, begun.aux.statistics)
+
+    @jax.jit
+    def priorities(of_learner: Any, of_sweep: Any) -> jax.Array:
+        learner = begun._replace(aux=begun.aux._replace(statistics=of_learner, sweep=(begun.params, of_sweep)))
+        actor: Any = agent.refresh_params(learner, jnp.float32(0))  # type: ignore[misc]
+        window = jax.tree.map(lambda x: x[:2], batch.trajectory.timesteps)
+        return agent.refresh(actor, batch.trajectory._replace(timesteps=window), batch.age[None])  # type: ignore[misc]
+
+    found = priorities(begun.aux.statistics, begun.aux.statistics)
+    np.testing.assert_array_equal(priorities(later, begun.aux.statistics), found)
+    assert np.all(np.abs(priorities(begun.aux.statistics, later) - found) > 1e-6)
+
+
 def actor_values(agent: Agent, actor: Any, observation: jax.Array) -> jax.Array:
     """V of observations [rows, B, 3]."""
     model, flat = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES)), observation.reshape(-1, 3)
