@@ -43,8 +43,8 @@ def act(
     seen, _, memory = nets.step(observer, actor.params, memory, timestep)
     variables = plan.variables(actor)
     root = plan.model.root(variables, seen)
-    maybe_random = None if evaluation else at_random
-    random_key, key = (key, key) if maybe_random is None else jax.random.split(key)
+    at_random = None if evaluation else at_random
+    random_key, key = (key, key) if at_random is None else jax.random.split(key)
     found = search.search(
         plan.model,
         variables,
@@ -55,9 +55,9 @@ def act(
         temperature=0.0 if evaluation else actor.aux["temperature"],
     )
     action = found.action
-    if maybe_random is not None:
+    if at_random is not None:
         legal = jnp.ones(root.logits.shape, bool) if root.legal is None else root.legal
         logits = jnp.where(legal, 0.0, search.LOWEST)
         drawn = jax.random.categorical(random_key, logits).astype(action.dtype)
-        action = jnp.where(maybe_random, drawn, action)
+        action = jnp.where(at_random, drawn, action)
     return action, {"policy": found.policy, "value": found.value}, memory

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from podracer import prefix_models
 from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
 from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
@@ -66,6 +67,22 @@ def test_arms_differ_in_what_they_are_named_for(monkeypatch):
         sgd, lars = (efficiency.config_of(name, f"large batch, {arm}") for arm in ("sgd", "clipped lars"))
         assert 2 * sgd["l2_cost"] == ClippedLARS(lambda params: [], 0).decay
         assert sgd.keys() - lars.keys() == {"l2_cost"}
+
+
+def test_blind_dynamics_are_the_same_after_every_action(monkeypatch):
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    efficiency: Any = importlib.import_module("sample_efficiency")
+    spec, config = envs_jax.make("catch").spec, EfficientZeroConfig(hidden_sizes=(8,), state_size=6)
+    seeing = prefix_models.make(spec, config)
+    params, statistics = seeing.init(jax.random.key(0), jax.numpy.zeros((1, 10, 5)))
+    moved = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    state, actions = jax.random.normal(jax.random.key(2), (1, 6)).repeat(3, axis=0), jax.numpy.arange(3)
+    after, blindly = (
+        np.asarray(model.call("advance", moved, statistics, state, actions))
+        for model in (seeing, efficiency.blind(seeing))
+    )
+    assert np.all(np.abs(np.diff(after, axis=0)).max(-1) > 1e-4)
+    np.testing.assert_array_equal(blindly, after[:1].repeat(3, axis=0))
 
 
 def test_what_never_passed_is_compared_as_far_as_that_goes(monkeypatch, tmp_path):
