@@ -2,6 +2,7 @@
 
     python benchmarks/sample_efficiency.py                          # all that is missing; hours
     python benchmarks/sample_efficiency.py --arms muzero efficientzero --minutes 45   # begins no run after 45 minutes
+    python benchmarks/sample_efficiency.py --side-by-side           # seeds in one program, on an accelerator
     python benchmarks/sample_efficiency.py --report                 # of what there is
 
 A run ends when three evaluations in a row reach a task's level, or with its steps; it needed those until then. Agents
@@ -13,8 +14,10 @@ steps and the others half of them: what needs more than half is not twice as goo
 Controls, on catch alone, have one part broken: nothing is learnt, dynamics stay as they began or do not see actions, or
 samples have each other's policies. What passes all the same does not depend on that part.
 
-Runs are processes, one for each core. Behind each, `benchmarks/results/sample_efficiency.json` and `.png` are written
-with all there are, and what is there with the same settings is not run again: it may be stopped and begun anew.
+Runs are processes, one for each core, or with `--side-by-side` one for all seeds of an arm: a population, which an
+accelerator trains in little more time than one of its members. Behind each process,
+`benchmarks/results/sample_efficiency.json` and `.png` are written with all there are, and what is there with the same
+settings is not run again: it may be stopped and begun anew.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ class Arm:
 TASKS = {
     "catch": Task("catch", 0.9, 30_000, 500),
     "cartpole": Task("cartpole", 400.0, 120_000, 2_000),
-    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 16, "batch_size": 32, "samples_per_row": 4.0}),
+    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 16, "batch_size": 32, "samples_per_row": 8.0}),
 }
 ARMS = {
     # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
@@ -106,6 +109,7 @@ ARMS = {
     "+ prefix": Arm(config={"correction_interval": 0}),
     "+ correction": Arm(),
     "+ refresh": Arm(config={"refresh_interval": 10}),
+    "without augmentation": Arm(config={"augment": False}),
     "large batch, sgd": Arm(config=LARGE | {"optimizer": "sgd", "l2_cost": DECAY / 2}, size=8),
     "large batch, clipped lars": Arm(config=LARGE | {"optimizer": "clipped_lars", "lars_start": 100}, size=8),
 }
@@ -198,21 +202,24 @@ def broken(name: str, arm: str) -> podracer.types.Agent:
     return efficientzero.make(spec, config, network, shuffled if what == "policies" else efficientzero.loss)
 
 
-def run(name: str, arm: str, seed: int) -> None:
-    """One run, in this process."""
+def run(name: str, arm: str, seeds: list[int]) -> None:
+    """Runs of consecutive seeds side by side, in this process; it ends when all have passed."""
     task, learner = TASKS[name], ARMS[arm]
-    evaluations: list[tuple[int, float]] = []
+    evaluations: list[list[tuple[int, float]]] = [[] for _ in seeds]
 
-    def passed() -> bool:
-        newest = [value for _, value in evaluations[-IN_A_ROW:]]
-        return len(newest) == IN_A_ROW and min(newest) >= task.level
+    def passed(of: list[tuple[int, float]]) -> int | None:
+        """The steps behind which the last of enough evaluations in a row passed."""
+        values = [value for _, value in of]
+        ends = range(IN_A_ROW, len(of) + 1)
+        return next((of[end - 1][0] for end in ends if min(values[end - IN_A_ROW : end]) >= task.level), None)
 
     def enough(env_steps: int, row: Any) -> bool:
         if "eval/return_mean" not in row:
             return False
-        evaluations.append((env_steps, row["eval/return_mean"]))
-        print(f"{name_of(name, arm, seed)}: {evaluations[-1]}", flush=True)
-        return passed() or env_steps >= most(name, arm)
+        member = row.get("member", 0)
+        evaluations[member].append((env_steps, row["eval/return_mean"]))
+        print(f"{name_of(name, arm, seeds[member])}: {evaluations[member][-1]}", flush=True)
+        return all(map(passed, evaluations)) or env_steps >= most(name, arm)
 
     result = podracer.train(
         broken(name, arm) if learner.broken else learner.agent,
@@ -220,23 +227,26 @@ def run(name: str, arm: str, seed: int) -> None:
         config=None if learner.broken else config_of(name, arm),
         total_steps=task.total_steps,
         eval_every=task.eval_every,
-        seed=seed,
+        seed=seeds[0],
+        population=len(seeds),
         progress=False,
         log=enough,
     )
-    report = {
-        "steps": evaluations[-1][0] if passed() else None,
-        "seconds": result.summary["train_seconds"],
-        "device": result.summary["device"],
-        "commit": measure.commit(),
-        "settings": settings_of(name, arm),
-        "evaluations": evaluations,
-    }
-    path = path_of(name, arm, seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(report))
-    partial.replace(path)
+    for seed, of in zip(seeds, evaluations):
+        report = {
+            "steps": passed(of),
+            "seconds": result.summary["train_seconds"],
+            "side by side": len(seeds),
+            "device": result.summary["device"],
+            "commit": measure.commit(),
+            "settings": settings_of(name, arm),
+            "evaluations": of,
+        }
+        path = path_of(name, arm, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(report))
+        partial.replace(path)
 
 
 def found() -> dict[str, dict[str, Any]]:
@@ -254,8 +264,8 @@ def found() -> dict[str, dict[str, Any]]:
     return there
 
 
-def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minutes: float) -> None:
-    """All runs without a result, so many at once, each in a process on a core of its own."""
+def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minutes: float, side_by_side: bool) -> None:
+    """All runs without a result, in so many processes at once, each on a core of its own."""
     wanted = {
         name_of(task, arm, seed): (task, arm, seed)
         for seed in range(seeds)
@@ -264,21 +274,27 @@ def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minute
         if arm not in CONTROLS or task == CONTROLLED
     }
     there, begin = found(), time.monotonic()
-    missing = [job for name, job in wanted.items() if name not in there]
-    environment = os.environ | {"NPROC": "1"} if jobs > 1 else None
+    missing = [(task, arm, [seed]) for name, (task, arm, seed) in wanted.items() if name not in there]
+    if side_by_side:
+        missing = [(task, arm, list(range(seeds))) for task, arm in dict.fromkeys((job[0], job[1]) for job in missing)]
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = os.environ | shared | ({"NPROC": "1"} if jobs > 1 and not side_by_side else {})
 
-    def process(job: tuple[str, str, int]) -> Any:
+    def process(job: tuple[str, str, list[int]]) -> Any:
         if time.monotonic() - begin > 60 * minutes:
             return None
-        task, arm, seed = job
-        subprocess.run([sys.executable, __file__, "--run", task, arm, str(seed)], check=True, env=environment)
+        task, arm, of = job
+        command = [sys.executable, __file__, "--run", task, arm, *map(str, of)]
+        subprocess.run(command, check=True, env=environment)
         return job
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for done in concurrent.futures.as_completed([pool.submit(process, job) for job in missing]):
             if done.result() is not None:
-                one = json.loads(path_of(*done.result()).read_text())
-                print(f"{name_of(*done.result())}: {one['steps']} steps, {one['seconds']:.0f} s", flush=True)
+                task, arm, of = done.result()
+                for seed in of:
+                    one = json.loads(path_of(task, arm, seed).read_text())
+                    print(f"{name_of(task, arm, seed)}: {one['steps']} steps, {one['seconds']:.0f} s", flush=True)
                 write()
 
 
@@ -396,14 +412,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--run", nargs=3, metavar=("TASK", "ARM", "SEED"), help="this run alone, in this process")
+    parser.add_argument("--side-by-side", action="store_true", help="all seeds of an arm in one program")
+    parser.add_argument("--run", nargs="+", metavar=("TASK", "ARM SEEDS"), help="these alone, in this process")
     arguments = parser.parse_args()
     if arguments.run:
-        task, arm, seed = arguments.run
-        run(task, arm, int(seed))
+        task, arm, *seeds = arguments.run
+        run(task, arm, list(map(int, seeds)))
         return
     if not arguments.report:
-        run_missing(arguments.tasks, arguments.arms, arguments.seeds, arguments.jobs, arguments.minutes)
+        missing = (arguments.tasks, arguments.arms, arguments.seeds, arguments.jobs, arguments.minutes)
+        run_missing(*missing, arguments.side_by_side)
     write()
     report()
 
