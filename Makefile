@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-pods test-accelerator compilers protoc learn picture lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-pods test-accelerator test-compilers compilers protoc learn picture lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -26,18 +26,21 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance, command line
 	$(BIN)/pytest -n auto --dist worksteal
 
-test-slow: $(VENV)/.test compilers  ## device-count equality, resume, signals, long conformance, compilation for a GPU and a TPU
+test-slow: $(VENV)/.test $(VENV)/.compiler-v5e  ## device-count equality, resume, signals, long conformance, compilation for a TPU
 	$(BIN)/pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder
 
 test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
 	$(BIN)/pytest -m slow tests/pod
 
-compilers: $(VENV)/.compilers  ## what compiles for an H200 and for TPU v5e on any machine; about 1 GB
+test-compilers: compilers  ## what compilers make of our programs, for a GPU too
+	$(BIN)/pytest -m slow tests/bench/test_compile_only.py
 
-$(VENV)/.compilers: $(VENV)/.test
+compilers: $(VENV)/.compiler-v5e $(VENV)/.compiler-h200  ## what compiles for TPU v5e and for an H200 on any machine; about 1 GB
+
+$(VENV)/.compiler-%: $(VENV)/.test
 	@$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/compilers \
-	    $$($(BIN)/python tests/bench/compilers.py requirements) && touch $@ || \
-	    echo "the compilers for an H200 and TPU v5e could not be installed: their tests are skipped"
+	    $$($(BIN)/python tests/bench/compilers.py requirements $*) && touch $@ || \
+	    echo "the compiler for $* could not be installed: its tests are skipped"
 
 protoc: $(VENV)/.protoc  ## what generates podracer/remote/session_pb2.py
 

@@ -120,9 +120,9 @@ CONTROLS = {
     "blind dynamics": Arm(broken="actions", part=1.0),
     "shuffled policies": Arm(broken="policies", part=1.0),
 }
-CONTROLLED = "catch"
-"""The task of controls."""
 ARMS |= CONTROLS
+ONLY = dict.fromkeys(CONTROLS, "catch") | {"without augmentation": "pixel_catch"}
+"""The task of arms that have one alone."""
 
 
 def original(arm: str) -> str:
@@ -271,7 +271,7 @@ def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minute
         for seed in range(seeds)
         for task in tasks
         for arm in arms
-        if arm not in CONTROLS or task == CONTROLLED
+        if ONLY.get(arm, task) == task
     }
     there, begin = found(), time.monotonic()
     missing = [(task, arm, [seed]) for name, (task, arm, seed) in wanted.items() if name not in there]
@@ -332,6 +332,7 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 "median": median if np.isfinite(median) else None,
                 "most": most(task, arm),
                 "seconds": [round(one["seconds"], 1) for one in of],
+                "devices": sorted({str(one.get("device")) for one in of}),
                 "commits": sorted({str(one["commit"]) for one in of}),
             }
     return results
@@ -396,6 +397,7 @@ def picture(results: dict[str, Any]) -> None:
         axes.set_title(name, fontsize="medium")
         axes.set_xlim(0, task.total_steps * 1.03)
         axes.set_xlabel("environment steps")
+        axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3)
     drawn.axes[0].set_yticks(range(len(ARMS)), list(ARMS))
     drawn.axes[0].invert_yaxis()

@@ -1,7 +1,7 @@
 """Compiles real programs for an H200 and for TPU v5e on a machine that has neither, and says what became of them.
 
-    python compilers.py requirements              pip's requirement lines for the compilers of this version of jax
-    python compilers.py h200|v5e [PROGRAM ...]    one JSON line a program; those of CHECKED by default
+    python compilers.py requirements [TARGET ...]  pip's requirement lines for the compilers of this version of jax
+    python compilers.py h200|v5e [PROGRAM ...]     one JSON line a program; those of CHECKED by default
 
 Both plugins compile without a device, from a description of one. They are large and no run needs them, so they are not
 installed beside podracer but in a directory that only this script looks into (`sys.prefix/compilers`, or
@@ -27,7 +27,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from podracer.bench.hlo import count
@@ -186,20 +186,21 @@ def measure(name: str, devices: list[Any]) -> dict[str, Any]:
 # Entry
 
 
-def requirements() -> Iterator[str]:
-    """The compilers that belong to the installed jax."""
-    for line in importlib.metadata.requires("jax") or []:
+def requirements(targets: Sequence[str] = ("v5e", "h200")) -> Iterator[str]:
+    """The compilers for targets that belong to the installed jax."""
+    for line in (importlib.metadata.requires("jax") or []) if "v5e" in targets else ():
         wanted, _, marker = line.partition(";")
         if "tpu" in marker and wanted.startswith("libtpu"):
             yield wanted.strip()
-    version = importlib.metadata.version("jaxlib")
-    yield f"jax-cuda13-plugin=={version}"
-    yield f"jax-cuda13-pjrt=={version}"
+    if "h200" in targets:
+        version = importlib.metadata.version("jaxlib")
+        yield f"jax-cuda13-plugin=={version}"
+        yield f"jax-cuda13-pjrt=={version}"
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["requirements"]:
-        print(*requirements(), sep="\n")
+        print(*requirements(arguments[1:] or ("v5e", "h200")), sep="\n")
         return 0
     if arguments[:1] not in (["h200"], ["v5e"]) or set(arguments[1:]) - set(PROGRAMS):
         print(__doc__, file=sys.stderr)

@@ -114,6 +114,29 @@ def test_what_never_passed_is_compared_as_far_as_that_goes(monkeypatch, tmp_path
     assert len(efficiency.found()) == 6, "but for those with other settings"
 
 
+def test_seeds_side_by_side_need_each_their_own_steps(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    efficiency: Any = importlib.import_module("sample_efficiency")
+    monkeypatch.setattr(efficiency, "RUNS", tmp_path / "runs")
+    values = {500: (1.0, 1.0), 1000: (1.0, 0.0), 1500: (1.0, 1.0), 2000: (0.0, 1.0), 2500: (0.0, 0.9), 3000: (1.0, 1.0)}
+
+    def train(agent, env, *, log, seed, population, **settings):
+        assert (agent, env, seed, population) == ("muzero", "catch", 3, 2)
+        for steps, row in values.items():
+            ends = [log(steps, {"member": i, "eval/return_mean": value}) for i, value in enumerate(row)]
+            if any(ends):
+                assert steps == 2500
+                return types.SimpleNamespace(summary={"train_seconds": 1.0, "device": "a device"})
+        raise AssertionError("both have passed")
+
+    monkeypatch.setattr(efficiency.podracer, "train", train)
+    efficiency.run("catch", "muzero", [3, 4])
+    found = [json.loads(efficiency.path_of("catch", "muzero", seed).read_text()) for seed in (3, 4)]
+    assert [one["steps"] for one in found] == [1500, 2500]
+    assert [len(one["evaluations"]) for one in found] == [5, 5]
+    assert found[0]["side by side"] == 2
+
+
 @pytest.mark.slow
 def test_replay_is_measured(tmp_path):
     small = {"sequences": (64,), "batch_size": 4, "lanes": 2, "repeats": 1, "seconds": 0.01}

@@ -50,8 +50,8 @@ SEARCH_CASES = {
     "--agent.replay-min-size 100",
 }
 # SIGTERM and SIGINT raise one flag. Where an agent has updates that are due, either may come between any two of them.
-INTERRUPTED = ("vtrace", "r2d2", "dqn", "dqn-sebulba", "dqn-sebulba-2")
-TERMINATED = ("ppo", "sebulba", "dqn", "dqn-sebulba")
+INTERRUPTED = ("vtrace", "dqn", "dqn-sebulba", "dqn-sebulba-2")
+TERMINATED = ("ppo", "sebulba")
 SIGNALS = [(agent, signal.SIGKILL) for agent in CASES]
 SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
 SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length 10 --agent.hidden-sizes 8"
