@@ -33,15 +33,13 @@ import sys
 import time
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
+import efficientzero_controls
 import numpy as np
 
 import envs_jax
 import podracer
 from podracer import config as configs
-from podracer import prefix_models
-from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
+from podracer.agents import EfficientZeroConfig, MuZeroConfig
 from podracer.bench import measure
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -90,7 +88,7 @@ class Arm:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     size: int = 1
     part: float = 0.5
-    broken: Literal["", "dynamics", "actions", "policies"] = ""
+    broken: efficientzero_controls.Part | Literal[""] = ""
 
 
 TASKS = {
@@ -164,42 +162,12 @@ def config_of(name: str, arm: str) -> dict[str, Any]:
     return config
 
 
-class Frozen(prefix_models.PrefixModel):
-    """A model of vectors whose dynamics get no gradient."""
-
-    def learning(self, function: Any, params: Any, *arguments: Any) -> Any:
-        """As of any model."""
-        layers = params["params"]
-        stopped = {layer: jax.lax.stop_gradient(layers[layer]) for layer in ("g", "g_state")}
-        return super().learning(function, {"params": layers | stopped}, *arguments)
-
-
-class Blind(prefix_models._Vectors):
-    """Vectors whose dynamics see no action: a search finds all actions of a state alike."""
-
-    def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
-        """As of the first action."""
-        return super().advance(state, jnp.zeros_like(action))
-
-
-def blind(model: prefix_models.PrefixModel) -> prefix_models.PrefixModel:
-    """The same model, blind to actions."""
-    fields = (field.name for field in dataclasses.fields(model.module) if field.name not in ("parent", "name"))
-    return model._replace(module=Blind(**{name: getattr(model.module, name) for name in fields}))
-
-
-def shuffled(said: Any, seen: Any, target: Any, *rest: Any) -> Any:
-    """The loss, of the policies of other samples."""
-    return efficientzero.loss(said, seen, target._replace(policy=jnp.roll(target.policy, 1, axis=1)), *rest)
-
-
-def broken(name: str, arm: str) -> podracer.types.Agent:
-    """The agent of a control."""
-    spec, what = envs_jax.make(TASKS[name].env).spec, ARMS[arm].broken
+def agent_of(name: str, arm: str) -> str | podracer.types.Agent:
+    """By its name, or as it is where a control has something broken."""
+    if not (what := ARMS[arm].broken):
+        return ARMS[arm].agent
     config = EfficientZeroConfig(**config_of(name, arm))
-    model = prefix_models.make(spec, config)
-    network = {"dynamics": Frozen(*model), "actions": blind(model)}.get(what)
-    return efficientzero.make(spec, config, network, shuffled if what == "policies" else efficientzero.loss)
+    return efficientzero_controls.make(what, envs_jax.make(TASKS[name].env).spec, config)
 
 
 def run(name: str, arm: str, seeds: list[int]) -> None:
@@ -222,7 +190,7 @@ def run(name: str, arm: str, seeds: list[int]) -> None:
         return all(map(passed, evaluations)) or env_steps >= most(name, arm)
 
     result = podracer.train(
-        broken(name, arm) if learner.broken else learner.agent,
+        agent_of(name, arm),
         task.env,
         config=None if learner.broken else config_of(name, arm),
         total_steps=task.total_steps,

@@ -71,7 +71,7 @@ def test_arms_differ_in_what_they_are_named_for(monkeypatch):
 
 def test_blind_dynamics_are_the_same_after_every_action(monkeypatch):
     monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
-    efficiency: Any = importlib.import_module("sample_efficiency")
+    controls: Any = importlib.import_module("efficientzero_controls")
     spec, config = envs_jax.make("catch").spec, EfficientZeroConfig(hidden_sizes=(8,), state_size=6)
     seeing = prefix_models.make(spec, config)
     params, statistics = seeing.init(jax.random.key(0), jax.numpy.zeros((1, 10, 5)))
@@ -79,7 +79,7 @@ def test_blind_dynamics_are_the_same_after_every_action(monkeypatch):
     state, actions = jax.random.normal(jax.random.key(2), (1, 6)).repeat(3, axis=0), jax.numpy.arange(3)
     after, blindly = (
         np.asarray(model.call("advance", moved, statistics, state, actions))
-        for model in (seeing, efficiency.blind(seeing))
+        for model in (seeing, controls.blind(seeing))
     )
     assert np.all(np.abs(np.diff(after, axis=0)).max(-1) > 1e-4)
     np.testing.assert_array_equal(blindly, after[:1].repeat(3, axis=0))
