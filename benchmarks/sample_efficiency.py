@@ -5,7 +5,8 @@
     python benchmarks/sample_efficiency.py --side-by-side           # seeds in one program, on an accelerator
     python benchmarks/sample_efficiency.py --report                 # of what there is
 
-A run ends when three evaluations in a row reach a task's level, or with its steps; it needed those until then. Agents
+A run ends when three evaluations in a row reach a task's level, or with its steps (side by side, when all have); it
+needed those until then. Agents
 of a task have layers of the same widths, as many simulations, and as many updates for each step. All else is each
 agent's own: MuZero's values have 10 rewards (on catch all of an episode) and EfficientZero's 5, samples are drawn
 uniformly and by priority, and heads, losses and gradients are scaled as in either paper. MuZero has all of a task's
@@ -170,8 +171,8 @@ def agent_of(name: str, arm: str) -> str | podracer.types.Agent:
     return efficientzero_controls.make(what, envs_jax.make(TASKS[name].env).spec, config)
 
 
-def run(name: str, arm: str, seeds: list[int]) -> None:
-    """Runs of consecutive seeds side by side, in this process; it ends when all have passed."""
+def run(name: str, arm: str, seeds: range) -> None:
+    """Runs of these seeds side by side, in this process; it ends when all have passed."""
     task, learner = TASKS[name], ARMS[arm]
     evaluations: list[list[tuple[int, float]]] = [[] for _ in seeds]
 
@@ -206,6 +207,7 @@ def run(name: str, arm: str, seeds: list[int]) -> None:
             "seconds": result.summary["train_seconds"],
             "side by side": len(seeds),
             "device": result.summary["device"],
+            "jax": result.summary["jax"],
             "commit": measure.commit(),
             "settings": settings_of(name, arm),
             "evaluations": of,
@@ -232,32 +234,39 @@ def found() -> dict[str, dict[str, Any]]:
     return there
 
 
-def run_missing(tasks: list[str], arms: list[str], seeds: int, jobs: int, minutes: float, side_by_side: bool) -> None:
-    """All runs without a result, in so many processes at once, each on a core of its own."""
-    wanted = {
-        name_of(task, arm, seed): (task, arm, seed)
-        for seed in range(seeds)
-        for task in tasks
-        for arm in arms
-        if ONLY.get(arm, task) == task
-    }
-    there, begin = found(), time.monotonic()
-    missing = [(task, arm, [seed]) for name, (task, arm, seed) in wanted.items() if name not in there]
-    if side_by_side:
-        missing = [(task, arm, list(range(seeds))) for task, arm in dict.fromkeys((job[0], job[1]) for job in missing)]
-    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    environment = os.environ | shared | ({"NPROC": "1"} if jobs > 1 and not side_by_side else {})
+def missing(tasks: list[str], arms: list[str], seeds: int, side_by_side: bool) -> list[tuple[str, str, range]]:
+    """What has no result yet: by seed, or by seeds that follow one another and can be members of a population."""
+    there, jobs = found(), {}
+    for seed in range(seeds):
+        for task in tasks:
+            for arm in arms:
+                name = name_of(task, arm, seed)
+                if name not in there and ONLY.get(arm, task) == task:
+                    jobs[name] = task, arm, range(seed, seed + 1)  # some arms share their runs
+    if not side_by_side:
+        return list(jobs.values())
+    joined: list[tuple[str, str, range]] = []
+    for task, arm, of in sorted(jobs.values(), key=lambda job: (job[0], job[1], job[2].start)):
+        if joined and joined[-1][:2] == (task, arm) and joined[-1][2].stop == of.start:
+            of = range(joined.pop()[2].start, of.stop)
+        joined.append((task, arm, of))
+    return joined
 
-    def process(job: tuple[str, str, list[int]]) -> Any:
+
+def run_all(wanted: list[tuple[str, str, range]], jobs: int, minutes: float, **variables: str) -> None:
+    """In so many processes at once, which have these environment variables."""
+    begin = time.monotonic()
+
+    def process(job: tuple[str, str, range]) -> Any:
         if time.monotonic() - begin > 60 * minutes:
             return None
         task, arm, of = job
-        command = [sys.executable, __file__, "--run", task, arm, *map(str, of)]
-        subprocess.run(command, check=True, env=environment)
+        command = [sys.executable, __file__, "--run", task, arm, str(of.start), str(len(of))]
+        subprocess.run(command, check=True, env=os.environ | variables)
         return job
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(process, job) for job in missing]):
+        for done in concurrent.futures.as_completed([pool.submit(process, job) for job in wanted]):
             if done.result() is not None:
                 task, arm, of = done.result()
                 for seed in of:
@@ -300,7 +309,8 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 "median": median if np.isfinite(median) else None,
                 "most": most(task, arm),
                 "seconds": [round(one["seconds"], 1) for one in of],
-                "devices": sorted({str(one.get("device")) for one in of}),
+                "side by side": [one.get("side by side", 1) for one in of],
+                "devices": sorted({f"{one.get('device')}, jax {one.get('jax')}" for one in of}),
                 "commits": sorted({str(one["commit"]) for one in of}),
             }
     return results
@@ -379,19 +389,23 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once")
+    parser.add_argument(
+        "--jobs", type=int, help="processes at once: one for each core, or one alone with --side-by-side"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run begins")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--side-by-side", action="store_true", help="all seeds of an arm in one program")
-    parser.add_argument("--run", nargs="+", metavar=("TASK", "ARM SEEDS"), help="these alone, in this process")
+    parser.add_argument("--run", nargs=4, metavar=("TASK", "ARM", "SEED", "SEEDS"), help="this alone, in this process")
     arguments = parser.parse_args()
     if arguments.run:
-        task, arm, *seeds = arguments.run
-        run(task, arm, list(map(int, seeds)))
+        task, arm, first, number = arguments.run
+        run(task, arm, range(int(first), int(first) + int(number)))
         return
     if not arguments.report:
-        missing = (arguments.tasks, arguments.arms, arguments.seeds, arguments.jobs, arguments.minutes)
-        run_missing(*missing, arguments.side_by_side)
+        jobs = arguments.jobs or (1 if arguments.side_by_side else os.cpu_count() or 1)
+        shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if arguments.side_by_side else {"NPROC": "1"}
+        wanted = missing(arguments.tasks, arguments.arms, arguments.seeds, arguments.side_by_side)
+        run_all(wanted, jobs, arguments.minutes, **(shared if jobs > 1 else {}))
     write()
     report()
 

@@ -30,8 +30,9 @@ CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, and AlphaZero, are in test_pod_equality.py.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
-MEMBERS = ("ppo", "r2d2", "dqn")
-"""Of which populations are compared: without a replay, with sequences, and with rows and a network beside the newest."""
+MEMBERS = ("ppo", "r2d2", "efficientzero")
+"""Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
+compared below."""
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
 CASES += [("efficientzero-batch_norm", "small sgd")]

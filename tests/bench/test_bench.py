@@ -126,15 +126,20 @@ def test_seeds_side_by_side_need_each_their_own_steps(monkeypatch, tmp_path):
             ends = [log(steps, {"member": i, "eval/return_mean": value}) for i, value in enumerate(row)]
             if any(ends):
                 assert steps == 2500
-                return types.SimpleNamespace(summary={"train_seconds": 1.0, "device": "a device"})
+                return types.SimpleNamespace(summary={"train_seconds": 1.0, "device": "a device", "jax": "0.0"})
         raise AssertionError("both have passed")
 
     monkeypatch.setattr(efficiency.podracer, "train", train)
-    efficiency.run("catch", "muzero", [3, 4])
+    efficiency.run("catch", "muzero", range(3, 5))
     found = [json.loads(efficiency.path_of("catch", "muzero", seed).read_text()) for seed in (3, 4)]
     assert [one["steps"] for one in found] == [1500, 2500]
     assert [len(one["evaluations"]) for one in found] == [5, 5]
     assert found[0]["side by side"] == 2
+    monkeypatch.setattr(efficiency, "RESULTS", tmp_path / "results")
+    alone = efficiency.missing(["catch"], ["muzero", "without augmentation"], 7, side_by_side=False)
+    assert alone == [("catch", "muzero", range(seed, seed + 1)) for seed in (0, 1, 2, 5, 6)]
+    joined = efficiency.missing(["catch"], ["muzero", "without augmentation"], 7, side_by_side=True)
+    assert joined == [("catch", "muzero", range(3)), ("catch", "muzero", range(5, 7))]
 
 
 @pytest.mark.slow

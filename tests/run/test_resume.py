@@ -49,7 +49,7 @@ SEARCH_CASES = {
     "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
     "--agent.replay-min-size 100",
 }
-# SIGTERM and SIGINT raise one flag. Where an agent has updates that are due, either may come between any two of them.
+# SIGTERM and SIGINT raise one flag, which is looked at between any two updates that are due as well.
 INTERRUPTED = ("vtrace", "dqn", "dqn-sebulba", "dqn-sebulba-2")
 TERMINATED = ("ppo", "sebulba")
 SIGNALS = [(agent, signal.SIGKILL) for agent in CASES]

@@ -18,7 +18,7 @@ import pytest
 
 import podracer
 from podracer import agents, topology
-from podracer.agents import VTraceConfig
+from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.sebulba import learning
 from podracer.sebulba.driver import Sebulba
@@ -29,9 +29,13 @@ COUNTING = counting.CountingEnvironment()
 T, B, SHARDS, UPDATES = 5, 24, 6, 10
 
 
-# PPO, whose moments are of all shards, is compared over devices in test_shards.py and test_pod_replicas.py.
-CONFIG = VTraceConfig(rollout_length=T, hidden_sizes=(16,), max_grad_norm=0.01, activation="tanh", entropy_cost=0.0)
-AGENT = agents.vtrace.make(COUNTING.spec, CONFIG)
+def agent_of(name):
+    common = {"rollout_length": T, "hidden_sizes": (16,), "max_grad_norm": 0.01}
+    if name == "vtrace":
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, activation="tanh", entropy_cost=0.0))
+    return agents.ppo.make(
+        COUNTING.spec, PPOConfig(**common, num_epochs=2, num_minibatches=2, normalize_observations=True)
+    )
 
 
 def trajectories(agent):
@@ -67,7 +71,10 @@ def learnt(agent, devices, made):
 
 
 def on_eight_devices(directory):
-    np.savez(directory / "six.npz", *jax.tree.leaves(learnt(AGENT, 6, trajectories(AGENT))))
+    for name in ("vtrace", "ppo"):
+        agent = agent_of(name)
+        leaves = jax.tree.leaves(learnt(agent, 6, trajectories(agent)))
+        np.savez(directory / f"{name}.npz", *leaves)
     result = podracer.train(
         "vtrace", "catch", arch="sebulba", mode="lockstep", num_envs=48, total_steps=5_000, progress=False
     )
@@ -115,10 +122,13 @@ def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
         result = podracer.load(tmp_path / memory)
         assert int(result.learner.num_updates[0]) == result.summary["updates"] > 10
         assert result.evaluate(16).episodes == 16
-    one, six = jax.tree.leaves(learnt(AGENT, 1, trajectories(AGENT))), np.load(tmp_path / "six.npz")
-    assert len(one) == len(six.files)
-    for a, b in zip(one, six.values(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for name in ("vtrace", "ppo"):
+        agent = agent_of(name)
+        one = jax.tree.leaves(learnt(agent, 1, trajectories(agent)))
+        six = np.load(tmp_path / f"{name}.npz")
+        assert len(one) == len(six.files)
+        for a, b in zip(one, six.values(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_long_run_does_not_grow():
