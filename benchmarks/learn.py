@@ -134,8 +134,7 @@ ROWS = (
     # wrong arm costs nothing. Eight frames are a whole episode.
     Row("t_maze-muzero", f"muzero {T_MAZE}", 0.6, at_most=True, at_least=0.3),
     Row("t_maze-muzero-stacked", f"muzero {T_MAZE} --agent.frame-stack 8", 0.9),
-    # Values that differ by less than 0.01 are alike to its search, and with a discount of 0.99 to turn a step later
-    # costs half of that: it walks up and down until time is up.
+    # With a discount of 0.99 to turn a step later costs 0.005, and it may walk up and down until time is up.
     Row("t_maze-efficientzero", f"efficientzero {T_MAZE} --agent.discount 0.9", 0.6, at_most=True, at_least=0.3),
     # Sebulba, on environments in C++.
     Row("envpool-cartpole-muzero", MUZERO_CARTPOLE, 475),
