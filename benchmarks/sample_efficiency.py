@@ -188,7 +188,10 @@ def run(name: str, arm: str, seeds: range) -> None:
         member = row.get("member", 0)
         evaluations[member].append((env_steps, row["eval/return_mean"]))
         print(f"{name_of(name, arm, seeds[member])}: {evaluations[member][-1]}", flush=True)
-        return all(map(passed, evaluations)) or env_steps >= most(name, arm)
+        return ended()
+
+    def ended() -> bool:
+        return all(of and (passed(of) is not None or of[-1][0] >= most(name, arm)) for of in evaluations)
 
     result = podracer.train(
         agent_of(name, arm),
@@ -201,6 +204,8 @@ def run(name: str, arm: str, seeds: range) -> None:
         progress=False,
         log=enough,
     )
+    if not ended():
+        sys.exit(f"{arm} on {name} was stopped on the way: nothing is kept of it, for it might have passed.")
     for seed, of in zip(seeds, evaluations):
         report = {
             "steps": passed(of),

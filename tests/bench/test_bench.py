@@ -129,6 +129,14 @@ def test_seeds_side_by_side_need_each_their_own_steps(monkeypatch, tmp_path):
                 return types.SimpleNamespace(summary={"train_seconds": 1.0, "device": "a device", "jax": "0.0"})
         raise AssertionError("both have passed")
 
+    def stopped(agent, env, *, log, **settings):
+        log(500, {"member": 0, "eval/return_mean": 1.0})
+        return types.SimpleNamespace(summary={"train_seconds": 1.0, "device": "a device", "jax": "0.0"})
+
+    monkeypatch.setattr(efficiency.podracer, "train", stopped)
+    with pytest.raises(SystemExit, match="muzero on catch was stopped on the way"):
+        efficiency.run("catch", "muzero", range(3, 5))
+    assert not list(tmp_path.glob("runs/*"))
     monkeypatch.setattr(efficiency.podracer, "train", train)
     efficiency.run("catch", "muzero", range(3, 5))
     found = [json.loads(efficiency.path_of("catch", "muzero", seed).read_text()) for seed in (3, 4)]
