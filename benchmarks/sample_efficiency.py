@@ -6,17 +6,17 @@
     python benchmarks/sample_efficiency.py --report                 # of what there is
 
 A run ends when three evaluations in a row reach a task's level, or with its steps (side by side, when all have); it
-needed those until then. Agents
-of a task have layers of the same widths, as many simulations, and as many updates for each step. All else is each
-agent's own: MuZero's values have 10 rewards (on catch all of an episode) and EfficientZero's 5, samples are drawn
-uniformly and by priority, and heads, losses and gradients are scaled as in either paper. MuZero has all of a task's
-steps and the others half of them: what needs more than half is not twice as good, whatever MuZero needs.
+needed those until then. Agents of a task have layers of the same widths, as many simulations, and as many updates for
+each step. All else is each agent's own: MuZero's values have 10 rewards (on catch all of an episode) and
+EfficientZero's 5, samples are drawn uniformly and by priority, and heads, losses and gradients are scaled as in either
+paper. MuZero has all of a task's steps and the others half of them: what needs more than half is not twice as good,
+whatever MuZero needs.
 
 Controls, on catch alone, have one part broken: nothing is learnt, dynamics stay as they began or do not see actions, or
 samples have each other's policies. What passes all the same does not depend on that part.
 
-Runs are processes, one for each core, or with `--side-by-side` one for all seeds of an arm: a population, which an
-accelerator trains in little more time than one of its members. Behind each process,
+Runs are processes, one for each core, or with `--side-by-side` one for all seeds of an arm, a population, for
+accelerators that one of them would leave waiting for launches. Behind each process,
 `benchmarks/results/sample_efficiency.json` and `.png` are written with all there are, and what is there with the same
 settings is not run again: it may be stopped and begun anew.
 """

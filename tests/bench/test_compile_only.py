@@ -2,7 +2,7 @@
 
 The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
 own estimates: nothing here is a measurement of time. What is for a target whose compiler is not installed is skipped:
-`make test-slow` installs v5e's alone, for with an H200's this file takes twice as long; `make test-compilers` installs both.
+`make test-slow` installs v5e's alone, for an H200's takes two minutes more; `make test-compilers` installs both.
 """
 
 from __future__ import annotations
