@@ -358,6 +358,16 @@ def test_actions_are_random_until_something_was_learnt() -> None:
     assert counts[2].max() == B
 
 
+def test_acting_uses_no_key_twice() -> None:
+    """Random actions, a search's noise and its choice are drawn independently: under JAX's own checker."""
+    agent = made(simulations=4)
+    params = agent.actor_params(learner_of(agent), jnp.float32(0))
+    rows = TimeStep(np.ones((2, 3), np.float32), np.zeros(2), np.ones(2), np.ones(2, bool), np.zeros(2, bool))
+    memory = agent.start(jnp.arange(2, dtype=jnp.int32), 2)
+    with jax.debug_key_reuse(True):
+        jax.jit(agent.act, static_argnums=4)(params, memory, rows, jax.random.key(0), False)
+
+
 def test_bad_settings_are_one_sentence() -> None:
     wrong: Any = {"num_bins": (40, "must be odd"), "horizon": (0, "at least 1"), "norm": ("group", "norm")}
     wrong |= {"embedding_dtype": ("float64", "expected one of 'float32', 'bfloat16', 'float16' or None")}
