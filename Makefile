@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-pods test-accelerator test-compilers compilers protoc learn picture lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-pods test-accelerator test-nightly compilers protoc learn picture lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -27,13 +27,13 @@ test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance
 	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.test $(VENV)/.compiler-v5e  ## device-count equality, resume, signals, long conformance, compilation for a TPU
-	$(BIN)/pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "slow and not nightly" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
 	$(BIN)/pytest -m slow tests/pod
 
-test-compilers: compilers  ## what compilers make of our programs, for a GPU too
-	$(BIN)/pytest -m slow tests/bench/test_compile_only.py
+test-nightly: compilers  ## slow tests that are not in test-slow: further cases, what compilers make of our programs for a GPU
+	$(BIN)/pytest -m nightly -n 3 --dist loadfile
 
 compilers: $(VENV)/.compiler-v5e $(VENV)/.compiler-h200  ## what compiles for TPU v5e and for an H200 on any machine; about 1 GB
 

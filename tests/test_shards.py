@@ -210,7 +210,7 @@ def test_members_over_devices_are_the_single_runs(agent, eight):
         assert_close(members, single, member)
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo"])  # with a replay and without
+@pytest.mark.parametrize("agent", [pytest.param("dqn", marks=pytest.mark.nightly), "ppo"])  # with a replay and without
 def test_a_population_of_64_is_64_single_runs(agent):
     result = train(agent, num_envs=8, population=64, seed=3, hyper={"learning_rate": rates(64)})
     for member in (0, 31, 63):

@@ -160,6 +160,7 @@ def test_replay_is_measured(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
     small = {"env": "catch", "batch_size": 4, "simulations": 2, "channels": 2, "rows": 1000, "seconds": 0.01}
     arguments = {"only": ("reanalysing",), "repeats": 1, "json": tmp_path / "reanalyse.json"}
@@ -265,6 +266,7 @@ def test_depths_of_trees():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_fast_dqn_is_measured(tmp_path, monkeypatch, capsys):
     pytest.importorskip("envpool")
     small = {"paced": {"target_period": 8, "batch_size": 512}, "pong": {"target_period": 8, "batch_size": 2}}

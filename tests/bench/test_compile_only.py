@@ -2,7 +2,7 @@
 
 The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
 own estimates: nothing here is a measurement of time. What is for a target whose compiler is not installed is skipped:
-`make test-slow` installs v5e's alone, for an H200's takes two minutes more; `make test-compilers` installs both.
+`make test-slow` installs v5e's alone, `make test-nightly` an H200's as well.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ MIB = 2**20
 
 
 @functools.cache
-def compiled(target: str) -> dict[str, dict[str, Any]]:
-    """Every program that is looked at, compiled for a target in a process of its own."""
+def program(target: str, name: str) -> dict[str, Any]:
+    """A program, compiled for a target in a process of its own."""
     if not (compilers.COMPILERS / ("libtpu" if target == "v5e" else "jax_plugins")).is_dir():
         pytest.skip(f"no compiler for {target} in {compilers.COMPILERS}: `make compilers` installs it")
     # All of XLA's passes, of which tests on a CPU go without two: what is looked at is what users get.
     found = subprocess.run(
-        [sys.executable, str(HERE / "compilers.py"), target],
+        [sys.executable, str(HERE / "compilers.py"), target, name],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "XLA_FLAGS": "--xla_backend_optimization_level=0"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=900,
     )
-    return {line["program"]: line for line in map(json.loads, found.stdout.splitlines())}
+    (line,) = map(json.loads, found.stdout.splitlines())
+    assert "error" not in line, line
+    return line
 
 
-def program(target: str, name: str) -> dict[str, Any]:
-    found = compiled(target)[name]
-    assert "error" not in found, found
-    return found
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "most"),
     [("ppo", 1500), ("vtrace", 450), ("vtrace_lstm", 750), ("lstm_unroll", 800), ("resnet_gradient", 150)],
@@ -55,17 +52,20 @@ def test_launches_of_an_update_on_a_gpu(name: str, most: int) -> None:
     assert 0 < program("h200", name)["kernels"] <= most
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["resnet_gradient", "lstm_unroll", "ppo", "vtrace"])
 def test_no_gradient_adds_in_an_order_that_nobody_knows(name: str) -> None:
     assert not program("h200", name)["scatter"]
 
 
+@pytest.mark.nightly
 def test_devices_agree_once_a_minibatch() -> None:
     """On 16 gradients; on moments, counts, metrics and whether to go on for all minibatches at once."""
     assert 16 < program("h200", "ppo_8_devices")["reductions"] <= 16 + 8
     assert program("h200", "ppo")["reductions"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["h200", "v5e"])
 def test_a_ring_of_images_is_written_in_place(target: str) -> None:
     """A copy of it would be another argument's worth of bytes; XLA:TPU once refused to compile what it wanted to copy."""

@@ -25,6 +25,9 @@ def slowly(*names):
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+CHESS = pytest.param("chess", marks=[pytest.mark.slow, pytest.mark.nightly])
+
+
 @functools.cache
 def make(name, **options):
     return environments.make(f"pgx:{name}", **options)
@@ -84,7 +87,7 @@ def played(name):
         return jax.device_get(jax.jit(jax.vmap(game))(jax.random.split(jax.random.key(0), GAMES), rates))
 
 
-@pytest.mark.parametrize("name", ["connect_four", *slowly("tic_tac_toe", "othello", "hex", "go_9x9", "chess")])
+@pytest.mark.parametrize("name", ["connect_four", *slowly("tic_tac_toe", "othello", "hex", "go_9x9"), CHESS])
 def test_games_are_those_of_pgx(name):
     rows = played(name)
     board, mask, over, reward = rows["theirs"]
@@ -271,6 +274,7 @@ def test_without_pgx_a_sentence_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_self_play_learns_what_it_does_in_our_own_game():
     """The same observations make the same run, bit for bit: boards, positions at the root, symmetries and returns."""
     config = {

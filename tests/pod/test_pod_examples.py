@@ -65,6 +65,7 @@ def runs(commands):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
     # Those that differ in these alone are the same on a pod.
     alike = ("--seed", "--seeds", "--run-dir", "--topology")

@@ -288,7 +288,7 @@ def test_a_killed_coordinator(begin):
     assert re.search(rf"lost process 0 \(\S+, pid {pod.processes[0].pid}\), the coordinator, which is gone", said[1])
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_process_that_does_nothing_any_more(index, begin):
     pod = begin().train().send(index, signal.SIGSTOP)
     other = pod.processes[1 - index]
@@ -357,7 +357,10 @@ def test_an_environment_that_is_replaced_in_one_process(begin):
     assert re.search(r"podracer: waiting for process 1 \(\S+, pid \d+\): waiting for its environments", said[0])
 
 
-@pytest.mark.parametrize(("fault", "flags"), [("is stuck", ()), ("its learner is stuck", SEBULBA)])
+@pytest.mark.parametrize(
+    ("fault", "flags"),
+    [("is stuck", ()), pytest.param("its learner is stuck", SEBULBA, marks=pytest.mark.nightly)],
+)
 def test_a_process_that_is_stuck(fault, flags, begin):
     """Under Sebulba the others wait for it in the next ballot, and so do not get ahead of it by a report."""
     codes, said = begin(fault, (flags, flags)).end(timeout=60)
@@ -387,7 +390,7 @@ def test_a_signal_while_compiling_stops_all(begin):
     assert len(pod.steps()) == 1
 
 
-@pytest.mark.parametrize("fault", ["evaluates", "saves"])
+@pytest.mark.parametrize("fault", [pytest.param("evaluates", marks=pytest.mark.nightly), "saves"])
 def test_a_signal_at_a_milestone_stops_all(fault, begin):
     """To process 1, while process 0 evaluates, or is about to write a checkpoint."""
     pod = begin(f"{fault}@0").hear("now _")
@@ -411,8 +414,10 @@ def test_a_log_that_raises_ends_all_in_order(begin):
 
 @pytest.mark.parametrize(
     ("fault", "flags", "index"),
-    [("is stuck@0", (), 0), ("its learner is stuck@0", SEBULBA, 1)],
-    ids=["itself", "other"],
+    [
+        pytest.param("is stuck@0", (), 0, marks=pytest.mark.nightly, id="itself"),
+        pytest.param("its learner is stuck@0", SEBULBA, 1, id="other"),
+    ],
 )
 def test_a_second_interrupt_does_not_wait(fault, flags, index, begin):
     """Of the process that is stuck, or of the one that waits for it in a collective."""
