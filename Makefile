@@ -79,11 +79,12 @@ dist: $(VENV)/.core  ## sdist and wheel in dist/, checked
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn}.json
+bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/{anakin,sebulba,replay,dqn,reanalyse}.json
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
 	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
+	$(BIN)/podracer bench reanalyse --json benchmarks/results/reanalyse.json
 	$(BIN)/python benchmarks/readme.py
 
 clean:
