@@ -1,14 +1,15 @@
-"""MuZero or EfficientZero with its settings for Atari on Pong, from the first step to the last and through a stop.
+"""MuZero, EfficientZero or SpeedyZero with its settings for Atari on Pong, to the last step and through a stop.
 
     python benchmarks/search_pong.py muzero [--batch-size 16] [--updates 80]
     python benchmarks/search_pong.py efficientzero [--batch-size 16] [--updates 80] [--skip-floor]
+    python benchmarks/search_pong.py speedyzero [--batch-size 16] [--updates 80]
 
-2,000 steps with the preset `atari`, of which only numbers are cut, for a machine of a few cores: lanes, how large
-batches are and how many of them, how many rows come before the first and are kept (in checkpoints as well), how often
-the target is copied, and how long a game of evaluation takes. The run gets a SIGTERM once it learns, and is resumed.
-Frames a second are of four frames a step. An update of EfficientZero is measured in parts: learning, reanalysis, and
-eight updates at once, beside its network's operations at the speed of a product of matrices. Writes
-`benchmarks/results/atari/pong-AGENT.json`.
+2,000 steps with the preset `atari`, or `speedyzero`, whose Clipped LARS begins after 20 updates here. Only numbers are
+cut, for a machine of a few cores: lanes, how large batches are and how many of them, how many rows come before the
+first and are kept (in checkpoints as well), how often the target is copied, and how long a game of evaluation takes.
+The run gets a SIGTERM once it learns, and is resumed. Frames a second are of four frames a step. An update of
+EfficientZero is measured in parts: learning, reanalysis, and eight updates at once, beside its network's operations at
+the speed of a product of matrices. Writes `benchmarks/results/atari/pong-NAME.json`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ from podracer.bench import measure
 from podracer.run import metrics
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "atari"
-STEPS, FIRST, GROUP = 2_000, 1_000, 8
+STEPS, FIRST = 2_000, 1_000
+GROUP = {"efficientzero": 8, "speedyzero": 5}
+"""Updates that a preset reanalyses together."""
 FRAMES = 4
 """A step."""
 
 
-def arguments_of(agent: str, batch_size: int, updates: int) -> str:
+def arguments_of(name: str, batch_size: int, updates: int) -> str:
     """Of `podracer train`."""
-    if agent == "efficientzero":
-        final = max(GROUP, updates // 5 // GROUP * GROUP)
-        own = f"--final-updates {final} --agent.target-interval {2 * GROUP} --agent.warmup-updates 20"
+    agent, preset = "muzero", "atari"
+    if G := GROUP.get(name):
+        agent, preset = "efficientzero", "speedyzero" if name == "speedyzero" else "atari"
+        final = max(G, updates // 5 // G * G)
+        own = f"--final-updates {final} --agent.target-interval {2 * G} --agent.warmup-updates 20"
+        own += " --agent.lars-start 20" * (name == "speedyzero")
     else:
         final, own = 0, "--num-envs 8 --checkpoint-replay"
     per_row = batch_size * (updates - final) / (STEPS - FIRST)
     return (
-        f"{agent} envpool:Pong-v5 --preset atari --total-steps {STEPS} {own} "
+        f"{agent} envpool:Pong-v5 --preset {preset} --total-steps {STEPS} {own} "
         f"--agent.batch-size {batch_size} --agent.samples-per-row {per_row:g} --agent.replay-min-size {FIRST} "
         "--agent.replay-capacity 4000 --env.evaluation-max-episode-steps 100 --eval-episodes 8"
     )
@@ -96,13 +102,13 @@ def parts(batch_size: int) -> dict[str, Any]:
 def main() -> int:
     """Trains, stops, resumes and measures; the exit code says whether all of it went well."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("agent", choices=("muzero", "efficientzero"))
+    parser.add_argument("name", choices=("muzero", *GROUP))
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--updates", type=int, default=80)
     parser.add_argument("--skip-floor", action="store_true", help="train, and measure nothing else")
     given = parser.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="podracer-pong-"))
-    train = arguments_of(given.agent, given.batch_size, given.updates)
+    train = arguments_of(given.name, given.batch_size, given.updates)
     begin = time.monotonic()
     code = stop(podracer("train", *train.split(), "--run-dir", str(directory), "--quiet"), directory)
     stopped = json.loads((directory / "summary.json").read_text())
@@ -123,14 +129,12 @@ def main() -> int:
         "wall_seconds": wall,
         "frames_per_second": FRAMES * summary["env_steps"] / summary["train_seconds"],
         "loss/total": [row["loss/total"] for row in rows if "loss/total" in row],
-        "seconds": parts(given.batch_size) if given.agent == "efficientzero" and not given.skip_floor else {},
+        "seconds": parts(given.batch_size) if given.name == "efficientzero" and not given.skip_floor else {},
     }
     shutil.rmtree(directory)
     print(json.dumps(results, indent=2))
-    command = (
-        f"python benchmarks/search_pong.py {given.agent} --batch-size {given.batch_size} --updates {given.updates}"
-    )
-    measure.write(RESULTS / f"pong-{given.agent}.json", command, {"train": f"podracer train {train}"}, results)
+    command = f"python benchmarks/search_pong.py {given.name} --batch-size {given.batch_size} --updates {given.updates}"
+    measure.write(RESULTS / f"pong-{given.name}.json", command, {"train": f"podracer train {train}"}, results)
     return 0 if good else 1
 
 

@@ -88,6 +88,27 @@ def test_gradients_are_halved_in_front_of_all_heads():
     assert not np.any(jax.grad(seen)(params)["params"]["state"])
 
 
+class Summing(Still):
+    """Whose prefix is the sum of all states since the memory was empty."""
+
+    def prefix(self, state, memory):
+        total = memory.h + state
+        return total, memory._replace(h=total)
+
+
+def test_gradients_through_the_memory_are_not_scaled():
+    """What a prefix says of the states before it moves them as a whole: 1/2 + 1/4 + 1/8 of state 0 at the third."""
+    model = prefix_models.PrefixModel(Summing(), 4)
+    params, _ = model.init(jax.random.key(0), jnp.zeros((1, 3)))
+
+    def last(params, horizon):
+        first, later, actions = jnp.zeros((1, 1, 3)), jnp.zeros((3, 1, 3)), jnp.zeros((3, 1), jnp.int32)
+        return jnp.sum(prefix_models.unroll(model, params, {}, first, later, actions, horizon)[0][3].prefix)
+
+    for horizon, expected in ((5, 1 / 2 + 1 / 4 + 1 / 8), (2, 1 / 8)):
+        np.testing.assert_allclose(jax.grad(last)(params, horizon)["params"]["state"], expected)
+
+
 def test_consistency():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(5, 7)), jnp.float32)

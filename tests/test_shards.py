@@ -30,9 +30,10 @@ CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, and AlphaZero, are in test_pod_equality.py.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
-MEMBERS = ("ppo", "r2d2", "efficientzero")
+MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), ("efficientzero-batch_norm", "small sgd"))
 """Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
 compared below."""
+ON_TWO = (("ppo", "adam"), ("efficientzero-batch_norm", "small sgd"))
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
 CASES += [("efficientzero-batch_norm", "small sgd")]
@@ -135,8 +136,8 @@ def on_eight_devices(directory):
         result = train(agent, name, num_shards=8, run_dir=directory / f"{agent}-{name}")
         assert result.summary["devices"] == 8
         np.savez(directory / f"{agent}-{name}.npz", **flat(result))
-    for agent in MEMBERS:
-        result = train(agent, population=4, seed=5, hyper={"learning_rate": rates(4)})
+    for agent, name in MEMBERS:
+        result = train(agent, name, population=4, seed=5, hyper={"learning_rate": rates(4, name)})
         mesh = jax.tree.leaves(result.learner.params)[0].sharding.mesh
         assert dict(mesh.shape) == {"population": 4, "data": 2}, "members fill devices first"
         members = [flat(result, member) for member in range(4)]
@@ -146,9 +147,11 @@ def on_eight_devices(directory):
 
 
 def on_two_devices(directory):
-    result = train("ppo", run_dir=directory / "ppo-adam-on-2", resume=True)
-    assert result.summary["devices"] == 2
-    np.savez(directory / "ppo-adam-on-2.npz", **flat(result))
+    for agent, name in ON_TWO:
+        run_dir = directory / f"{agent}-{name}-on-2"
+        result = train(agent, name, run_dir=run_dir, resume=True)
+        assert result.summary["devices"] == 2
+        np.savez(f"{run_dir}.npz", **flat(result))
 
 
 def elsewhere(function, devices, directory):
@@ -162,8 +165,9 @@ def elsewhere(function, devices, directory):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def rates(n):
-    return np.geomspace(1e-4, 1e-2, n).astype(np.float32)
+def rates(n, name="adam"):
+    largest = {"adam": 1e-2, "small sgd": 0.3}[name]
+    return np.geomspace(largest / 100, largest, n).astype(np.float32)
 
 
 # Tests
@@ -184,29 +188,45 @@ def test_eight_devices_are_as_one(agent, name, eight):
     assert_close(dict(np.load(eight / f"{agent}-{name}.npz")), one)
 
 
-@pytest.mark.parametrize(
-    ("agent", "name", "devices"),
-    [("ppo", "adam", 1), ("vtrace", "adam", 1), ("efficientzero-batch_norm", "small sgd", 1), ("ppo", "adam", 2)],
-)
-def test_a_checkpoint_of_eight_devices_resumes_on_fewer(agent, name, devices, eight):
+def half_a_run(agent, name, devices, eight):
+    """What eight devices did until the first of two checkpoints."""
     run_dir = eight / f"{agent}-{name}-on-{devices}"
     shutil.copytree(eight / f"{agent}-{name}", run_dir)
     first, last = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
     assert first * 2 == last
     shutil.rmtree(run_dir / "checkpoints" / str(last))
-    if devices == 1:
-        resumed = flat(train(agent, name, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows
-    else:
-        elsewhere(on_two_devices, devices, eight)
-        resumed = dict(np.load(f"{run_dir}.npz"))
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def two(eight):
+    """What two devices made of that."""
+    for agent, name in ON_TWO:
+        half_a_run(agent, name, 2, eight)
+    elsewhere(on_two_devices, 2, eight)
+    return eight
+
+
+@pytest.mark.parametrize(("agent", "name"), [("ppo", "adam"), ("vtrace", "adam")])
+def test_a_checkpoint_of_eight_devices_resumes_on_one(agent, name, eight):
+    run_dir = half_a_run(agent, name, 1, eight)
+    resumed = flat(train(agent, name, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows
     assert_close(resumed, dict(np.load(eight / f"{agent}-{name}.npz")))
 
 
-@pytest.mark.parametrize("agent", MEMBERS)
-def test_members_over_devices_are_the_single_runs(agent, eight):
+@pytest.mark.parametrize(("agent", "name"), ON_TWO)
+def test_a_checkpoint_of_eight_devices_resumes_on_two(agent, name, two):
+    resumed = dict(np.load(two / f"{agent}-{name}-on-2.npz"))
+    assert_close(resumed, dict(np.load(two / f"{agent}-{name}.npz")))
+
+
+@pytest.mark.parametrize(("agent", "name"), MEMBERS)
+def test_members_over_devices_are_the_single_runs(agent, name, eight):
     members = dict(np.load(eight / f"{agent}-population.npz"))
     for member in (0, 3):
-        single = flat(train(agent, num_shards=2, seed=5 + member, hyper={"learning_rate": rates(4)[member]}))
+        single = flat(
+            train(agent, name, num_shards=2, seed=5 + member, hyper={"learning_rate": rates(4, name)[member]})
+        )
         assert_close(members, single, member)
 
 

@@ -22,15 +22,18 @@ from jax import lax
 import envs_jax
 from envs_jax.connect_four import ConnectFour
 from podracer import config as configs
-from podracer import spaces, topology
+from podracer import nets, prefix_models, spaces, topology
+from podracer.agents import EfficientZeroConfig, efficientzero
+from podracer.atari import presets as atari
 from podracer.bench import anakin
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.run.experiment import make_agent
 from podracer.search import Model, Root, SearchConfig, Step, search
+from podracer.types import EnvSpec
 from podracer.version import __version__
 
 PLANES = (6, 6, 64)
-"""Of EfficientZero's state on Atari."""
+"""As EfficientZero's state on Atari."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +45,11 @@ class SearchArguments:
       actions: of the policy; connect_four has 7 whatever is asked.
       simulations: of a search. Of several, the time of a simulation among the most beside that among the fewest is
         printed too.
-      network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" EfficientZero's convolutions of 6x6x64,
-        "connect_four" the rules of the game with a layer on its board.
+      network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" three convolutions of 6x6x64 and a layer,
+        which compute less than half of what a step of EfficientZero's model does, "efficientzero" that model with its
+        preset for Atari, "connect_four" the rules of the game with a layer on its board.
       max_depth: the depth cap of all searches.
-      embedding_dtype: what our trees store embeddings as; None: their own.
+      embedding_dtype: what our trees store embeddings as; None: their own, of "efficientzero" its preset's.
       anakin: measure PUCT inside of Anakin's program as well, as an agent that acts by it.
       repeats: measurements of each thing, taken in turns.
       seconds: how long one measurement should take.
@@ -55,7 +59,7 @@ class SearchArguments:
     lanes: tuple[int, ...] = configs.field((32,), low=1)
     actions: tuple[int, ...] = configs.field((6,), low=1)
     simulations: tuple[int, ...] = configs.field((50,), low=1)
-    network: Literal["toy", "mlp", "planes", "connect_four"] = "toy"
+    network: Literal["toy", "mlp", "planes", "efficientzero", "connect_four"] = "toy"
     max_depth: int | None = configs.field(None, low=1)
     embedding_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     anakin: bool = False
@@ -116,9 +120,10 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
     programs: dict[str, Callable[..., Any]] = {"network alone": functools.partial(_alone, step, S)}
     searches, trees = {}, {}
     for algorithm in ("puct", "gumbel"):
-        config = SearchConfig(
-            algorithm, simulations=S, max_depth=arguments.max_depth, embedding_dtype=arguments.embedding_dtype
-        )
+        dtype = arguments.embedding_dtype
+        if arguments.network == "efficientzero":
+            dtype = dtype or atari.resolve("efficientzero", "atari").agent["embedding_dtype"]
+        config = SearchConfig(algorithm, simulations=S, max_depth=arguments.max_depth, embedding_dtype=dtype)
         run = searches[algorithm] = functools.partial(search, model, config=config)
         programs[algorithm] = lambda variables, root, key, run=run: run(variables, root, key)[:-1]
         trees[algorithm] = jax.jit(functools.partial(run, keep_tree=True))
@@ -177,6 +182,8 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
     """A random network: what it does is not the point, how long it takes is."""
     if network == "connect_four":
         return _game(N)
+    if network == "efficientzero":
+        return _efficientzero(N, A)
     keys = iter(jax.random.split(jax.random.key(0), 8))
     draw = lambda *shape: jax.random.normal(next(keys), shape) / np.prod(shape[:-1]) ** 0.5  # noqa: E731
     if network == "planes":
@@ -198,6 +205,19 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
 
     first = step(variables, draw(N, *shape), jnp.zeros(N, jnp.int32))
     return step, variables, Root(first.logits, first.value, first.embedding)
+
+
+def _efficientzero(N: int, A: int) -> tuple[Callable[..., Step], Any, Root]:
+    """The model of the preset for Atari as it begins, at roots of some random images."""
+    config = EfficientZeroConfig(**atari.resolve("efficientzero", "atari").agent)
+    spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 3), np.uint8), spaces.Discrete(A))
+    plan = efficientzero.planner(spec, config)
+    seen = spaces.zeros(plan.space)
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (min(N, 64), *np.shape(seen)), np.uint8))
+    network = prefix_models.make(nets.stacked_spec(spec, config.frame_stack), config)
+    variables = (*jax.jit(network.init)(jax.random.key(0), images[:1]), jnp.float32(config.discount))
+    few = jax.jit(plan.model.root)(variables, images)
+    return plan.model.step, variables, jax.tree.map(lambda x: x[jnp.arange(N) % len(images)], few)
 
 
 def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:

@@ -84,6 +84,63 @@ RAINBOW = NATURE | {
 """Hessel et al. 2018, table 1, with dqn_zoo's noise, on 8 lanes."""
 
 
+EFFICIENTZERO = {
+    "search": "puct",
+    "simulations": 50,
+    "dirichlet_alpha": 0.3,
+    "dirichlet_fraction": 0.25,
+    "least_range": 0.01,
+    "embedding_dtype": "bfloat16",
+    "unroll_length": 5,
+    "n_step": 5,
+    "horizon": 5,
+    "num_bins": 601,
+    "projection_size": 1024,
+    "forecast_size": 512,
+    "lstm_size": 512,
+    "norm": "batch",
+    "value_cost": 0.25,
+    "consistency_cost": 2.0,
+    "batch_size": 256,
+    "samples_per_row": 256.0,
+    "replay_min_size": 2_000,
+    "replay_capacity": 100_000,
+    "correction_interval": 30_000,
+    "reanalyse": 1.0,
+    "value_target": "network",
+    "reanalyse_group": 8,
+    "target_interval": 200,
+    "priority_exponent": 0.6,
+    "importance_exponent": 0.4,
+    "refresh_interval": 0,
+    "optimizer": "sgd",
+    "learning_rate": 0.2,
+    "warmup_updates": 1_000,
+    "final_scale": 0.1,
+    "l2_cost": 1e-4 / 2,  # of a square, whose gradient is twice as large as PyTorch's decay
+    "max_grad_norm": 5.0,
+    "clip_rewards": True,
+    "frame_stack": 4,
+    "augment": True,
+}
+"""Ye et al. 2021 and the authors' code."""
+
+SPEEDYZERO = EFFICIENTZERO | {
+    "batch_size": 2048,
+    "target_interval": 25,
+    "reanalyse_group": 5,
+    "refresh_interval": 10,
+    "optimizer": "clipped_lars",
+    "learning_rate": 0.5657,
+    "lars_start": 600,
+    "lars_eta": 0.005,  # on Pong
+    "max_grad_norm": 10.0,
+    "warmup_updates": 125,
+    "final_scale": 1.0,
+}
+"""Mei et al. 2023, tables 7 and 8."""
+
+
 def resolved(agent, preset=None, protocol=None, config=None, run=None, env=None):
     """The complete settings of a run."""
     given = presets.Settings(config or {}, run or {}, env or {})
@@ -201,15 +258,13 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     assert options == AtariOptions(**atari.protocol("atari100k").env, image_size=96, grayscale=False)
     assert names == {"preset": "atari", "protocol": "atari100k"}
     assert (run.num_envs, run.total_steps, run.eval_every, run.num_shards) == (8, 100_000, 100_000, None)
-    assert (config.batch_size, config.target_interval, config.reanalyse_group) == (256, 200, 8)
-    assert (config.optimizer, config.learning_rate, config.refresh_interval) == ("sgd", 0.2, 0)
+    assert {field: getattr(config, field) for field in EFFICIENTZERO} == EFFICIENTZERO
     assert float(rescale(jnp.float32(config.max_value))) == pytest.approx(300.0, rel=1e-6)
     assert config.discount == pytest.approx(0.98805, abs=1e-5)
     config_run = run
     large, run, same, names = resolved("efficientzero", "speedyzero")
     assert (same, names) == (options, {"preset": "speedyzero", "protocol": "atari100k"})
-    assert (large.batch_size, large.target_interval, large.reanalyse_group) == (2048, 25, 5)
-    assert (large.optimizer, large.refresh_interval, large.lars_start) == ("clipped_lars", 10, 600)
+    assert {field: getattr(large, field) for field in SPEEDYZERO} == SPEEDYZERO
     # Updates, batches and intervals: table 8 of SpeedyZero.
     assert large.batch_size * large.target_interval == config.batch_size * config.target_interval
     assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
@@ -219,7 +274,10 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
     assert (config_run.eval_episodes, run.eval_episodes) == (32, 100)
     assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
-    assert config_run.final_updates % config.reanalyse_group == run.final_updates % large.reanalyse_group == 0
+    for settings, final in ((config, config_run.final_updates), (large, run.final_updates)):
+        acting = (100_000 - settings.replay_min_size) * settings.samples_per_row / settings.batch_size
+        assert (acting, final) == {256: (98_000, 22_000), 2048: (12_250, 2_750)}[settings.batch_size]
+        assert acting % settings.reanalyse_group == final % settings.reanalyse_group == 0
     spec = EnvSpec("", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6))
     model = prefix_models.make(spec, config)
     params = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 96, 96, 12), jnp.uint8))[0], jax.random.key(0))

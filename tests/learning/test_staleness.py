@@ -174,6 +174,19 @@ def test_priorities_are_never_older_than_two_sweeps() -> None:
     assert refreshed(run)[-1][1] == 58 - 30, "what is not renewed shows"
 
 
+def test_what_a_sweep_makes_no_update_writes_over() -> None:
+    """Priorities that learning finds (1 here) are told and not written, where sweeps renew them; else they are written."""
+    for interval, written in ((0, True), (10, False)):
+        run = Run(spec_of(group=2, refresh_interval=interval))
+        run.ring = run.ring._replace(priority=jnp.where(run.ring.priority > 0, 7.0, 0.0))
+        before = np.asarray(run.ring.priority)
+        sums = run.drain(2)  # of the five parts of a sweep
+        assert sums["replay/priority"] / sums["replay/updates"] == 1.0
+        changed = np.asarray(run.ring.priority) != before
+        assert changed.any() == written
+        assert (np.asarray(run.ring.priority)[changed] == 1.0).all()
+
+
 @pytest.mark.slow
 def test_without_priorities_a_sweep_changes_nothing() -> None:
     learners = []

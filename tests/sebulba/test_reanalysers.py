@@ -22,6 +22,7 @@ import pytest
 import podracer
 from podracer import replay, training
 from podracer.learning import reanalysis
+from podracer.run.session import Session
 from podracer.sebulba import runner
 from podracer.sebulba.channels import Channel
 from podracer.sebulba.split_replay import SplitReplay
@@ -54,14 +55,15 @@ SMALL = {
     "max_grad_norm": 0.1,
 }
 DRIVER = {"arch": "sebulba", "mode": "lockstep", "num_shards": 2, "num_envs": 8, "total_steps": 400, "actor_devices": 1}
+SOON = 10.0
+"""Seconds from a signal to the end of a run, its checkpoint included, on a machine with other work."""
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def train(log=None, **settings):
-    settings = (
-        DRIVER | {"eval_episodes": 2, "eval_every": 400, "checkpoint_every": 100, "keep_checkpoints": 9} | settings
-    )
-    return podracer.train("efficientzero", "catch", config=SMALL, progress=False, log=log, **settings)
+    settings = DRIVER | {"eval_every": 400, "checkpoint_every": 100, "keep_checkpoints": 9} | settings
+    with mock.patch.object(Session, "_evaluate", return_value=None):  # nothing to compile for it
+        return podracer.train("efficientzero", "catch", config=SMALL, progress=False, log=log, **settings)
 
 
 def numbers(result):
@@ -136,6 +138,24 @@ def on_five_devices(directory):
         again = train(**(run | {"run_dir": run_dir}))
         assert again.summary["complete"]
         jax.tree.map(np.testing.assert_array_equal, numbers(again), numbers(ahead))
+    without_lockstep(AHEAD | {"mode": "async"}, directory / "async", ahead)
+
+
+def without_lockstep(run, run_dir, lockstep):
+    """As many updates, whenever rollouts come: with slow reanalysers, and where a run was stopped, or lost what came
+    after a save."""
+    with changed_search(waiting):
+        assert train(**run).summary["updates"] == lockstep.summary["updates"]
+    run |= {"run_dir": run_dir, "resume": True}
+    assert not train(lambda steps, row: row["updates"] >= 12, **run).summary["complete"]
+    stopped(run, SplitReplay, "_update", call=3)
+    saved = sorted((run_dir / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    shutil.rmtree(saved[-1])
+    (run_dir / "summary.json").unlink(missing_ok=True)
+    again = train(**run)
+    assert again.summary["complete"]
+    assert again.summary["updates"] == lockstep.summary["updates"]
+    assert int(np.max(again.learner.num_updates)) == again.summary["updates"]
 
 
 def own_threads():
@@ -150,11 +170,17 @@ def stopped(run, where, during, call):
     def interrupted(*arguments, **named):
         searching = function(*arguments, **named) if during == "_update" else None  # under way when this returns
         if next(calls, None) is None:
+            since.append(time.monotonic())
             signal.raise_signal(signal.SIGTERM)
-        return searching or function(*arguments, **named)
+        done = searching or function(*arguments, **named)
+        if during == "compile":  # which is waited for
+            since[:] = [time.monotonic()]
+        return done
 
+    since: list[float] = []
     with mock.patch.object(where, during, interrupted):
         assert not train(**run).summary["complete"]
+    assert time.monotonic() - since[0] < SOON
 
 
 @contextlib.contextmanager
@@ -198,6 +224,11 @@ def broken_actor():
 
     with mock.patch.object(Channel, "put", failing):
         yield since
+
+
+def waiting(x):
+    time.sleep(0.05)
+    return x
 
 
 def broken_search():

@@ -1,0 +1,43 @@
+"""What EfficientZero must not learn without: dynamics that see actions, and a search that finds something.
+
+Dynamics that get no gradient are no such control on catch (docs/adr/0026).
+"""
+
+import importlib
+
+import harness
+import pytest
+
+import envs_jax
+import podracer
+from podracer import prefix_models, search
+from podracer.agents import EfficientZeroConfig
+from podracer.bench import measure
+
+pytestmark = pytest.mark.learns
+
+
+def trained(change=lambda model: model):
+    """The return on catch after 10,000 of 20,000 steps, with the model changed."""
+    network = change(prefix_models.make(envs_jax.make("catch").spec, EfficientZeroConfig()))
+    settings = {"total_steps": 20_000, "eval_every": 10_000, "progress": False}
+    found = podracer.train(
+        "efficientzero", "catch", network=network, log=lambda steps, row: "eval/return_mean" in row, **settings
+    )
+    assert not found.summary["complete"]
+    return found.summary["eval_return_mean"]
+
+
+def test_it_learns():
+    """Without which the controls below would say nothing."""
+    assert trained() > 0.9
+
+
+def test_dynamics_that_see_no_action_teach_nothing(monkeypatch):
+    monkeypatch.syspath_prepend(measure.SOURCE / "benchmarks")
+    assert trained(importlib.import_module("efficientzero_controls").blind) < 0.0
+
+
+def test_a_search_that_guesses_teaches_nothing(monkeypatch):
+    monkeypatch.setattr(search, "search", harness.guessing(search.search))
+    assert trained() < 0.0
