@@ -26,13 +26,13 @@ demo: $(VENV)/.core  ## train PPO on Catch, with a curve and an animation
 test: $(VENV)/.test $(VENV)/.protoc  ## identities, oracles, probes, conformance, command line
 	$(BIN)/pytest -n auto --dist worksteal
 
-test-slow: $(VENV)/.test $(VENV)/.compiler-v5e  ## device-count equality, resume, signals, long conformance, compilation for a TPU
+test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long conformance
 	$(BIN)/pytest -m "slow and not nightly" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
 	$(BIN)/pytest -m slow tests/pod
 
-test-nightly: compilers  ## slow tests that are not in test-slow: further cases, what compilers make of our programs for a GPU
+test-nightly: compilers  ## slow tests that are not in test-slow: further cases, what compilers make of our programs
 	$(BIN)/pytest -m nightly -n 3 --dist loadfile
 
 compilers: $(VENV)/.compiler-v5e $(VENV)/.compiler-h200  ## what compiles for TPU v5e and for an H200 on any machine; about 1 GB

@@ -2,7 +2,7 @@
 
 The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
 own estimates: nothing here is a measurement of time. What is for a target whose compiler is not installed is skipped:
-`make test-slow` installs v5e's alone, `make test-nightly` an H200's as well.
+`make test-nightly` installs both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import compilers
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 HERE = pathlib.Path(__file__).parent
 MIB = 2**20
@@ -42,7 +42,6 @@ def program(target: str, name: str) -> dict[str, Any]:
     return line
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "most"),
     [("ppo", 1500), ("vtrace", 450), ("vtrace_lstm", 750), ("lstm_unroll", 800), ("resnet_gradient", 150)],
@@ -52,20 +51,17 @@ def test_launches_of_an_update_on_a_gpu(name: str, most: int) -> None:
     assert 0 < program("h200", name)["kernels"] <= most
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["resnet_gradient", "lstm_unroll", "ppo", "vtrace"])
 def test_no_gradient_adds_in_an_order_that_nobody_knows(name: str) -> None:
     assert not program("h200", name)["scatter"]
 
 
-@pytest.mark.nightly
 def test_devices_agree_once_a_minibatch() -> None:
     """On 16 gradients; on moments, counts, metrics and whether to go on for all minibatches at once."""
     assert 16 < program("h200", "ppo_8_devices")["reductions"] <= 16 + 8
     assert program("h200", "ppo")["reductions"] == 0
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["h200", "v5e"])
 def test_a_ring_of_images_is_written_in_place(target: str) -> None:
     """A copy of it would be another argument's worth of bytes; XLA:TPU once refused to compile what it wanted to copy."""

@@ -488,7 +488,11 @@ def test_a_disk_that_is_full(begin):
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [("dies before it writes", 3), ("dies before what it wrote counts@0", None)]
+    ("fault", "code"),
+    [
+        pytest.param("dies before it writes", 3, marks=pytest.mark.nightly),
+        ("dies before what it wrote counts@0", None),
+    ],
 )
 def test_a_process_that_dies_in_a_save(fault, code, begin):
     pod = begin(fault)

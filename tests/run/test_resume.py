@@ -52,9 +52,12 @@ SEARCH_CASES = {
 # SIGTERM and SIGINT raise one flag, which is looked at between any two updates that are due as well.
 INTERRUPTED = ("vtrace", "dqn-sebulba-2")
 TERMINATED = ("ppo", "sebulba")
-SIGNALS = [(agent, signal.SIGKILL) for agent in CASES]
+SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent != "dqn-sebulba"]
 SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
-SIGNALS += [pytest.param(agent, signal.SIGINT, marks=pytest.mark.nightly) for agent in ("dqn", "dqn-sebulba")]
+SIGNALS += [
+    pytest.param(agent, number, marks=pytest.mark.nightly)
+    for agent, number in (("dqn", signal.SIGINT), ("dqn-sebulba", signal.SIGINT), ("dqn-sebulba", signal.SIGKILL))
+]
 SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length 10 --agent.hidden-sizes 8"
 
 
