@@ -30,10 +30,10 @@ test-slow: $(VENV)/.test  ## device-count equality, resume, signals, long confor
 	$(BIN)/pytest -m "slow and not nightly" -n 3 --dist loadfile --no-loadscope-reorder
 
 test-pods: $(VENV)/.test  ## those of the slow tests that run in several processes
-	$(BIN)/pytest -m slow tests/pod
+	$(BIN)/pytest -m "slow and not nightly" tests/pod
 
-test-nightly: compilers  ## slow tests that are not in test-slow: further cases, what compilers make of our programs
-	$(BIN)/pytest -m nightly -n 3 --dist loadfile
+test-nightly: compilers  ## slow tests that are not in test-slow: further cases, compilation for a TPU and a GPU
+	$(BIN)/pytest -m nightly -n 3 --dist loadfile --no-loadscope-reorder
 
 compilers: $(VENV)/.compiler-v5e $(VENV)/.compiler-h200  ## what compiles for TPU v5e and for an H200 on any machine; about 1 GB
 

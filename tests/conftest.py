@@ -37,6 +37,7 @@ gc.set_threshold(100_000, 20, 100)  # tracing makes many objects and little garb
 
 
 LONG = (
+    "bench/test_compile_only.py",
     "pod/test_pod_failures.py",
     "run/test_resume.py",
     "test_shards.py",
@@ -62,7 +63,7 @@ would keep the others waiting."""
 
 def pytest_collection_modifyitems(config, items):
     """Puts long files of the slow tier first; the order of all else, and within files, stays."""
-    if config.option.markexpr.startswith("slow"):
+    if config.option.markexpr.startswith(("slow", "nightly")):
         here, place = pathlib.Path(__file__).parent, {name: i for i, name in enumerate(LONG)}
         items.sort(key=lambda item: place.get(item.path.relative_to(here).as_posix(), len(LONG)))
 

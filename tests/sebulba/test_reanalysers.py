@@ -169,11 +169,12 @@ def stopped(run, where, during, call):
 
     def interrupted(*arguments, **named):
         searching = function(*arguments, **named) if during == "_update" else None  # under way when this returns
-        if next(calls, None) is None:
+        now = next(calls, None) is None and not since
+        if now:
             since.append(time.monotonic())
             signal.raise_signal(signal.SIGTERM)
         done = searching or function(*arguments, **named)
-        if during == "compile":  # which is waited for
+        if now and during == "compile":  # which is waited for
             since[:] = [time.monotonic()]
         return done
 
