@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import podracer
 from podracer import topology
 from podracer.anakin import program
 from podracer.learning import collectives, trajectories
@@ -255,6 +256,16 @@ class AfterTheEnd:
         return new, Transition(
             jnp.where(over, jnp.nan, reward), jnp.where(over, jnp.float32(0.25), discount), last ^ over
         )
+
+
+def return_on_catch(agent: str, network: Any, total_steps: int, after: int) -> float:
+    """The mean return of the first evaluation of a run with a network of one's own, which then is stopped."""
+    settings = {"total_steps": total_steps, "eval_every": after, "progress": False}
+    found = podracer.train(
+        agent, "catch", network=network, log=lambda steps, row: "eval/return_mean" in row, **settings
+    )
+    assert not found.summary["complete"]
+    return found.summary["eval_return_mean"]
 
 
 def guessing(search: Any) -> Any:

@@ -9,7 +9,6 @@ import harness
 import pytest
 
 import envs_jax
-import podracer
 from podracer import prefix_models, search
 from podracer.agents import EfficientZeroConfig
 from podracer.bench import measure
@@ -20,12 +19,7 @@ pytestmark = pytest.mark.learns
 def trained(change=lambda model: model):
     """The return on catch after 10,000 of 20,000 steps, with the model changed."""
     network = change(prefix_models.make(envs_jax.make("catch").spec, EfficientZeroConfig()))
-    settings = {"total_steps": 20_000, "eval_every": 10_000, "progress": False}
-    found = podracer.train(
-        "efficientzero", "catch", network=network, log=lambda steps, row: "eval/return_mean" in row, **settings
-    )
-    assert not found.summary["complete"]
-    return found.summary["eval_return_mean"]
+    return harness.return_on_catch("efficientzero", network, 20_000, after=10_000)
 
 
 def test_it_learns():

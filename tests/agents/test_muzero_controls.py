@@ -5,7 +5,6 @@ import jax
 import pytest
 
 import envs_jax
-import podracer
 from podracer import search, world_models
 from podracer.agents import MuZeroConfig
 
@@ -17,12 +16,7 @@ def trained(change=lambda dynamics: dynamics):
     config, spec = MuZeroConfig(), envs_jax.make("catch").spec
     model = world_models.make(spec, config)
     network = model._replace(dynamics=change(model.dynamics))
-    settings = {"total_steps": 30_000, "eval_every": 12_000, "progress": False}
-    found = podracer.train(
-        "muzero", "catch", network=network, log=lambda steps, row: "eval/return_mean" in row, **settings
-    )
-    assert not found.summary["complete"]
-    return found.summary["eval_return_mean"]
+    return harness.return_on_catch("muzero", network, 30_000, after=12_000)
 
 
 def test_dynamics_as_they_are_teach():
