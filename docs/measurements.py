@@ -99,6 +99,8 @@ def tables(tree: Any, title: str = "") -> str:
     items = tree.items() if isinstance(tree, dict) else ((str(number), row) for number, row in enumerate(tree, 1))
     flat, text = {}, ""
     for name, value in items:
+        if name == "curves":
+            continue  # of pictures
         if _shallow(value):
             flat |= _flat({name: value})
         else:

@@ -133,9 +133,9 @@ def train(
             transferred(source, experiment.driver.like().learner)
             experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
         processes.agree(configs.to_json(experiment.description))
-        notes = []
+        notes = [] if resume or names else presets.suggestion(agent, environment)
         if directory is not None:
-            notes = _by_first(processes, rundir.prepare, directory, experiment.description, resume)
+            notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
         with memory_explained(), StopSignal() as stop:
             result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
         workers.finished = result.summary["complete"]

@@ -1,9 +1,9 @@
 """Settings to begin with, by name: what differs from the defaults of an agent for a kind of task.
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
-is for tasks of classic control that defaults do not solve, each with a measured row in README, and `board` for games
-that are larger than tic-tac-toe. A protocol, of which a preset for Atari has one, is how games are played and reported
-(podracer/atari/protocols.py).
+is for tasks of classic control that defaults do not solve, each with a measured row in README, `mujoco` for the
+locomotion tasks of Gymnasium, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
+Atari has one, is how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -93,7 +93,30 @@ BOARD = {
     ),
 }
 
-TASKS: dict[str, dict[tuple[str, str], Settings]] = {"classic": CLASSIC, "board": BOARD}
+MUJOCO_TASKS = (
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
+    *("Pusher", "Reacher", "Swimmer", "Walker2d"),
+)
+
+# CleanRL's settings for continuous actions, with 16 lanes of 128 rows instead of one of 2,048.
+MUJOCO = Settings(
+    {
+        "rollout_length": 128,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "value_clip_epsilon": 0.2,
+        "entropy_cost": 0.0,
+        "normalize_observations": True,
+    },
+    {"num_envs": 16, "total_steps": 1_000_000, "mode": "serial"},
+)
+
+TASKS: dict[str, dict[tuple[str, str], Settings]] = {
+    "classic": CLASSIC,
+    "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    "board": BOARD,
+}
 """By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not
 matter."""
 
@@ -154,13 +177,25 @@ def _find(name: str, agent: str, environment: str) -> Settings:
     return found._replace(names={"preset": name, **found.names})
 
 
+def suggestion(agent: Any, environment: Any) -> list[str]:
+    """A line on the preset that is made for an agent on a task; none where there is none, or they are objects."""
+    if not (isinstance(agent, str) and isinstance(environment, str)):
+        return []
+    name = next((name for name in TASKS if _in_tasks(name, agent, environment)), None)
+    return [f"{agent} has settings for {environment}: --preset {name}, or preset={name!r} in Python"] if name else []
+
+
 def _of_task(name: str, agent: str, environment: str) -> Settings:
-    task = _task(environment).replace("_", "")
-    for (whose, known), settings in TASKS[name].items():
-        if whose == agent and known.replace("_", "").lower() == task.lower():
-            return settings
+    if found := _in_tasks(name, agent, environment):
+        return found
     there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
     raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
+
+
+def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
+    task = _task(environment).replace("_", "").lower()
+    known = {(whose, known.replace("_", "").lower()): settings for (whose, known), settings in TASKS[name].items()}
+    return known.get((agent, task))
 
 
 def _task(environment: str) -> str:

@@ -312,7 +312,7 @@ def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
     ("agent", "environment", "preset", "protocol", "message"),
     [
         ("dqn", PONG, "fast", None, "preset='fast': unknown; did you mean 'fast_dqn'?"),
-        ("ppo", PONG, "fast_dqn", None, "preset='fast_dqn' is of dqn; the presets of ppo: atari, classic."),
+        ("ppo", PONG, "fast_dqn", None, "preset='fast_dqn' is of dqn; the presets of ppo: atari, classic, mujoco."),
         (
             "dqn",
             PONG,

@@ -21,10 +21,13 @@ def named(description):
 
 
 @pytest.mark.slow
-def test_names_are_kept(tmp_path):
-    asked = {"preset": "classic", "run_dir": tmp_path / "run", "progress": False}
+def test_names_are_kept(tmp_path, capsys):
+    asked = {"preset": "classic", "run_dir": tmp_path / "run"}
     with harness.shared_programs():
+        podracer.train("ppo", "pendulum", **SMALL)
+        assert "--preset classic" in capsys.readouterr().err, "what fits is suggested"
         begun = podracer.train("ppo", "pendulum", **asked, **SMALL)
+        assert "--preset" not in capsys.readouterr().err
         assert begun.description["agent_config"]["discount"] == 0.9, "the preset's"
         assert begun.description["agent_config"]["rollout_length"] == 4, "not the preset's"
         longer = podracer.resume(asked["run_dir"], total_steps=128, progress=False)
@@ -55,3 +58,23 @@ def test_presets_of_board_games():
         presets.merge("alphazero", "tic_tac_toe", "board", None, presets.Settings())
     with pytest.raises(ValueError, match="preset='board' is of alphazero; the presets of ppo: atari, classic"):
         presets.merge("ppo", "connect_four", "board", None, presets.Settings())
+
+
+@pytest.mark.parametrize("task", ["envpool:Hopper-v4", "envpool:HalfCheetah-v5", "gymnasium:HumanoidStandup-v4"])
+def test_the_preset_of_a_task_is_found_by_its_name(task):
+    assert "--preset mujoco" in presets.suggestion("ppo", task)[0]
+    found = presets.merge("ppo", task, "mujoco", None, presets.Settings())
+    config = configs.from_json(podracer.agents.PPOConfig, found.agent)
+    batch = found.run["num_envs"] * config.rollout_length
+    assert (batch, batch // config.num_minibatches, config.num_epochs) == (2048, 64, 10), (
+        "Schulman et al. 2017, table 3"
+    )
+    assert (config.discount, config.gae_lambda, config.clip_epsilon) == (0.99, 0.95, 0.2), "table 3"
+
+
+def test_a_preset_is_suggested_where_there_is_one():
+    assert presets.suggestion("ppo", "envpool:Pendulum-v1") == [
+        "ppo has settings for envpool:Pendulum-v1: --preset classic, or preset='classic' in Python"
+    ]
+    assert presets.suggestion("ppo", "catch") == presets.suggestion("vtrace", "pendulum") == []
+    assert presets.suggestion(object(), "pendulum") == presets.suggestion("ppo", object()) == []
