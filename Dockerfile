@@ -1,10 +1,16 @@
 # docker build -t podracer .                                    on CPU
 # docker build -t podracer --build-arg ACCELERATOR=cuda12 .     or cuda13, or tpu
-# docker run --rm -v "$PWD/runs:/home/podracer/runs" podracer train ppo cartpole
+# mkdir -p runs && docker run --rm --user "$(id -u):$(id -g)" \
+#     -v "$PWD/runs:/home/podracer/runs" podracer train ppo cartpole
 FROM python:3.12-slim
 
 ARG ACCELERATOR=cpu
-RUN useradd --create-home podracer
+# Process 1 ignores signals that it has no handler for, and must wait for orphans: tini is that process.
+RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
+# A new volume at /runs belongs to the user. Any other user, of `--user`, can write at home too.
+RUN useradd --create-home --uid 1000 podracer \
+    && install -d -o podracer -g podracer /runs \
+    && chmod 1777 /home/podracer
 COPY . /source
 RUN case "$ACCELERATOR" in \
       cpu) extras=sebulba,gym,games,remote ;; \
@@ -14,7 +20,8 @@ RUN case "$ACCELERATOR" in \
     && pip install --no-cache-dir "/source[$extras]" \
     && rm -rf /source
 
-USER podracer
+ENV HOME=/home/podracer
+USER 1000:1000
 WORKDIR /home/podracer
-ENTRYPOINT ["podracer"]
+ENTRYPOINT ["tini", "--", "podracer"]
 CMD ["--help"]

@@ -28,7 +28,7 @@ UPDATES = 10
 CLIP = 0.01
 # Batch norm enlarges rounding: with steps of 10, one device differs as much from itself when compiled in another way.
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
-# EfficientZero is MuZero and more, and is below with batch norm; without it, and AlphaZero, are in test_pod_equality.py.
+# EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), ("efficientzero-batch_norm", "small sgd"))
 """Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
@@ -48,6 +48,10 @@ CONFIGS = {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
         **{"projection_size": 8, "forecast_size": 8, "batch_size": 16, "replay_min_size": 1, "target_interval": 2},
         **{"reanalyse_group": 2, "refresh_interval": 4},
+    },
+    "muzero": {
+        **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8},
+        **{"batch_size": 16, "replay_min_size": 1, "target_interval": 2, "reanalyse": 0.5},
     },
     "alphazero": {"simulations": 4, "n_step": 3, "batch_size": 16, "replay_min_size": 1},
 }
@@ -78,7 +82,7 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     config |= CONFIGS[case] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
     if agent == "dqn":  # one update per rollout
         config |= {"update_period": 10 * num_envs, "target_period": 20 * num_envs}
-    if agent in ("alphazero", "efficientzero"):
+    if agent in ("alphazero", "efficientzero", "muzero"):
         config["samples_per_row"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     plain = mock.patch.object(optimizer, "make", return_value=optax.identity())

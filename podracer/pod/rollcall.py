@@ -9,12 +9,19 @@ import time
 from collections.abc import Iterator, Sequence
 
 from podracer.pod.settings import NoClusterError
+from podracer.run.callers import Callers
 
 POLL = 0.2
 """Seconds between attempts to reach process 0."""
 
 SLOW = 2.0
 """Seconds that a stranger is given to say who it is."""
+
+STRANGERS = 256
+"""Connections at a time that have not said who they are."""
+
+LONGEST = 2**16
+"""Bytes of the line that process 0 says."""
 
 ALL, MISSING = "all", "missing "
 
@@ -31,23 +38,27 @@ def hold(coordinator: str, count: int, seconds: float) -> None:
       NoClusterError: where the port is taken, or some do not come; those who did raise the same.
     """
     until, there = time.monotonic() + seconds, dict[int, socket.socket]()
-    with contextlib.ExitStack() as stack:
-        with _listening(coordinator) as server:
+    try:
+        with (
+            _listening(coordinator) as server,
+            Callers(server, ending=b"\n", longest=64, seconds=SLOW, most=STRANGERS) as callers,
+        ):
             while len(there) < count - 1 and (left := until - time.monotonic()) > 0:
-                server.settimeout(left)
-                with contextlib.suppress(OSError):
-                    connection = stack.enter_context(server.accept()[0])
-                    index = _introduced(connection)
-                    if index is not None and 0 < index < count:
-                        there[index] = connection
-                    else:
-                        connection.close()
+                for connection, said in callers.heard(left):
+                    spare: socket.socket | None = connection  # a stranger's, or of a process that has begun again
+                    if (index := _introduced(said)) is not None and 0 < index < count:
+                        spare, there[index] = there.get(index), connection
+                    if spare is not None:
+                        spare.close()
         # The port is free again before anybody is told to look for JAX there.
         missing = [i for i in range(1, count) if i not in there]
         say = MISSING + ", ".join(map(str, missing)) if missing else ALL
         for connection in there.values():
             with contextlib.suppress(OSError):
                 connection.sendall(say.encode() + b"\n")
+    finally:
+        for connection in there.values():
+            connection.close()
     if missing:
         raise apart(coordinator, seconds, not_there(missing))
 
@@ -63,11 +74,11 @@ def attend(coordinator: str, index: int, seconds: float) -> None:
     while True:
         why = "what listens there is something else"
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as connection:
+            left = max(until - time.monotonic(), POLL)
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
                 connection.sendall(f"podracer {index}\n".encode())
                 # Process 0, which may have started later, speaks when its own time is over.
-                connection.settimeout(max(until - time.monotonic(), 0.0) + 2 * SLOW)
-                said = connection.makefile().readline(1024).strip()
+                said = _line(connection, until + 2 * SLOW)
         except (OSError, ValueError) as error:
             said, why = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
         if said == ALL:
@@ -110,11 +121,25 @@ def _listening(coordinator: str) -> Iterator[socket.socket]:
         yield server
 
 
-def _introduced(connection: socket.socket) -> int | None:
-    """Which process a connection is from, or None for a stranger."""
-    connection.settimeout(SLOW)
+def _introduced(said: bytes) -> int | None:
+    """The number of the process that a connection is from, or None for a stranger."""
+    name, _, index = said.strip().partition(b" ")
     try:
-        name, _, index = connection.makefile().readline(64).strip().partition(" ")
-        return int(index) if name == "podracer" else None
-    except (OSError, ValueError):
+        return int(index) if name == b"podracer" else None
+    except ValueError:
         return None
+
+
+def _line(connection: socket.socket, until: float) -> str:
+    """The line that process 0 says, or as much of it as came where it has closed.
+
+    Raises:
+      TimeoutError: where it is not whole in time.
+    """
+    said = b""
+    while b"\n" not in said and len(said) < LONGEST:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        said += (data := connection.recv(4096))
+        if not data:
+            break
+    return said.partition(b"\n")[0].decode(errors="replace").strip()

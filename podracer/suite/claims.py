@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import socket
-import time
+import tempfile
 from typing import Any, Literal, NamedTuple
 
 TOUCH_SECONDS = 60.0
@@ -96,7 +96,17 @@ def _state(directory: pathlib.Path, name: str, number: int) -> State:
     if signature.get("machine") == machine():
         worker, *others = (_lives(identity) for identity in signature["processes"])
         return "held" if worker else "ending" if any(others) else "free"
-    return "free" if time.time() - touched > STALE_SECONDS else "held"
+    return "free" if now(directory) - touched > STALE_SECONDS else "held"
+
+
+def now(directory: pathlib.Path) -> float:
+    """The time by which files of a directory are dated: the clock of its disk, for those of machines may differ.
+
+    Raises:
+      OSError: where the directory cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Runner:
           OSError: where the directory cannot be written; processes are stopped.
           KeyboardInterrupt: for a second Ctrl-C; processes are killed.
         """
-        self._began, patience = time.time(), STOP_SECONDS
+        self._began, patience = claims.now(self._suite.claims), STOP_SECONDS
         try:
             while True:
                 self._look()

@@ -17,7 +17,7 @@ from podracer.run.session import Session
 
 pytestmark = pytest.mark.slow
 
-# EfficientZero is MuZero and more; PQN learns as PPO does, and from one device to eight it is compared in test_shards.py.
+# EfficientZero is MuZero and more, and PQN learns as PPO does: those two are in test_pod_others.py.
 AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "vtrace", "r2d2")
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]

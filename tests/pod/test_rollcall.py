@@ -1,6 +1,7 @@
 """Who has come to a pod is known by number, whoever else knocks; no JAX is started."""
 
 import concurrent.futures
+import contextlib
 import socket
 import time
 
@@ -23,6 +24,20 @@ def address():
 def threads():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         yield pool
+
+
+def called(address):
+    """A connection to an address, once somebody listens there."""
+    host, _, port = address.rpartition(":")
+    found = []
+
+    def connects():
+        with contextlib.suppress(OSError):
+            found.append(socket.create_connection((host, int(port)), timeout=5))
+        return found
+
+    pods.until(connects, 5)
+    return found[0]
 
 
 def test_all_come(address, threads):
@@ -53,14 +68,6 @@ def test_a_coordinator_that_does_not_come_is_named(address):
 
 def test_strangers_do_not_count(address, threads):
     zero = threads.submit(rollcall.hold, address, 2, 20)
-    host, _, port = address.rpartition(":")
-
-    def connected():
-        try:
-            return socket.create_connection((host, int(port)), timeout=5)
-        except OSError:
-            return None
-
     for said in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"podracer x\n",
@@ -70,15 +77,45 @@ def test_strangers_do_not_count(address, threads):
         b"\xff\n",
         b"",
     ):
-        stranger = []
-        pods.until(lambda: stranger.append(connected()) or stranger[-1], 5)  # noqa: B023
-        with stranger[-1] as one:
+        with called(address) as one:
             one.sendall(said)
             one.shutdown(socket.SHUT_WR)
             assert one.recv(10) == b"", said
     assert not zero.done()
     rollcall.attend(address, 1, 10)
     assert zero.result(5) is None
+
+
+def drip(connection, seconds=0.1):
+    """Says a byte now and then, and never a line, while somebody listens."""
+    with contextlib.suppress(OSError), connection:
+        while True:
+            connection.sendall(b"x")
+            time.sleep(seconds)
+
+
+def test_who_never_says_a_line_holds_nobody_up(address, threads):
+    zero = threads.submit(rollcall.hold, address, 2, 20)
+    dripping = threads.submit(drip, called(address))
+    begin = time.monotonic()
+    rollcall.attend(address, 1, 10)
+    assert zero.result(5) is None
+    assert time.monotonic() - begin < 1
+    dripping.result(5)
+
+
+def test_limits_hold_whoever_drips(address, threads, monkeypatch):
+    monkeypatch.setattr(rollcall, "SLOW", 0.2)
+    begin = time.monotonic()
+    zero = threads.submit(rollcall.hold, address, 2, 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        one = threads.submit(rollcall.attend, f"127.0.0.1:{other.getsockname()[1]}", 1, 0.5)
+        threads.submit(drip, other.accept()[0])
+        threads.submit(drip, called(address))
+        for each in (zero, one):
+            with pytest.raises(NoClusterError, match="process 1 did not come|does not answer there: timed out"):
+                each.result(5)
+    assert time.monotonic() - begin < 2
 
 
 def test_a_port_that_is_taken(address):

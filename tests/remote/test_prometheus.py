@@ -1,11 +1,16 @@
 """What Prometheus is told."""
 
+import contextlib
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 
 import pytest
 import workers
 
+from podracer.remote import prometheus
 from podracer.remote.histogram import BOUNDS, Histogram
 from podracer.remote.prometheus import Exporter, text
 
@@ -42,17 +47,90 @@ def test_histograms():
     assert float(lines[-2].split()[1]) == pytest.approx(99.00041)
 
 
+def read(exporter):
+    with urllib.request.urlopen(f"http://{getattr(exporter, 'where', exporter)}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
 def test_it_is_asked_anew_at_every_request_and_an_address_is_used_once():
     counts = iter(range(3))
     exporter = Exporter("127.0.0.1:0", lambda: {"remote/rows": float(next(counts))})
     for number in range(2):
-        with urllib.request.urlopen(f"http://{exporter.where}/metrics") as answer:
-            assert answer.read().decode().endswith(f"_total {number}\n")
+        assert read(exporter).endswith(f"_total {number}\n")
     with pytest.raises(urllib.error.HTTPError) as error:
         urllib.request.urlopen(f"http://{exporter.where}/")
     error.value.close()
     with pytest.raises(OSError, match="cannot listen at metrics=.*in use"):
         Exporter(exporter.where, dict)
+    exporter.close()
+
+
+def test_slow_peers_are_few_and_hold_nobody_up(monkeypatch):
+    monkeypatch.setattr(prometheus, "PEERS", 4)
+    exporter = Exporter("127.0.0.1:0", lambda: {"remote/rows": 1.0})
+    host, _, port = exporter.where.partition(":")
+    threads, peers = threading.active_count(), []
+    for _ in range(8):
+        peers.append(socket.create_connection((host, int(port)), timeout=5))
+        peers[-1].sendall(b"G")
+    assert [peer.recv(1) for peer in peers[:4]] == [b""] * 4, "those who came first are sent away"
+    assert read(exporter).endswith("_total 1\n")
+    assert threading.active_count() == threads
+    peers[-1].sendall(b"ET /metrics HTTP/1.1\r\n\r\n")
+    assert peers[-1].recv(12) == b"HTTP/1.0 200"
+    exporter.close()
+    for peer in peers:
+        peer.close()
+
+
+def test_a_request_has_a_time(monkeypatch):
+    monkeypatch.setattr(prometheus, "SLOW", 0.3)
+    exporter = Exporter("127.0.0.1:0", dict)
+    host, _, port = exporter.where.partition(":")
+    begin = time.monotonic()
+    with socket.create_connection((host, int(port)), timeout=0.05) as peer, contextlib.suppress(ConnectionError):
+        while time.monotonic() - begin < 5:
+            peer.sendall(b"G")
+            with contextlib.suppress(TimeoutError):
+                assert peer.recv(1) == b""
+                break
+    assert 0.2 < time.monotonic() - begin < 1
+    exporter.close()
+
+
+def test_who_reads_slowly_holds_nobody_up():
+    histograms = ["x" * 99] * 200
+    exporter = Exporter("127.0.0.1:0", dict, histograms=lambda: histograms)
+    host, _, port = exporter.where.partition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert len(read(exporter)) > 2e4
+        with peer.makefile("rb") as answer:
+            assert len(answer.read()) > 2e4
+    exporter.close()
+
+
+def test_an_error_is_told_and_ends_nothing():
+    answers = iter([{}, {"remote/rows": 1.0}])
+    exporter = Exporter("127.0.0.1:0", lambda: next(answers) or {}["rows"])
+    with pytest.raises(urllib.error.HTTPError) as error:
+        read(exporter)
+    assert error.value.read() == b"KeyError: 'rows'\n"
+    error.value.close()
+    assert read(exporter).endswith("_total 1\n")
+    exporter.close()
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost", "[::]"])
+def test_addresses(host):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    exporter = Exporter(f"{host}:0", lambda: {"remote/rows": 1.0})
+    port = exporter.where.rpartition(":")[2]
+    for there in {"[::1]": ["[::1]"], "localhost": ["127.0.0.1"], "[::]": ["[::1]", "127.0.0.1"]}[host]:
+        assert read(f"{there}:{port}").endswith("_total 1\n")
     exporter.close()
 
 

@@ -54,6 +54,18 @@ def test_stale_claims_are_taken_and_their_holders_notice(tmp_path):
     assert claims.state(tmp_path, "job") == "held", "what the old one gives back is not his"
 
 
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_the_clock_of_a_machine_does_not_matter(ahead, tmp_path, monkeypatch):
+    """Claims are dated by the disk's, which need not agree with that of who looks."""
+    stale(tmp_path, "young", age=claims.STALE_SECONDS - 60)
+    stale(tmp_path, "old")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+    assert claims.claim(tmp_path, "young") is None
+    assert claims.claim(tmp_path, "old") is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.1", "old.2", "young.1"]
+
+
 def stale_again(claim):
     then = time.time() - claims.STALE_SECONDS - 1
     os.utime(claim.path, (then, then))
