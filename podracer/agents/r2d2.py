@@ -50,7 +50,7 @@ class R2D2Config:
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 610 actors in all).
-      rollout_length: T, rows from one sequence to the next (paper: 40).
+      rollout_length: T, rows from one sequence to the next (paper: 80, so that sequences overlap by their burn-in).
       burn_in: rows that open a sequence and are not learnt from (paper: 40).
       trace_length: transitions of a sequence that are learnt from (paper: 80).
       n_step: rewards in a return (paper: 5).
@@ -61,7 +61,8 @@ class R2D2Config:
       batch_size: sequences per update, over all devices (paper: 64).
       replay_capacity: sequences that are kept, over all devices (paper: 100,000).
       replay_min_size: sequences before the first update (paper: 5,000).
-      replay_ratio: sequences sampled per sequence added (paper: 0.75).
+      replay_ratio: sequences sampled per sequence added (paper: 0.75); a row is learnt from as often where
+        `rollout_length` is `trace_length`.
       priority_exponent: alpha (paper: 0.9).
       importance_exponent: beta (paper: 0.6).
       priority_max_weight: eta; a priority is eta max|td| + (1 - eta) mean|td| (paper: 0.9).
@@ -91,7 +92,7 @@ class R2D2Config:
     batch_size: int = configs.field(64, low=1)
     replay_capacity: int = configs.field(10_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
-    replay_ratio: float = configs.field(16.0, low=0.0)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
     priority_exponent: float = configs.field(0.9, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     priority_max_weight: float = configs.field(0.9, low=0.0, high=1.0)
@@ -119,8 +120,10 @@ class R2D2Config:
     @classmethod
     def atari(cls, **overrides) -> R2D2Config:
         """SEED RL's configuration for Atari (table 8), but for the number of actors."""
+        # Sequences of 40 + 80 rows that overlap by the 40: a new one every 80 rows, and a ratio of sequences is one of
+        # rows. What section 4.3 reports agrees: in 260K frames/s, 65K rows/s, 9.5 updates/s of 64 x 80 rows are 0.75.
         paper = {
-            "rollout_length": 40,
+            "rollout_length": 80,
             "burn_in": 40,
             "trace_length": 80,
             "learning_rate": 1e-4,

@@ -71,7 +71,7 @@ def main(arguments: ReplayArguments) -> int:
 
 
 def _agent(shape: tuple[int, ...]) -> Agent:
-    config = R2D2Config.atari(frame_stack=1, torso="mlp", hidden_sizes=(8,))
+    config = R2D2Config.atari(rollout_length=40, frame_stack=1, torso="mlp", hidden_sizes=(8,))
     spec = EnvSpec("frames", spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(18), None)
     return r2d2.make(spec, config)
 

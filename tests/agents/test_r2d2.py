@@ -250,7 +250,7 @@ def test_paper_settings_are_the_tables():
         "replay_ratio": 0.75,
         "burn_in": 40,
         "trace_length": 80,
-        "rollout_length": 40,
+        "rollout_length": 80,
         "replay_capacity": 100_000,
         "replay_min_size": 5_000,
         "priority_exponent": 0.9,
@@ -273,6 +273,10 @@ def test_paper_settings_are_the_tables():
         "head_size": 512,
     }
     assert {name: getattr(config, name) for name in table_8} == table_8
+    # Section 4.3: 260K frames and 9.5 updates a second. Every row is in the trace of one sequence, 0.75 times.
+    rows = config.rollout_length * config.batch_size / config.replay_ratio
+    assert rows == pytest.approx(260_000 / 4 / 9.5, rel=0.01)
+    assert config.replay_ratio * config.trace_length / config.rollout_length == 0.75
     assert R2D2Config.atari(lstm_size=0) == dataclasses.replace(config, lstm_size=0)
 
 
