@@ -468,7 +468,7 @@ def test_bytes_are_those_of_the_frames():
     state = nets.ActorState(
         (core, core), jax.ShapeDtypeStruct((lanes,), jnp.int32), jax.ShapeDtypeStruct((lanes, 3, 84, 84), jnp.uint8)
     )
-    extras = {"q_taken": number(jnp.float32, rows), "q_max": number(jnp.float32, rows)}
+    extras = {name: number(jnp.float32, rows) for name in ("q_taken", "q_max", "discount")}
     lane = jax.ShapeDtypeStruct((lanes,), jnp.int32)
     trajectory = Trajectory(steps, number(jnp.int32, rows), extras, state, number(jnp.int32, rows), lane)
     spec = spec_of(length=121, capacity=100_000)

@@ -176,7 +176,10 @@ def make(
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        return planning.act(plan, observer, actor, memory, timestep, key, evaluation)
+        action, extras, memory = planning.act(plan, observer, actor, memory, timestep, key, evaluation)
+        if config.priority_exponent:  # first priorities are of this gamma
+            extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
+        return action, extras, memory
 
     def learn(
         learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
@@ -233,7 +236,7 @@ def make(
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
-        step = windows.transitions(rows, jnp.float32(config.discount), config.clip_rewards)
+        step = windows.transitions(rows, extras["discount"][:-1], config.clip_rewards)
         errors = windows.errors(step, rows.discount, extras["value"], n)
         return errors[: len(rows.discount) - (K + n + 1)]
 

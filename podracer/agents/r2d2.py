@@ -238,7 +238,6 @@ def make(
         compute_dtype=config.compute_dtype,
     )
     transformation = optimizer.make("adam", eps=config.adam_eps)
-    hyper = configs.tunables(config)
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
@@ -246,7 +245,7 @@ def make(
         return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
 
     def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates)
+        return ActorParams(learner.params, learner.num_updates, {"discount": learner.hyper["discount"]})
 
     def start(lanes: jax.Array, num_lanes: int) -> Memory:
         exponent = 1.0 + config.epsilon_alpha * lanes.astype(jnp.float32) / max(num_lanes - 1, 1)
@@ -260,6 +259,7 @@ def make(
         q, _, net = nets.step(network, actor.params, memory.net, timestep)
         action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else memory.epsilon, key)
         extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
+        extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)
         return action, extras, memory._replace(net=net.after(action))
 
     def unroll(params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
@@ -309,12 +309,10 @@ def make(
 
     def first_priority(rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
         """From what the actor thought of its actions, with its own greedy value as the bootstrap."""
-        reward, discount, first, taken, best = (
-            x[config.burn_in :] for x in (rows.reward, rows.discount, rows.first, extras["q_taken"], extras["q_max"])
-        )
-        step = returns.Transitions(reward[1:], discount[1:], 1.0 - first[1:].astype(jnp.float32))
-        numbers = {name: jnp.float32(value) for name, value in hyper.items()}
-        return sequence_priority(targets(best, step, numbers, config) - taken[:-1], step.mask, config)[None]
+        rows, extras = jax.tree.map(lambda x: x[config.burn_in :], (rows, extras))
+        step = returns.Transitions(rows.reward[1:], rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+        wanted = targets(extras["q_max"], step, {"discount": extras["discount"][:-1]}, config)
+        return sequence_priority(wanted - extras["q_taken"][:-1], step.mask, config)[None]
 
     replay = Replay(
         capacity=config.replay_capacity,
@@ -337,6 +335,6 @@ def make(
         start=start,
         act=act,
         learn=learn,
-        hyper=hyper,
+        hyper=configs.tunables(config),
         replay=replay,
     )

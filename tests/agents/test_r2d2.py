@@ -35,9 +35,9 @@ def made(**overrides):
     return agents.r2d2.make(SPEC, R2D2Config(**(SMALL | overrides)))
 
 
-def replayed(agent, seed=0, rollouts=7):
+def replayed(agent, seed=0, rollouts=7, **hyper):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
-    learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent))
+    learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent, **hyper))
     plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
     rows = jax.tree.map(np.asarray, harness.timesteps(seed, T * rollouts, B))
     state = jax.jit(lambda: agent.start(jnp.arange(B, dtype=jnp.int32), B))()
@@ -83,9 +83,12 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, fram
 
 @pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_first_priorities_are_the_learners(rescaling):
-    """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen."""
+    """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen.
+
+    With a discount that is not the config's too, as a member of a population has.
+    """
     agent = made(value_rescaling=rescaling)
-    learner, ring, at, batch = replayed(agent)
+    learner, ring, at, batch = replayed(agent, discount=0.5)
     _, _, priorities = learn(agent, learner, batch)
     first = ring.priority[at.index] ** (1 / agent.config.priority_exponent)
     assert np.ptp(np.asarray(first)) > 0.1
