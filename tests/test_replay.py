@@ -525,6 +525,21 @@ def test_the_ratio_is_counted(ratio, batch):
     assert int(counts.batches) == 60
 
 
+def test_a_ratio_that_never_learns_is_refused():
+    """Also one of an agent's own, and DQN's, which is made of two settings and rounded."""
+    for config, name in (
+        (agents.R2D2Config, "replay_ratio"),
+        (agents.AlphaZeroConfig, "samples_per_row"),
+        (agents.EfficientZeroConfig, "samples_per_row"),
+        (agents.MuZeroConfig, "samples_per_row"),
+    ):
+        with pytest.raises(ValueError, match=f"{config.__name__}.{name}=0.0: must be at least 0.0001"):
+            config(**{name: 0.0})
+    for ratio in (0.0, 32 / 1e6):
+        with pytest.raises(ValueError, match="learns would never learn: it samples .* sequences per sequence added"):
+            learner.make(Learns(spec_of(ratio=ratio)), SQUARE, lanes=B, groups=GROUPS, num_shards=1)
+
+
 def test_old_rollouts_join_new_ones():
     """Half of a batch is a rollout from before, or the newest one again while there is none."""
     spec = spec_of(length=T + 1, capacity=30, alpha=0.0, beta=0.0, fraction=0.5)

@@ -113,7 +113,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=0.0)
+    samples_per_row: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(100_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)

@@ -80,7 +80,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     max_reward: float = configs.field(1.0, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=0.0)
+    samples_per_row: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(1_000, low=1)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
