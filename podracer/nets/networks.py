@@ -126,7 +126,7 @@ def make(
         on TPU) the environment variable JAX_DEFAULT_MATMUL_PRECISION sets: "highest" for that of CPU.
 
     Raises:
-      ValueError: for a convolutional torso on observations that are not images.
+      ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
@@ -173,7 +173,8 @@ def make_q(
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
 
     Raises:
-      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
+      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images, or
+        smaller than it needs.
     """
     A = num_actions(spec)
     body = _body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype)
@@ -225,6 +226,14 @@ def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
     if torso != "mlp" and not is_image(space):
         raise ValueError(
             f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
+        )
+    if torso in CONVNETS and min(space.shape[:2]) < CONVNETS[torso].least_side:
+        height, width = space.shape[:2]
+        least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
+        other = "'shallow'" if min(height, width) >= small else "'resnet', which takes any size, or 'mlp'"
+        raise ValueError(
+            f"torso={torso!r} needs images of at least {least}x{least}, but {spec.name} shows {height}x{width}; "
+            f"use torso={other}."
         )
     return torso
 
