@@ -38,6 +38,11 @@ from podracer.types import (
 )
 
 
+LARGEST_LOG_RATIO = 40.0
+"""Beyond, a ratio that the loss clips would still make an infinite metric, and NaN of the gradient that it has no part in;
+squares of e^40 are float32 yet."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
     """The agent's settings. Paper values are those of table 5 (Atari) where it has them.
@@ -183,6 +188,7 @@ def loss(
     """
     advantage, weights = batch.advantage, batch.mask
     log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
+    log_ratio = jnp.minimum(log_ratio, LARGEST_LOG_RATIO)
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)

@@ -196,7 +196,8 @@ def loss(
         "loss/policy": policy,
         "loss/value": value,
         "policy/entropy": mean(entropies),
-        "policy/importance_ratio": mean(ratios),
+        # As the value's targets are made of them: unclipped, one may be infinite while the loss is sound.
+        "policy/importance_ratio": mean(jnp.minimum(hyper["rho_bar"], ratios)),
         "value/mean": mean(values[:-1]),
     }
     return total, metrics
