@@ -68,7 +68,8 @@ class R2D2Config:
       priority_max_weight: eta; a priority is eta max|td| + (1 - eta) mean|td| (paper: 0.9).
       target_update_interval: updates between copies to the target network (paper: 2,500).
       value_rescaling: whether values are in the scale of h (paper: True).
-      epsilon_base: lane i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)) (paper: 0.4).
+      epsilon_base: lane i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)) (paper: 0.4); one
+        lane alone as the middle of many, 0.016, also where a trained agent acts that is not greedy.
       epsilon_alpha: (paper: 7).
       evaluation_epsilon: of all lanes in evaluation (paper: 1e-3).
       frame_stack: how many of the newest observations the network sees (paper: 4).
@@ -248,7 +249,8 @@ def make(
         return ActorParams(learner.params, learner.num_updates, {"discount": learner.hyper["discount"]})
 
     def start(lanes: jax.Array, num_lanes: int) -> Memory:
-        exponent = 1.0 + config.epsilon_alpha * lanes.astype(jnp.float32) / max(num_lanes - 1, 1)
+        place = lanes.astype(jnp.float32) / (num_lanes - 1) if num_lanes > 1 else jnp.full(lanes.shape, 0.5)
+        exponent = 1.0 + config.epsilon_alpha * place
         return Memory(
             nets.start(network, spec, lanes.shape[0], config.frame_stack), jnp.float32(config.epsilon_base) ** exponent
         )
