@@ -46,7 +46,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       rollout_length: T, rows of a lane between one round of updates and the next.
       least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      n_step: n, rewards in a value's target (paper: 10).
+      n_step: n, rewards in a value's target (paper: 10); more where what an action does shows late, such as 50.
       absorbing: whether the model learns that nothing comes behind a termination, whatever is done (paper), or nothing
         of what is there.
       discount: gamma (paper: 0.997).
@@ -59,8 +59,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
       importance_exponent: beta (paper: 1).
-      reanalyse: part of the samples whose policies and values are renewed by a search with a copy of the network,
-        before they are learnt from (Schrittwieser et al. 2021: 0.8).
+      reanalyse: part of the samples that a copy of the network renews before they are learnt from: policies by a
+        search, values by what the network says (Schrittwieser et al. 2021: 0.8).
       target_interval: updates between copies to the network that reanalyses.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).

@@ -43,7 +43,7 @@ RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_cod
 
 @dataclasses.dataclass(frozen=True)
 class VTraceConfig:
-    """The agent's settings. Paper values are those of table D.3 and F.1 (Atari).
+    """The agent's settings. Paper values are those of tables C.3 and F.1 (Atari).
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: batch 32).

@@ -130,8 +130,10 @@ PAPERS: dict[str, Difference] = {
     "vtrace": Difference(protocol="impala"),
 }
 """What goes with an agent's `CONFIG.atari()`, or is all there is where an agent has none, by agent. PQN's authors play
-as PPO's do, for 200M frames. MuZero's settings are its paper's, but for 4 frames, LayerNorm, Adam, and the
-`samples_per_row` of Schrittwieser et al. 2021."""
+as PPO's do, for 200M frames. Of MuZero's paper are the search, the targets, the batches, priorities and the discount; the
+`samples_per_row` is that of Schrittwieser et al. 2021. Other than there are the network (64 channels and few blocks, with
+LayerNorm), 4 grey frames of 84x84 and not 32 in colour of 96x96, Adam with clipped gradients and no decay of weights, a
+replay of 1M rows and not 25M, and 200M frames and not 20G."""
 
 
 EFFICIENTZERO: dict[str, Difference] = {

@@ -242,7 +242,7 @@ def test_the_benchmark_says_how_its_games_are_played(monkeypatch):
     assert pong.protocol(by["rainbow"]) == "dqn_zoo: " + games.format("1 to 30 no-ops", "0")
 
 
-def test_muzero_plays_with_the_settings_of_its_paper():
+def test_muzero_searches_and_samples_as_its_paper_says():
     config, run, options, names = resolved("muzero", "atari")
     assert (config.unroll_length, config.n_step, config.discount, config.num_bins) == (5, 10, 0.997, 601)
     assert (config.search, config.simulations, config.dirichlet_alpha) == ("puct", 50, 0.25)
