@@ -186,7 +186,7 @@ def loss(
     """
     advantage, weights = batch.advantage, batch.mask
     log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
-    # A ratio that overflows is an infinite metric, and NaN in the gradient of what it is clipped from. e^40 has a square.
+    # A ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
     epsilon = hyper["clip_epsilon"]

@@ -14,8 +14,8 @@ PAD = 4
 """Pixels that an image is moved by at most."""
 
 LEAST = 21
-"""Rows or columns that an image has for each pixel that it is moved by: DrQ's 84 have 4. In one of 16x16, a pixel may be
-all there is of a thing."""
+"""Rows or columns that an image has for each pixel that it is moved by: DrQ's 84 have 4. In one of 16x16, a pixel may
+be all there is of a thing."""
 
 
 class Changes(NamedTuple):
