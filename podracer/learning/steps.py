@@ -235,7 +235,8 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     ratio = fractions.Fraction(spec.ratio).limit_denominator(10_000)
     if ratio <= 0:
         raise ValueError(
-            f"{agent.name} would never learn: it samples {spec.ratio:g} sequences per sequence added; use at least 1e-4."
+            f"{agent.name} would never learn: it samples {spec.ratio:g} sequences per sequence added; use 0.0001 or "
+            "more."
         )
     per_call = ratio * starts / (spec.batch_size * group)
     observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
