@@ -226,7 +226,7 @@ def make(
     model, bins = network or prefix_models.make(stacked, config), Bins(config.num_bins, config.max_value)
     plan = planner(spec, config, model)
     augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
-    size = stacked.observation_space.shape[:2] if augment else (0, 0)
+    size = stacked.observation_space.shape[:2] if augment else (0, 0)  # type: ignore[union-attr]
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
     init_optimizer, step = _optimiser(config)

@@ -30,7 +30,7 @@ class Changes(NamedTuple):
     gain: jax.Array
 
 
-def draw(key: jax.Array, num_images: int, size: tuple[int, int]) -> Changes:
+def draw(key: jax.Array, num_images: int, size: tuple[int, ...]) -> Changes:
     """Random changes: any shift as likely as another, gains of 1 + 0.05 N(0, 1), the normal number cut at 2.
 
     Args:

@@ -227,15 +227,24 @@ def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
         raise ValueError(
             f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
         )
-    if torso in CONVNETS and min(space.shape[:2]) < CONVNETS[torso].least_side:
-        height, width = space.shape[:2]
-        least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
-        other = "'shallow'" if min(height, width) >= small else "'resnet', which takes any size, or 'mlp'"
+    if torso in CONVNETS:
+        _check_size(spec.name, torso, space.shape[:2])  # type: ignore[union-attr]
+    return torso
+
+
+def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
+    """Checks that images of an environment are large enough for a torso of `CONVNETS`.
+
+    Raises:
+      ValueError: where they are not, with a torso for which they are.
+    """
+    least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
+    if min(size) < least:
+        other = "'shallow'" if min(size) >= small else "'resnet', which takes any size, or 'mlp'"
         raise ValueError(
-            f"torso={torso!r} needs images of at least {least}x{least}, but {spec.name} shows {height}x{width}; "
+            f"torso={torso!r} needs images of at least {least}x{least}, but {name} shows {size[0]}x{size[1]}; "
             f"use torso={other}."
         )
-    return torso
 
 
 def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
