@@ -223,6 +223,30 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 yield from equations(getattr(part, "jaxpr", part))
 
 
+def as_a_tpu_rounds(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A function whose products round their operands to bfloat16, unless they ask for the highest precision."""
+
+    def run(jaxpr: Any, constants: Any, inputs: Any) -> list[Any]:
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs]))
+        read = lambda x: x.val if hasattr(x, "val") else known[x]  # noqa: E731
+        for e in jaxpr.eqns:
+            values = [read(x) for x in e.invars]
+            inner = e.params.get("jaxpr", e.params.get("call_jaxpr"))
+            if e.primitive.name == "dot_general" and e.params["precision"] != (jax.lax.Precision.HIGHEST,) * 2:
+                values = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in values]
+            outputs = run(inner.jaxpr, inner.consts, values) if inner else e.primitive.bind(*values, **e.params)
+            several = inner or e.primitive.multiple_results
+            known |= zip(e.outvars, outputs if several else [outputs])
+        return [read(x) for x in jaxpr.outvars]
+
+    def rounded(x: jax.Array) -> jax.Array:
+        traced = jax.make_jaxpr(function)(x)
+        (y,) = run(traced.jaxpr, traced.consts, [x])
+        return y
+
+    return jax.jit(rounded)
+
+
 def numbers_of(tree: Any) -> Any:
     """A tree as NumPy, random keys as their data (and so a copy that outlives donation)."""
 

@@ -468,7 +468,7 @@ def test_bytes_are_those_of_the_frames():
     state = nets.ActorState(
         (core, core), jax.ShapeDtypeStruct((lanes,), jnp.int32), jax.ShapeDtypeStruct((lanes, 3, 84, 84), jnp.uint8)
     )
-    extras = {"q_taken": number(jnp.float32, rows), "q_max": number(jnp.float32, rows)}
+    extras = {name: number(jnp.float32, rows) for name in ("q_taken", "q_max", "discount")}
     lane = jax.ShapeDtypeStruct((lanes,), jnp.int32)
     trajectory = Trajectory(steps, number(jnp.int32, rows), extras, state, number(jnp.int32, rows), lane)
     spec = spec_of(length=121, capacity=100_000)
@@ -523,6 +523,21 @@ def test_the_ratio_is_counted(ratio, batch):
     assert int(state) == sum(updates) > 0
     np.testing.assert_array_equal(counts.rollouts, streams.counts)
     assert int(counts.batches) == 60
+
+
+def test_a_ratio_that_never_learns_is_refused():
+    """Also one of an agent's own, and DQN's, which is made of two settings and rounded."""
+    for config, name in (
+        (agents.R2D2Config, "replay_ratio"),
+        (agents.AlphaZeroConfig, "samples_per_row"),
+        (agents.EfficientZeroConfig, "samples_per_row"),
+        (agents.MuZeroConfig, "samples_per_row"),
+    ):
+        with pytest.raises(ValueError, match=f"{config.__name__}.{name}=0.0: must be at least 0.0001"):
+            config(**{name: 0.0})
+    for ratio in (0.0, 32 / 1e6):
+        with pytest.raises(ValueError, match="learns would never learn: it samples .* sequences per sequence added"):
+            learner.make(Learns(spec_of(ratio=ratio)), SQUARE, lanes=B, groups=GROUPS, num_shards=1)
 
 
 def test_old_rollouts_join_new_ones():

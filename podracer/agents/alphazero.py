@@ -75,7 +75,7 @@ class AlphaZeroConfig(search.Settings):
     value_cost: float = configs.field(1.0, low=0.0, tunable=True)
     symmetries: bool = True
     batch_size: int = configs.field(512, low=1)
-    samples_per_row: float = configs.field(4.0, low=0.0)
+    samples_per_row: float = configs.field(4.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(4_000, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)

@@ -87,7 +87,8 @@ class DQNConfig:
       importance_exponent_final: beta at the end of the run, linear between them (Rainbow: 1).
       epsilon_start: chance of a random action in the beginning (paper: 1; Rainbow: 0).
       epsilon_final: at the end of exploration (paper: 0.1; Rainbow: 0).
-      epsilon_decay: rows of all lanes from one to the other (paper: 1,000,000).
+      epsilon_decay: rows of all lanes from one to the other (paper: 1,000,000); the default is for small tasks, and a
+        fiftieth of a run of 500,000: take a tenth of the run, and a larger replay, where rewards are rare.
       evaluation_epsilon: in evaluation (paper: 0.05).
       clip_rewards: to [-1, 1] (paper: True).
       frame_stack: how many of the newest observations the network sees (paper: 4).

@@ -73,7 +73,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       max_value: the largest value or prefix that can be told apart from larger ones.
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of what forecasts lack (paper: 2).
-      augment: whether images are shifted and made brighter or darker before they are learnt from.
+      augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
       samples_per_row: how often a row is sampled to begin with, on average (paper: 256).
       replay_capacity: rows that are kept at least, over all devices (paper: all).
@@ -113,7 +113,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=0.0)
+    samples_per_row: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(100_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
@@ -226,6 +226,7 @@ def make(
     model, bins = network or prefix_models.make(stacked, config), Bins(config.num_bins, config.max_value)
     plan = planner(spec, config, model)
     augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
+    size = stacked.observation_space.shape[:2] if augment else (0, 0)  # type: ignore[union-attr]
     # Stacks frames, and leaves the rest to the search.
     observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
     init_optimizer, step = _optimiser(config)
@@ -259,8 +260,8 @@ def make(
     ) -> tuple[LearnerState, Metrics, jax.Array]:
         B = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
-        # Of what is unrolled from, and of what is compared with it; one for all frames and rows of a sample.
-        changes = [augmentation.draw(k, B) for k in jax.random.split(key)]
+        # Of what is unrolled from and what is compared with it; one for all frames and rows of a sample.
+        changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
         learning_rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, config.final_scale)
         if config.warmup_updates:
             learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1).astype(jnp.float32) / config.warmup_updates)

@@ -46,7 +46,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       rollout_length: T, rows of a lane between one round of updates and the next.
       least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      n_step: n, rewards in a value's target (paper: 10).
+      n_step: n, rewards in a value's target (paper: 10); more where what an action does shows late, such as 50.
       absorbing: whether the model learns that nothing comes behind a termination, whatever is done (paper), or nothing
         of what is there.
       discount: gamma (paper: 0.997).
@@ -59,8 +59,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
       importance_exponent: beta (paper: 1).
-      reanalyse: part of the samples whose policies and values are renewed by a search with a copy of the network,
-        before they are learnt from (Schrittwieser et al. 2021: 0.8).
+      reanalyse: part of the samples that a copy of the network renews before they are learnt from: policies by a
+        search, values by what the network says (Schrittwieser et al. 2021: 0.8).
       target_interval: updates between copies to the network that reanalyses.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
@@ -80,7 +80,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     max_reward: float = configs.field(1.0, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=0.0)
+    samples_per_row: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(1_000, low=1)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
@@ -176,7 +176,10 @@ def make(
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        return planning.act(plan, observer, actor, memory, timestep, key, evaluation)
+        action, extras, memory = planning.act(plan, observer, actor, memory, timestep, key, evaluation)
+        if config.priority_exponent:  # first priorities are of this gamma
+            extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
+        return action, extras, memory
 
     def learn(
         learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
@@ -233,7 +236,7 @@ def make(
 
     def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """|nu - z| of consecutive rows, by what acting recorded."""
-        step = windows.transitions(rows, jnp.float32(config.discount), config.clip_rewards)
+        step = windows.transitions(rows, extras["discount"][:-1], config.clip_rewards)
         errors = windows.errors(step, rows.discount, extras["value"], n)
         return errors[: len(rows.discount) - (K + n + 1)]
 

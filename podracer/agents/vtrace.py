@@ -43,7 +43,7 @@ RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_cod
 
 @dataclasses.dataclass(frozen=True)
 class VTraceConfig:
-    """The agent's settings. Paper values are those of table D.3 and F.1 (Atari).
+    """The agent's settings. Paper values are those of tables C.3 and F.1 (Atari).
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: batch 32).
@@ -196,7 +196,8 @@ def loss(
         "loss/policy": policy,
         "loss/value": value,
         "policy/entropy": mean(entropies),
-        "policy/importance_ratio": mean(ratios),
+        # As the value's targets are made of them: unclipped, one may be infinite while the loss is sound.
+        "policy/importance_ratio": mean(jnp.minimum(hyper["rho_bar"], ratios)),
         "value/mean": mean(values[:-1]),
     }
     return total, metrics

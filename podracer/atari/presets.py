@@ -130,8 +130,10 @@ PAPERS: dict[str, Difference] = {
     "vtrace": Difference(protocol="impala"),
 }
 """What goes with an agent's `CONFIG.atari()`, or is all there is where an agent has none, by agent. PQN's authors play
-as PPO's do, for 200M frames. MuZero's settings are its paper's, but for 4 frames, LayerNorm, Adam, and the
-`samples_per_row` of Schrittwieser et al. 2021."""
+as PPO's do, for 200M frames. Of MuZero's paper are search, targets, batches, priorities and discount; `samples_per_row`
+is that of Schrittwieser et al. 2021. The rest is not: a network of 64 channels, fewer blocks and LayerNorm; 4 grey
+frames of 84x84 and not 32 in colour of 96x96; Adam, clipped gradients and no decay of weights; a replay of 1M rows and
+not 25M; 200M frames and not 20G."""
 
 
 EFFICIENTZERO: dict[str, Difference] = {
@@ -208,17 +210,22 @@ LARS_ETA = dict.fromkeys(("Asterix", "Gopher"), 0.01) | dict.fromkeys(
 """The eta of Clipped LARS by game where it is not the default, 0.03 (Mei et al. 2023, table 7)."""
 
 
-def by_run(config: Mapping[str, Any], game: str, total_steps: int) -> dict[str, Any]:
-    """What the presets of `efficientzero` say of a run by its game and length.
+def by_run(name: str, config: Mapping[str, Any], game: str, total_steps: int) -> dict[str, Any]:
+    """What a preset of `efficientzero` says of a run by its game and length.
 
     Args:
+      name: of the preset.
       config: fields of the agent's config.
       game: its name without version.
-      total_steps: all of which the replay keeps, and 0.3 of which are an interval of corrections.
+      total_steps: all of which the replay keeps, and 0.3 of which are an interval of corrections. SpeedyZero makes as
+        many updates in more than 100,000 as in those: 15,000 (Mei et al. 2023, section 5.1).
     """
     found: dict[str, Any] = {"correction_interval": max(1, round(0.3 * total_steps)), "replay_capacity": total_steps}
     if config.get("optimizer") == "clipped_lars" and game in LARS_ETA:
         found["lars_eta"] = LARS_ETA[game]
+    if name == "speedyzero" and total_steps > 100_000:
+        opening = config["replay_min_size"]
+        found["samples_per_row"] = config["samples_per_row"] * (100_000 - opening) / (total_steps - opening)
     return found
 
 

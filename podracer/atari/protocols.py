@@ -128,7 +128,7 @@ PROTOCOLS: dict[str, Protocol] = {
         games=games.NATURE49,
     ),
     "impala": Protocol(
-        "Espeholt et al. 2018, table G.1. Evaluations play the mode of the policy.",
+        "Espeholt et al. 2018, table F.1. Evaluations play the mode of the policy.",
         _env(108_000, episodic_life=True),
         "final",
         episodes=200,

@@ -71,7 +71,7 @@ def main(arguments: ReplayArguments) -> int:
 
 
 def _agent(shape: tuple[int, ...]) -> Agent:
-    config = R2D2Config.atari(frame_stack=1, torso="mlp", hidden_sizes=(8,))
+    config = R2D2Config.atari(rollout_length=40, frame_stack=1, torso="mlp", hidden_sizes=(8,))
     spec = EnvSpec("frames", spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(18), None)
     return r2d2.make(spec, config)
 
@@ -84,7 +84,7 @@ def _trajectory(agent: Agent, shape: tuple[int, ...], lanes: int) -> Trajectory:
         jnp.zeros((T + 1, lanes, *shape), jnp.uint8),
         *(number(T + 1, dtype) for dtype in (jnp.float32, jnp.float32, bool, bool)),
     )
-    extras = {"q_taken": number(T, jnp.float32), "q_max": number(T, jnp.float32)}
+    extras = {name: number(T, jnp.float32) for name in ("q_taken", "q_max", "discount")}
     lane = jnp.arange(lanes, dtype=jnp.int32)
     return Trajectory(steps, number(T, jnp.int32), extras, agent.start(lane, lanes), number(T, jnp.int32), lane)
 

@@ -1,4 +1,4 @@
-"""Priority Refresh: sweeps over a replay that renew all priorities (Mei et al. 2023, SpeedyZero, section 4.2)."""
+"""Priority Refresh: sweeps over a replay that renew all priorities (Mei et al. 2023, SpeedyZero, section 4.3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refresh(
     num_shards: int,
 ) -> replay.Ring:
     """A part of a sweep over all rows, which gives each a new priority from one set of parameters; its end swaps them
-    in (Mei et al. 2023, SpeedyZero, section 4.2).
+    in (Mei et al. 2023, SpeedyZero, section 4.3).
 
     What was added since the sweep began keeps its first priority where the sweep has been, and is swept where it still
     comes. Parts are of the ring's capacity: while it fills, the first ones do all there is, the last nothing.

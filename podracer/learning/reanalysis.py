@@ -66,7 +66,7 @@ def renewed(
 
     policy, value = lax.map(of_some, (at.reshape(-1, m), keys.reshape(-1, m)))
     old = batch.trajectory.extras
-    extras = {
+    extras = old | {
         "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
         "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
     }

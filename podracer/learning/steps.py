@@ -232,7 +232,13 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
     group, n, lanes = spec.group, spec.batch_size // num_shards, plan.lanes * num_shards
     starts = lanes * plan.starts  # sequences that a rollout adds
-    per_call = fractions.Fraction(spec.ratio).limit_denominator(10_000) * starts / (spec.batch_size * group)
+    ratio = fractions.Fraction(spec.ratio).limit_denominator(10_000)
+    if ratio <= 0:
+        raise ValueError(
+            f"{agent.name} would never learn: it samples {spec.ratio:g} sequences per sequence added; use 0.0001 or "
+            "more."
+        )
+    per_call = ratio * starts / (spec.batch_size * group)
     observations = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.zeros((1, 1, *x.shape), x.dtype), observation))
     if spec.refresh_interval % group:
         raise ValueError(

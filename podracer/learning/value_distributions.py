@@ -75,7 +75,11 @@ def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
         cross_entropy = -jnp.sum(target * jax.nn.log_softmax(predicted), axis=-1)
         return cross_entropy, cross_entropy - jnp.sum(jax.scipy.special.entr(target), axis=-1)
 
-    return ValueDistribution(num_atoms, lambda x: jnp.matmul(jax.nn.softmax(x), z), errors)
+    def expectation(x: jax.Array) -> jax.Array:
+        # Accelerators round a product's operands by default, and values by more than actions differ.
+        return jnp.matmul(jax.nn.softmax(x), z, precision=lax.Precision.HIGHEST)
+
+    return ValueDistribution(num_atoms, expectation, errors)
 
 
 def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:

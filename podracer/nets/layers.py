@@ -262,6 +262,14 @@ class ConvNetSpec:
     layers: tuple[tuple[int, int, int], ...]
     dense: int
 
+    @property
+    def least_side(self) -> int:
+        """Pixels of the smallest square image that leaves one pixel behind the last layer."""
+        side = 1
+        for _, kernel, stride in reversed(self.layers):
+            side = (side - 1) * stride + kernel
+        return side
+
 
 CONVNETS = {
     "shallow": ConvNetSpec(((16, 8, 4), (32, 4, 2)), 256),

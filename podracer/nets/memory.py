@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import export as jax_export
 from jax import lax
 
@@ -56,7 +56,16 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     if not isinstance(space, spaces.Box) or not space.shape:
         raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked.")
     shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
-    return spec._replace(observation_space=dataclasses.replace(space, shape=shape))
+
+    def stacked(bound: Any) -> Any:
+        """As `_stack` does: of images all channels of a frame, and then the next frame's."""
+        if not np.ndim(bound):
+            return bound
+        frames = [np.asarray(bound)] * frame_stack
+        return np.concatenate(frames, -1) if len(space.shape) == 3 else np.stack(frames, -1)
+
+    low, high = stacked(space.low), stacked(space.high)
+    return spec._replace(observation_space=spaces.Box(low, high, shape, space.dtype))
 
 
 def _stack(state: ActorState, observation: ArrayTree, first: jax.Array) -> tuple[ArrayTree, Any]:

@@ -126,7 +126,7 @@ def make(
         on TPU) the environment variable JAX_DEFAULT_MATMUL_PRECISION sets: "highest" for that of CPU.
 
     Raises:
-      ValueError: for a convolutional torso on observations that are not images.
+      ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
@@ -173,7 +173,8 @@ def make_q(
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
 
     Raises:
-      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images.
+      ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images, or
+        smaller than it needs.
     """
     A = num_actions(spec)
     body = _body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype)
@@ -226,7 +227,24 @@ def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
         raise ValueError(
             f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
         )
+    if torso in CONVNETS:
+        _check_size(spec.name, torso, space.shape[:2])  # type: ignore[union-attr]
     return torso
+
+
+def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
+    """Checks that images of an environment are large enough for a torso of `CONVNETS`.
+
+    Raises:
+      ValueError: where they are not, with a torso for which they are.
+    """
+    least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
+    if min(size) < least:
+        other = "'shallow'" if min(size) >= small else "'resnet', which takes any size, or 'mlp'"
+        raise ValueError(
+            f"torso={torso!r} needs images of at least {least}x{least}, but {name} shows {size[0]}x{size[1]}; "
+            f"use torso={other}."
+        )
 
 
 def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:

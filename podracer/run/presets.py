@@ -154,8 +154,8 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
         return _with_periods(agent, merged, begun)
     if agent == "efficientzero" and preset:
         total_steps = configs.from_json(RunConfig, merged.run).total_steps
-        fitted = papers.by_run(merged.agent, _task(environment), total_steps)
-        return merged._replace(agent={**fitted, **merged.agent})
+        fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
+        return merged._replace(agent={**merged.agent, **fitted, **given.agent})
     return merged
 
 

@@ -82,7 +82,8 @@ def make(
     mesh, num_shards = layout.mesh, layout.num_shards
     if agent.replay is not None and updates_per_batch > 1:
         raise ValueError(
-            f"updates_per_batch={updates_per_batch}: {agent.name} replays; its replay_ratio says how often."
+            f"updates_per_batch={updates_per_batch}: {agent.name} replays, and its replay's settings say how often it "
+            "learns; use 1."
         )
     core = learner.make(
         agent,

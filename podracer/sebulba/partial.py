@@ -1,4 +1,4 @@
-"""Acting for whichever lanes are ready (Espeholt et al. 2020, SEED RL, section 3.1).
+"""Acting for whichever lanes are ready (Espeholt et al. 2020, SEED RL, section 3).
 
 Lanes whose environments take unequal times need not wait for each other: each has a clock of its own, which says where
 in its rollout it is. Two rollouts are in the making at a time. A lane that is through with its part of one goes on in

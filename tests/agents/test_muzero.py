@@ -235,14 +235,18 @@ def test_reanalysis_is_what_acting_would_find_today() -> None:
 
 
 def test_first_priorities_are_the_errors_of_recorded_values() -> None:
-    """|nu - z| of consecutive rows, for as many as sequences of the replay begin at."""
-    agent, m = made(priority_exponent=1.0, discount=GAMMA), 4
+    """|nu - z| of consecutive rows, for as many as sequences of the replay begin at.
+
+    Of the discount that acting recorded, as a member of a population has its own.
+    """
+    agent, m = made(priority_exponent=1.0), 4
     assert agent.replay is not None
     assert agent.replay.priority is not None
     n, length = agent.config.n_step, agent.replay.length
     x = harness.windows(m + length - 1, A)
     rows: Any = TimeStep((), x["reward"], x["discount"], x["first"], np.zeros(x["first"].shape, bool))
-    found = jax.jit(agent.replay.priority)(jax.tree.map(jnp.asarray, rows), {"value": jnp.asarray(x["value"])})
+    extras = {"value": jnp.asarray(x["value"]), "discount": jnp.full(x["value"].shape, GAMMA)}
+    found = jax.jit(agent.replay.priority)(jax.tree.map(jnp.asarray, rows), extras)
     lanes = range(x["reward"].shape[1])
     wanted = [[abs(x["value"][k, i] - value_behind(x, k, i, n)[0]) for i in lanes] for k in range(m)]
     assert found.shape == (m, len(lanes))

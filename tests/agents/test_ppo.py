@@ -97,6 +97,14 @@ def test_loss_is_the_oracle(normalized: bool, value_clip: float | None) -> None:
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
     assert 0.2 < expected["policy/clip_fraction"] < 0.8
 
+    # A ratio beyond float32 that the loss clips is no part of anything.
+    t, b = np.argwhere((np.asarray(samples.mask) > 0) & (np.asarray(samples.advantage) > 1.0))[0]
+    far = samples._replace(log_prob=samples.log_prob.at[t, b].set(-200.0))
+    (total, metrics), gradients = gradient(outputs, predicted, far)
+    np.testing.assert_allclose(total, oracle(logits, values, far, config)["loss/total"], rtol=1e-4)
+    assert np.isfinite(jax.tree.leaves(metrics)).all()
+    assert all(np.isfinite(x).all() for x in gradients)
+
     # Gradients: finite differences of the oracle at a few elements, and none through masked samples.
     masked = ~np.asarray(samples.mask, bool)
     assert not np.asarray(by_logits)[masked].any()

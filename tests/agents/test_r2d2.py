@@ -35,9 +35,9 @@ def made(**overrides):
     return agents.r2d2.make(SPEC, R2D2Config(**(SMALL | overrides)))
 
 
-def replayed(agent, seed=0, rollouts=7):
+def replayed(agent, seed=0, rollouts=7, **hyper):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
-    learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent))
+    learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent, **hyper))
     plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
     rows = jax.tree.map(np.asarray, harness.timesteps(seed, T * rollouts, B))
     state = jax.jit(lambda: agent.start(jnp.arange(B, dtype=jnp.int32), B))()
@@ -83,9 +83,12 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, fram
 
 @pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_first_priorities_are_the_learners(rescaling):
-    """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen."""
+    """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen.
+
+    With a discount that is not the config's too, as a member of a population has.
+    """
     agent = made(value_rescaling=rescaling)
-    learner, ring, at, batch = replayed(agent)
+    learner, ring, at, batch = replayed(agent, discount=0.5)
     _, _, priorities = learn(agent, learner, batch)
     first = ring.priority[at.index] ** (1 / agent.config.priority_exponent)
     assert np.ptp(np.asarray(first)) > 0.1
@@ -105,7 +108,8 @@ def test_lanes_explore_as_the_ladder_says():
     lanes = jnp.array([0, 3, 7], jnp.int32)
     epsilon = agent.start(lanes, N).epsilon
     np.testing.assert_allclose(epsilon, 0.4 ** (1 + 7 * np.array([0, 3, 7]) / 7), rtol=1e-5)
-    assert float(agent.start(jnp.array([0], jnp.int32), 1).epsilon[0]) == pytest.approx(0.4)
+    # The first of the ladder would act at random for two steps of five, for ever.
+    assert float(agent.start(jnp.array([0], jnp.int32), 1).epsilon[0]) == pytest.approx(0.4**4.5)
 
     learner = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent))
     params = agent.actor_params(learner, jnp.float32(0))
@@ -250,7 +254,7 @@ def test_paper_settings_are_the_tables():
         "replay_ratio": 0.75,
         "burn_in": 40,
         "trace_length": 80,
-        "rollout_length": 40,
+        "rollout_length": 80,
         "replay_capacity": 100_000,
         "replay_min_size": 5_000,
         "priority_exponent": 0.9,
@@ -273,6 +277,10 @@ def test_paper_settings_are_the_tables():
         "head_size": 512,
     }
     assert {name: getattr(config, name) for name in table_8} == table_8
+    # Section 4.3: 260K frames and 9.5 updates a second. Every row is in the trace of one sequence, 0.75 times.
+    rows = config.rollout_length * config.batch_size / config.replay_ratio
+    assert rows == pytest.approx(260_000 / 4 / 9.5, rel=0.01)
+    assert config.replay_ratio * config.trace_length / config.rollout_length == 0.75
     assert R2D2Config.atari(lstm_size=0) == dataclasses.replace(config, lstm_size=0)
 
 

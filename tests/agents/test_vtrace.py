@@ -85,7 +85,7 @@ def oracle(
         "value": value,
         "entropy": entropies[mask].mean(),
         "total": policy + numbers["baseline_cost"] * value - numbers["entropy_cost"] * entropy,
-        "ratio": rho[mask].mean(),
+        "ratio": np.minimum(numbers["rho_bar"], rho)[mask].mean(),
         "mean": values[:-1][mask].mean(),
         "constants": (mask * scale, targets, advantages, entropies),
     }
@@ -120,6 +120,8 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
     logits, values, trajectory = trajectory_of()
     logits[2, :, 0] -= 16.0  # probabilities near 1e-6, where `epsilon` tells
     trajectory = trajectory._replace(actions=trajectory.actions.at[2].set(0))
+    assert not trajectory.timesteps.first[2, 3]
+    trajectory.extras["log_prob"] = trajectory.extras["log_prob"].at[1, 3].set(-200.0)  # a ratio beyond float32
     (total, metrics), (by_logits, by_values, by_numbers) = compiled(config)(logits, values, trajectory, NUMBERS)
     expected = oracle(logits, values, trajectory, config, NUMBERS)
     np.testing.assert_allclose(total, expected["total"], rtol=1e-4)

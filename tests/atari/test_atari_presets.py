@@ -4,6 +4,7 @@ import importlib
 import math
 import pathlib
 import re
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -242,7 +243,7 @@ def test_the_benchmark_says_how_its_games_are_played(monkeypatch):
     assert pong.protocol(by["rainbow"]) == "dqn_zoo: " + games.format("1 to 30 no-ops", "0")
 
 
-def test_muzero_plays_with_the_settings_of_its_paper():
+def test_muzero_searches_and_samples_as_its_paper_says():
     config, run, options, names = resolved("muzero", "atari")
     assert (config.unroll_length, config.n_step, config.discount, config.num_bins) == (5, 10, 0.997, 601)
     assert (config.search, config.simulations, config.dirichlet_alpha) == ("puct", 50, 0.25)
@@ -288,11 +289,18 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
 
 def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
     """What is typed goes before it."""
-    for steps in (100_000, 300_000):
+    for steps in (50_000, 100_000, 300_000, 1_000_000):
         for preset in papers.EFFICIENTZERO:
-            config = resolved("efficientzero", preset, run={"total_steps": steps})[0]
+            config, run, *_ = resolved("efficientzero", preset, run={"total_steps": steps})
             assert (config.correction_interval, config.replay_capacity) == (0.3 * steps, steps)
-    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02}
+            # As the replay counts them, in whole groups of updates.
+            samples = (steps - config.replay_min_size) * Fraction(config.samples_per_row).limit_denominator(10_000)
+            groups = samples // (config.batch_size * config.reanalyse_group)
+            if preset == "speedyzero" and steps >= 100_000:
+                assert groups * config.reanalyse_group + run.final_updates == 15_000, "Mei et al. 2023, section 5.1"
+            else:
+                assert config.samples_per_row == 256
+    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02, "samples_per_row": 3.0}
     config = resolved("efficientzero", "speedyzero", config=typed, run={"total_steps": 300_000})[0]
     assert {name: getattr(config, name) for name in typed} == typed
 

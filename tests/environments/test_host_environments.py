@@ -186,6 +186,9 @@ def test_a_game_over_on_the_step_limit_is_a_termination():
         ("envpool:Pendulum-v1", {}, spaces.Box, spaces.Box),
         ("envpool:D1Basic-v1", {}, spaces.Box, spaces.Discrete),
         ("envpool:D1Basic-v1", {"settings": ("force_speed=True",)}, spaces.Box, spaces.Discrete),
+        pytest.param(
+            "envpool:gfootball/academy_empty_goal_close-v1", {}, spaces.Box, spaces.Discrete, marks=pytest.mark.slow
+        ),
         ("envpool:FrozenLake-v1", {}, spaces.Discrete, spaces.Discrete),
         ("gymnasium:Blackjack-v1", {}, None, None),
         ("gymnasium:Acrobot-v1", {}, spaces.Box, spaces.Discrete),

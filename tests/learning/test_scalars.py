@@ -1,11 +1,13 @@
 """Numbers as distributions over bins."""
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer.learning.scalars import Bins
+from podracer.returns import unrescale
 
 NUMBERS = np.float32([-99.9, -7.3, -1.0, -0.01, 0.0, 0.003, 0.5, 2.0, 31.0, 100.0])
 
@@ -33,6 +35,15 @@ def test_what_is_said_of_a_number_is_read_back():
     logits = jnp.log(jnp.maximum(bins.two_hot(jnp.asarray(NUMBERS)), 1e-30))
     np.testing.assert_allclose(bins.expectation(logits), NUMBERS, rtol=2e-5, atol=2e-5)
     assert float(bins.expectation(jnp.zeros(41))) == 0.0, "a head of zeros says 0"
+
+
+def test_numbers_are_not_rounded_as_products_are():
+    """Searches choose by hundredths where values are 90."""
+    bins, close = Bins(601, 100.0), jnp.float32([90.0, 90.01, -90.01, 0.3])
+    logits = jnp.log(jnp.maximum(bins.two_hot(close), 1e-30))
+    plain = harness.as_a_tpu_rounds(lambda logits: unrescale(jax.nn.softmax(logits) @ bins.positions))(logits)
+    assert np.abs(plain - close).max() > 0.05, "the emulation rounds"
+    np.testing.assert_allclose(harness.as_a_tpu_rounds(bins.expectation)(logits), close, atol=1e-3)
 
 
 def test_beyond_the_largest_is_the_last_bin():

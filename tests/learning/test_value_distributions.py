@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +126,10 @@ def test_what_is_learnt_to_the_last_bit_surprises_no_more() -> None:
     R, G, still = jnp.zeros(1), jnp.ones(1), jnp.asarray([[0.3] * K], jnp.float32)
     for kind, same in (("mean", still[:, :1]), ("categorical", numbers(K)["now"][:1, 0]), ("quantile", still)):
         np.testing.assert_allclose(jax.jit(made(kind).errors)(same, same, R, G)[1], 0.0, atol=1e-5)
+
+
+def test_values_are_not_rounded_as_products_are() -> None:
+    values = value_distributions.make("categorical", max_error=0.0, num_atoms=51, v_max=100.0)
+    logits = 3.0 * jax.random.normal(jax.random.key(0), (9, 51))
+    exact = jax.nn.softmax(np.asarray(logits, np.float64)) @ np.linspace(-100.0, 100.0, 51)
+    np.testing.assert_allclose(harness.as_a_tpu_rounds(values.mean)(logits), exact, atol=1e-4)

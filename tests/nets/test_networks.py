@@ -328,6 +328,18 @@ def test_convolutions_need_images() -> None:
 
 
 @pytest.mark.parametrize(
+    ("torso", "least", "other"), [("nature", 36, "'shallow'"), ("shallow", 20, "'resnet', which takes any size")]
+)
+def test_convolutions_that_an_image_is_too_small_for(torso: Any, least: int, other: str) -> None:
+    image = lambda *shape: spec_of(spaces.Box(0, 255, shape, np.uint8))  # noqa: E731
+    message = f"torso='{torso}' needs images of at least {least}x{least}, but test shows {least - 1}x{least}; use"
+    with pytest.raises(ValueError, match=f"{message} torso={other}"):
+        nets.make_q(image(least - 1, least, 3), torso=torso)
+    jax.eval_shape(nets.make(image(least, least), torso=torso).init, KEY)
+    jax.eval_shape(nets.make(image(1, 2), torso="resnet").init, KEY)
+
+
+@pytest.mark.parametrize(
     "space", [VECTOR, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 255, (84, 20), np.uint8)]
 )
 def test_auto_is_an_mlp_for_all_but_large_images(space: spaces.Box) -> None:
@@ -504,6 +516,17 @@ def test_images_are_stacked_channel_by_channel() -> None:
             part = observation[..., 2 - back] if channels is None else channels
             np.testing.assert_array_equal(part[2], rows[2 - back])
         np.testing.assert_array_equal(frames, jnp.moveaxis(rows[-2:], 0, 1))
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 2), (3, 2, 4)])
+def test_bounds_that_differ_by_number_are_stacked_as_observations_are(shape: tuple[int, ...]) -> None:
+    low = np.random.default_rng(0).uniform(-2.0, -1.0, shape).astype(np.float32)
+    seen = nets.stacked_spec(spec_of(observation=spaces.Box(low, 1.0)), 3).observation_space
+    assert isinstance(seen, spaces.Box)
+    memory = nets.ActorState((), (), jnp.broadcast_to(low, (1, 2, *shape)))
+    observation, _ = memories._stack(memory, jnp.asarray(low)[None, None], jnp.zeros((1, 1), bool))
+    np.testing.assert_array_equal(observation[0, 0], np.asarray(seen.low, np.float32))
+    assert seen.high == 1.0
 
 
 def test_what_cannot_be_stacked() -> None:
