@@ -375,6 +375,7 @@ class Server:
             for task in done:
                 task.result()
         finally:
+            await stream.settle()
             for task in tasks:
                 task.cancel()
 

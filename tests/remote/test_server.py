@@ -6,6 +6,7 @@ import gc
 import socket
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -148,6 +149,29 @@ def test_a_stream_is_given_one_message_at_a_time():
         return one.context.written
 
     assert asyncio.run(both()) == 2
+
+
+def test_a_stream_ends_after_what_is_being_written():
+    """gRPC can send no status after a write that was cancelled, and the peer waits for one until its call is over."""
+
+    class Context:
+        async def write(self, data):
+            self.written = False
+            await asyncio.sleep(0.01)
+            self.written = True
+
+    async def serve(one, session):
+        await one.send(pb.ToWorker())
+        await asyncio.sleep(60.0)
+
+    async def ended():
+        one = stream.Stream(Context(), stream.Outbox(asyncio.get_running_loop()))
+        one.end("enough.")
+        with pytest.raises(stream.Refused, match="enough"):
+            await server.Server._converse(types.SimpleNamespace(_serve=serve), one, None)
+        return one.context.written
+
+    assert asyncio.run(ended())
 
 
 def test_a_peer_is_refused_though_nobody_hears_of_it():
