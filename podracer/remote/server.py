@@ -21,6 +21,7 @@ import grpc.aio
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Session
+from podracer.remote.descriptors import RESERVED, room
 from podracer.remote.hub import SAY_SECONDS, Hub
 from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
@@ -33,6 +34,9 @@ ALIVE_SECONDS = 5.0
 TICK_SECONDS = 0.2
 GOODBYE_SECONDS = 2.0
 MAX_SESSIONS, MAX_SILENT = 1024, 64
+MAX_CONNECTIONS = 2 * MAX_SESSIONS
+"""Of workers, and of strangers for as long as they may say nothing; one more is closed at once."""
+
 MAX_SPEC = 1024 * 1024
 """Bytes of a message before it is known what the environment is."""
 
@@ -119,6 +123,12 @@ class Server:
         self._unlogged: dict[str, float] = {}
         self._loop = _shared_loop()
         self._outbox = Outbox(self._loop.loop)
+        self._connections = room(MAX_CONNECTIONS)
+        if self._connections < MAX_SESSIONS:
+            self._tell(
+                f"remote: the limit of open files leaves room for {self._connections} connections of workers; for more "
+                f"of them raise it before the learner starts (ulimit -n {MAX_CONNECTIONS + RESERVED})."
+            )
         try:
             self.where = self._loop.run(self._start(settings.listen))
         except RuntimeError as error:  # of gRPC, which says no more than that it cannot
@@ -148,6 +158,7 @@ class Server:
                 ("grpc.max_receive_message_length", self._most()),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 16384),
+                ("grpc.max_allowed_incoming_connections", self._connections),
                 ("grpc.max_concurrent_streams", 4),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -190,7 +201,7 @@ class Server:
         until = time.monotonic() + seconds
         left = lambda: max(0.0, until - time.monotonic())  # noqa: E731
         while not self._spec_known.wait(min(SAY_SECONDS, left())) and left():
-            self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
+            self._tell(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
         if self.spec and not self._sized:
             self._loop.run(self._restart())
         return self.spec
@@ -260,8 +271,11 @@ class Server:
         host, now = peer.rpartition(":")[0], self._clock()
         if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
             self._unlogged = {h: at for h, at in self._unlogged.items() if now - at < 60.0} | {host: now}
-            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
-                self._say(line)
+            self._tell(line)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+            self._say(line)
 
     async def _talk(self, stream: Stream, peer: str) -> None:
         self._authenticate(stream.context, peer)
