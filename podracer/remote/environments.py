@@ -60,7 +60,7 @@ class RemoteEnvironments:
                 )
             self.spec: EnvSpec = spec._replace(name=name)
             patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
-            self._hub = Hub(wire.Layout(self.spec), patience)
+            self._hub = Hub(wire.Layout(self.spec, settings.max_magnitude), patience)
             self._exporter = (
                 Exporter(settings.metrics, self.metrics, self._hub.labelled, self._hub.histograms)
                 if settings.metrics

@@ -91,6 +91,24 @@ def test_what_breaks_the_protocol_ends_one_stream(wrong, capfd):
     assert thread.error is None
 
 
+def test_rewards_are_as_large_as_the_learner_says():
+    with learner(max_magnitude=100.0) as made, peer(made.where) as one:
+        environment = made.make(4, 5)
+        one.join()
+        number, lanes = one.receive("open").block, COUNTING.make(4, 0)
+        for step, reward in enumerate((0.0, -100.0, 101.0)):
+            rows = lanes.recv()[1]
+            rows.scalars[0, 2] = reward
+            one.rows(number, step, rows)
+            if step < 2:
+                environment.send(environment.recv()[0], np.ones(4, np.int32))
+                assert one.receive("act").step == step
+                lanes.send(None, np.ones(4, np.int32))
+        said = "lane 2: reward is 101, beyond the learner's max_magnitude=100."
+        assert one.status() == (grpc.StatusCode.INVALID_ARGUMENT, said)
+        environment.close()
+
+
 def test_refusals_name_both_sides_and_are_final(capfd):
     with learner(options='{"sticky": 0.25}') as made:
         with peer(made.where) as old:
