@@ -26,7 +26,7 @@ class RemoteEnvironments:
       strict: whether a lost worker ends the run.
 
     Raises:
-      OSError: where the address cannot be listened at.
+      OSError: where the address cannot be listened at, or announced.
       ValueError: for settings that make no sense.
       RemoteError: where no worker says in time what the environment is.
     """

@@ -94,7 +94,7 @@ class Server:
       clock: seconds, monotonic.
 
     Raises:
-      OSError: where the address cannot be listened at.
+      OSError: where the address cannot be listened at, or announced.
       ValueError: where a file or folder that settings name cannot be used.
     """
 
@@ -135,8 +135,16 @@ class Server:
             pair = ", or tls_cert and tls_key are no pair" if settings.tls_cert else ""
             why = f"the address is in use, or not ours{pair}."
             raise OSError(f"remote: cannot listen at {settings.listen}: {why}") from error
+        self._announced: tuple[int, ...] = ()
         if settings.announce:
-            _announce(settings.announce, self.where)
+            try:
+                self._announced = _announce(settings.announce, self.where)
+            except OSError as error:
+                self._loop.run(self._close(Why.FAILED, ""))
+                raise OSError(
+                    f"remote: announce={settings.announce} cannot be written ({error.strerror}); name a file in a "
+                    "folder that is there and yours."
+                ) from None
 
     def _most(self) -> int:
         """Bytes of the largest message that may come: rows of the largest block, or Ready."""
@@ -225,7 +233,9 @@ class Server:
         with contextlib.suppress(TimeoutError):
             self._loop.run(self._close(why, text), GOODBYE_SECONDS + 5.0)
         if self._settings.announce:
-            pathlib.Path(self._settings.announce).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if _identity(self._settings.announce) == self._announced:  # another learner may have announced itself
+                    os.unlink(self._settings.announce)
 
     async def _close(self, why: int, text: str) -> None:
         self._ticking.cancel()
@@ -431,8 +441,20 @@ def _answers(path: str) -> bool:
     return True
 
 
-def _announce(path: str, where: str) -> None:
-    """Writes where the learner is to a file that appears at once."""
+def _announce(path: str, where: str) -> tuple[int, ...]:
+    """Writes where the learner is to a file that appears at once; returns its identity."""
     partial = pathlib.Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(where + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(where + "\n")
+        found = _identity(partial)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    return found
+
+
+def _identity(path: str | pathlib.Path) -> tuple[int, ...]:
+    """What tells a file from a later one of the same name."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns

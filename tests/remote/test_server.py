@@ -589,6 +589,35 @@ def test_a_learner_says_where_it_is(tmp_path):
     assert not (tmp_path / "where").exists()
 
 
+@pytest.mark.parametrize("where", ["another address", "the same"])
+def test_what_a_later_learner_announces_stays(where, tmp_path):
+    file = tmp_path / "where"
+    with learner(announce=str(file)) as old:
+        address = old.where if where == "the same" else "127.0.0.1:0"
+        if where == "the same":  # it listens no more, and has not come to remove its file
+            old._server._loop.run(old._server._server.stop(0.0))
+        with learner(announce=str(file), listen=address) as new:
+            old.close(FINISHED)
+            assert file.read_text().strip() == new.where
+    assert not file.exists()
+
+
+def test_who_cannot_announce_does_not_listen(tmp_path):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{one.getsockname()[1]}"
+    (tmp_path / "folder").mkdir()
+    for name in ("missing/where", "folder"):
+        with (
+            pytest.raises(OSError, match=rf"^remote: announce={tmp_path}/{name} cannot be written \(.*; name a file"),
+            learner(announce=str(tmp_path / name), listen=where),
+        ):
+            pass
+        assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+        with learner(listen=where):
+            pass
+
+
 def test_who_goes_before_it_is_ready_is_no_error(caplog):
     with learner() as made:
         for run in range(30):
