@@ -16,7 +16,7 @@ import numpy as np
 from podracer.environments.seeds import first_seed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session
+from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session, State
 from podracer.remote.histogram import Histogram
 from podracer.types import HostStep
 
@@ -181,13 +181,14 @@ class Hub:
 
     def tick(self) -> None:
         """Gives up what takes too long; called now and then."""
-        limits, lines = (("OPENING", OPENING_SECONDS), ("STEPPING", self.patience.answer)), []
+        limits: dict[State, float] = {"OPENING": OPENING_SECONDS, "STEPPING": self.patience.answer}
+        lines = []
         with self._lock:
             now = self._clock()
             for block in [
                 block
                 for pool in self._pools
-                for state, limit in limits
+                for state, limit in limits.items()
                 for block in pool.of[state]
                 if now - block.since > limit
             ]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import os
 import pathlib
 import secrets
 import socket
@@ -20,10 +19,12 @@ import grpc.aio
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
+from podracer.remote.announcement import Announcement
 from podracer.remote.blocks import Session
+from podracer.remote.certificates import Certificates
 from podracer.remote.descriptors import RESERVED, room
 from podracer.remote.hub import SAY_SECONDS, Hub
-from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
+from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.types import EnvSpec
 from podracer.version import __version__
@@ -44,7 +45,10 @@ MAX_CONTROL = 100
 """Messages a second without rows that a worker may send."""
 
 LOGINS, LOGIN_SECONDS = 5, 60.0
-"""So many failed logins from an address close it for so many seconds."""
+"""After so many wrong tokens from an address in so many seconds, the answer to the next one waits."""
+
+ANSWERS = 100
+"""Wrong tokens a second that are answered of those that wait, however many there are; none waits less than a second."""
 
 Why = pb.Goodbye.Why
 
@@ -120,6 +124,7 @@ class Server:
         self._live = 0  # streams that have said Hello, of which one may end while another of its process begins
         self._silent: dict[Stream, asyncio.Task[Any]] = {}  # the oldest first
         self._logins: dict[str, list[float]] = {}
+        self._waiting = 0  # wrong tokens whose answer waits
         self._unlogged: dict[str, float] = {}
         self._loop = _shared_loop()
         self._outbox = Outbox(self._loop.loop)
@@ -135,16 +140,11 @@ class Server:
             pair = ", or tls_cert and tls_key are no pair" if settings.tls_cert else ""
             why = f"the address is in use, or not ours{pair}."
             raise OSError(f"remote: cannot listen at {settings.listen}: {why}") from error
-        self._announced: tuple[int, ...] = ()
-        if settings.announce:
-            try:
-                self._announced = _announce(settings.announce, self.where)
-            except OSError as error:
-                self._loop.run(self._close(Why.FAILED, ""))
-                raise OSError(
-                    f"remote: announce={settings.announce} cannot be written ({error.strerror}); name a file in a "
-                    "folder that is there and yours."
-                ) from None
+        try:
+            self._announcement = Announcement(settings.announce, self.where) if settings.announce else None
+        except OSError:
+            self._loop.run(self._close(Why.FAILED, ""))
+            raise
 
     def _most(self) -> int:
         """Bytes of the largest message that may come: rows of the largest block, or Ready."""
@@ -182,11 +182,8 @@ class Server:
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         service, _, method = METHOD[1:].partition("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        if settings.tls_cert and settings.tls_key:
-            pair = (read(settings.tls_key, "tls_key"), read(settings.tls_cert, "tls_cert"))
-            ca = read(settings.client_ca, "client_ca") if settings.client_ca else None
-            credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
-            port = self._server.add_secure_port(listen, credentials)
+        if settings.tls_cert:
+            port = self._server.add_secure_port(listen, Certificates(settings).credentials())
         else:
             port = self._server.add_insecure_port(listen)
         if not port:
@@ -232,10 +229,8 @@ class Server:
         """Says goodbye to all workers, and why, and stops listening."""
         with contextlib.suppress(TimeoutError):
             self._loop.run(self._close(why, text), GOODBYE_SECONDS + 5.0)
-        if self._settings.announce:
-            with contextlib.suppress(OSError):
-                if _identity(self._settings.announce) == self._announced:  # another learner may have announced itself
-                    os.unlink(self._settings.announce)
+        if self._announcement:
+            self._announcement.withdraw()
 
     async def _close(self, why: int, text: str) -> None:
         self._ticking.cancel()
@@ -246,12 +241,18 @@ class Server:
         await self._server.stop(GOODBYE_SECONDS)
 
     async def _tick(self) -> None:
+        loop, said = asyncio.get_running_loop(), ""
         while True:
             cpu, clock = time.thread_time(), time.monotonic()
             await asyncio.sleep(TICK_SECONDS)
             self.busy = (time.thread_time() - cpu) / (time.monotonic() - clock)
-            if self.hub:
-                self.hub.tick()
+            try:
+                if self.hub:
+                    self.hub.tick()
+            except Exception as error:  # or nobody would look any more who is late
+                if repr(error) != said:
+                    said = repr(error)
+                    loop.call_exception_handler({"message": "remote: who is late is not known", "exception": error})
 
     # One stream
 
@@ -288,7 +289,7 @@ class Server:
             self._say(line)
 
     async def _talk(self, stream: Stream, peer: str) -> None:
-        self._authenticate(stream.context, peer)
+        await self._authenticate(stream.context, peer)
         hello = await self._hear(stream)
         if self._live >= MAX_SESSIONS:
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
@@ -311,20 +312,24 @@ class Server:
             if self.hub:
                 self.hub.leave(session, f"{stream.name}: {why}", reason)
 
-    def _authenticate(self, context: Any, peer: str) -> None:
+    async def _authenticate(self, context: Any, peer: str) -> None:
+        """Lets in who has the token, whatever others of the same address say: one of 16 characters is not guessed."""
         if self._token is None:
+            return
+        said = dict(context.invocation_metadata() or ()).get("authorization", "")
+        said = said if isinstance(said, bytes) else said.encode()
+        if hmac.compare_digest(said, b"Bearer " + self._token):
             return
         host, now = peer.rpartition(":")[0], self._clock()
         failed = [at for at in self._logins.get(host, ()) if at > now - LOGIN_SECONDS]
-        said = dict(context.invocation_metadata() or ()).get("authorization", "")
-        said = said if isinstance(said, bytes) else said.encode()
-        if len(failed) < LOGINS and hmac.compare_digest(said, b"Bearer " + self._token):
-            return
-        if len(failed) >= LOGINS:  # a right token too: nobody guesses on, and workers come again
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens came from there; try again.")
-        # The last one closes the address for as long as if all had been now; what comes then does not prolong it.
-        failed = [*failed, now] if len(failed) < LOGINS - 1 else [now] * LOGINS
-        self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS} | {host: failed}
+        self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS}
+        self._logins[host] = [*failed, now][-LOGINS:]
+        if len(failed) >= LOGINS:
+            self._waiting += 1
+            try:
+                await asyncio.sleep(max(1.0, self._waiting / ANSWERS))
+            finally:
+                self._waiting -= 1
         raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
 
     async def _hear(self, stream: Stream) -> Any:
@@ -439,22 +444,3 @@ def _answers(path: str) -> bool:
         except OSError:
             return True  # of others, or too busy to say so
     return True
-
-
-def _announce(path: str, where: str) -> tuple[int, ...]:
-    """Writes where the learner is to a file that appears at once; returns its identity."""
-    partial = pathlib.Path(f"{path}.{os.getpid()}.partial")
-    try:
-        partial.write_text(where + "\n")
-        found = _identity(partial)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    return found
-
-
-def _identity(path: str | pathlib.Path) -> tuple[int, ...]:
-    """What tells a file from a later one of the same name."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -177,3 +177,13 @@ def read(path: str, name: str) -> bytes:
             return file.read()
     except OSError as error:
         raise ValueError(f"remote: {name} {path} cannot be read ({error.strerror}).") from None
+
+
+def identity(path: str | pathlib.Path) -> tuple[int, ...]:
+    """What tells a file from a later one of the same name.
+
+    Raises:
+      OSError: where there is none.
+    """
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import gc
+import os
 import socket
 import threading
 import time
@@ -237,23 +238,23 @@ def test_a_token_is_asked_for(tmp_path, capfd):
     with learner(token_file=str(tmp_path / "token")) as made:
         now = 1000.0
         made._server._clock = lambda: now
-        for _ in range(5):
+
+        def refused():
+            begin = time.monotonic()
             with peer(made.where) as wrong:
                 wrong.raw(hello())
-                assert wrong.status()[0] == grpc.StatusCode.UNAUTHENTICATED
+                assert wrong.status() == (grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
+            return time.monotonic() - begin
+
+        for _ in range(5):
+            refused()
             now += 1.0
-        proof = [("authorization", f"Bearer {TOKEN.decode()}")]
-        for seconds in (0.0, 58.0):
-            now = 1004.0 + seconds
-            with peer(made.where, metadata=proof) as right:
-                right.raw(hello())
-                # Nobody guesses on; a worker that has it comes again.
-                assert right.status() == (
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens came from there; try again."
-                )  # fmt: skip
-        now = 1065.0
-        with peer(made.where, metadata=proof) as right:
-            right.join()
+        assert refused() >= 1.0, "others are answered meanwhile"
+        with peer(made.where, metadata=[("authorization", f"Bearer {TOKEN.decode()}")]) as right:
+            right.join()  # others of its address, such as all behind a gateway, do not keep it out
+        assert len(made._server._logins["ipv4:127.0.0.1"]) == 5
+        now += 61.0
+        assert refused() < 1.0
     assert TOKEN.decode() not in capfd.readouterr().err
     (tmp_path / "short").write_bytes(b"short")
     with pytest.raises(ValueError, match="holds 5 bytes"):
@@ -298,12 +299,14 @@ def test_certificates(tmp_path, capfd):
             wrong = {"tls_cert": file(f"{name}.crt"), "tls_key": file(f"{name}.key")}
             refused(made.where, "Socket closed", tls_ca=file("ca.crt"), **wrong)
         refused(made.where, "it may ask for TLS (tls_ca)")
+        # What is renewed is used for the next connection, and what is half renewed is not.
+        for kind, said in (("key", "Hostname"), ("crt", "certificate has expired")):
+            os.replace(tmp_path / f"expired.{kind}", tmp_path / f"server.{kind}")
+            refused(made.where, said, tls_ca=file("ca.crt"), tls_name="elsewhere.example", **mine)
         played(environment, 2)
         environment.close()
     thread.join(5.0)
     assert thread.error is None
-    with learner(**secured | {"tls_cert": file("expired.crt"), "tls_key": file("expired.key")}) as made:
-        refused(made.where, "certificate has expired", tls_ca=file("ca.crt"), **mine)
     with learner() as made:
         refused(made.where, "WRONG_VERSION_NUMBER", tls_ca=file("ca.crt"))
 
@@ -630,6 +633,23 @@ def test_who_goes_before_it_is_ready_is_no_error(caplog):
             time.sleep(0.01)
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_an_error_while_it_looks_who_is_late_ends_no_timeouts(monkeypatch, caplog):
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
+    with learner() as made:
+        tick, ticks = made._hub.tick, []
+
+        def fail():
+            ticks.append(tick())
+            raise KeyError("of ours")
+
+        made._hub.tick = fail
+        until = time.monotonic() + 5.0
+        while len(ticks) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert len(ticks) >= 3
+    assert caplog.text.count("KeyError: 'of ours'") == 1, "it is said once, not with every look"
 
 
 def test_a_peer_that_is_gone_is_no_error(caplog):
