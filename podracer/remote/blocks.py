@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import math
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -11,6 +14,7 @@ from podracer.types import HostStep
 
 State = Literal["EMPTY", "OPENING", "READY", "STEPPING"]
 STATES: tuple[State, ...] = get_args(State)
+AT_WORK: tuple[State, ...] = ("READY", "STEPPING")
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,6 +93,13 @@ class Block:
     shown: int | None = None
     count: int = 0
 
+    def become(self, state: State) -> None:
+        """Goes to another state; its pool counts."""
+        del self.pool.of[self.state][self]
+        self.pool.of[state][self] = None
+        self.pool.live += self.lanes * ((state in AT_WORK) - (self.state in AT_WORK))
+        self.state = state
+
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
@@ -109,12 +120,19 @@ class Batching:
 class Pool:
     """The lanes of an actor or an evaluation.
 
+    What a message changes is counted as it comes: to look at all blocks would cost more than the message.
+
     Attributes:
       lanes: B.
       seed: of lane 0.
       evaluation: what they are for.
+      changed: what its actor waits for, with the hub's lock.
       batching: when some of them are enough; None waits for all that are at work.
       blocks: its lanes, in order.
+      at: its blocks, by their first lane.
+      of: its blocks by state, in the order in which they came to it.
+      live: lanes that a worker steps.
+      awaited: lanes whose rows its actor waits for, unless nobody owes any.
       begun: whether all lanes have been there at once.
       broken: why a block was lost since, or "".
       woken: whether who waits for its rows is to wait no longer.
@@ -123,33 +141,67 @@ class Pool:
     lanes: int
     seed: int
     evaluation: bool
+    changed: threading.Condition
     batching: Batching | None = None
     blocks: list[Block] = dataclasses.field(default_factory=list)
+    at: dict[int, Block] = dataclasses.field(default_factory=dict)
+    of: dict[State, dict[Block, None]] = dataclasses.field(default_factory=lambda: {state: {} for state in STATES})
+    live: int = 0
+    awaited: float = math.inf
     begun: bool = False
     broken: str = ""
     woken: bool = False
 
-    @property
-    def live(self) -> int:
-        """Lanes that a worker steps."""
-        return sum(block.lanes for block in self.blocks if block.state in ("READY", "STEPPING"))
+    def add(self, start: int, lanes: int, place: int) -> None:
+        """Adds an empty block in a place among the others."""
+        block = self.at[start] = Block(self, start, lanes)
+        self.of["EMPTY"][block] = None
+        self.blocks.insert(place, block)
 
     def fitting(self, lanes: int) -> Block | None:
         """An empty block of so many lanes at most. One that was never opened is cut to that size."""
-        empty = [block for block in self.blocks if block.state == "EMPTY"]
+        empty = sorted(self.of["EMPTY"], key=lambda block: block.start)
         fits = next((block for block in empty if block.lanes <= lanes), None)
         large = next((block for block in empty if not block.openings), None)
         if fits or not large:
             return fits
-        rest = Block(self, large.start + lanes, large.lanes - lanes)
+        self.add(large.start + lanes, large.lanes - lanes, self.blocks.index(large) + 1)
         large.lanes = lanes
-        self.blocks.insert(self.blocks.index(large) + 1, rest)
         return large
 
     @property
     def stepping(self) -> bool:
         """Whether a worker owes rows."""
-        return any(block.state == "STEPPING" for block in self.blocks)
+        return bool(self.of["STEPPING"])
+
+    def take_in(self, lanes: int) -> bool:
+        """Counts rows that came; returns whether its actor has something to look at."""
+        self.awaited -= lanes
+        return self.awaited <= 0 or not self.stepping
+
+    def chosen(self, now: float) -> tuple[list[Block], float, float]:
+        """The blocks whose rows are shown now, and, if there are none, how long to wait, and for how many lanes."""
+        if self.batching is None:
+            return ([] if self.stepping else self.blocks), 0.2, math.inf
+        least, most, deadline = self.batching.least, self.batching.most, self.batching.deadline
+        # What is lost follows the slowest that is at work, or nobody could go on.
+        lost = [block for state in ("EMPTY", "OPENING") for block in self.of[state] if block.shown is None]
+        if lost:
+            slowest = min(block.count for state in AT_WORK for block in self.of[state])
+            lost = sorted((block for block in lost if block.count < slowest), key=lambda block: block.start)
+        ready = (block for block in self.of["READY"] if block.shown is None)
+        chosen, lanes = [], 0
+        for block in itertools.chain(lost, ready):
+            if lanes + block.lanes > most:
+                return chosen, 0.0, 0.0
+            chosen.append(block)
+            lanes += block.lanes
+        if lost or lanes == most or not self.stepping:
+            return chosen, 0.2, math.inf
+        if lanes < least:
+            return [], 0.2, least - lanes
+        waits = deadline - (now - chosen[0].arrived)
+        return (chosen, 0.2, math.inf) if waits <= 0.0 else ([], min(waits, 0.2), most - lanes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ class RemoteEnvironments:
       strict: whether a lost worker ends the run.
 
     Raises:
-      OSError: where the address cannot be listened at.
+      OSError: where the address cannot be listened at, or announced.
       ValueError: for settings that make no sense.
       RemoteError: where no worker says in time what the environment is.
     """
@@ -60,7 +60,7 @@ class RemoteEnvironments:
                 )
             self.spec: EnvSpec = spec._replace(name=name)
             patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
-            self._hub = Hub(wire.Layout(self.spec), patience)
+            self._hub = Hub(wire.Layout(self.spec, settings.max_magnitude), patience)
             self._exporter = (
                 Exporter(settings.metrics, self.metrics, self._hub.labelled, self._hub.histograms)
                 if settings.metrics

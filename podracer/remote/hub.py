@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from podracer.environments.seeds import first_seed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session
+from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session, State
 from podracer.remote.histogram import Histogram
 from podracer.types import HostStep
 
@@ -67,7 +66,7 @@ class Hub:
     ):
         self.layout, self.patience, self.where = layout, patience, where
         self._clock, self._told = clock, say
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()
         self._sessions: list[Session] = []
         self._pools: list[Pool] = []
         self._numbers = 0
@@ -77,26 +76,28 @@ class Hub:
         self._env_seconds = 0.0
         self._seconds = {name: Histogram() for name in ("round", "env", "wait")}
 
-    def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
-            self._told(line)
+    def _say(self, *lines: str) -> None:
+        """Says lines, without the lock: standard error may be read by somebody who does not."""
+        for line in lines:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                self._told(line)
 
     # Workers
 
     def join(self, session: Session) -> None:
         """A worker is there."""
-        with self._condition:
+        with self._lock:
             self._sessions.append(session)
             self._assign()
 
     def reject(self, reason: str) -> None:
         """A stream was ended because of what its worker did."""
-        with self._condition:
+        with self._lock:
             self._rejected[reason] += 1
 
     def leave(self, session: Session, why: str, reason: str = "left") -> None:
         """A worker is gone, and its blocks are lost, for one of `BREAKS`."""
-        with self._condition:
+        with self._lock:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
@@ -110,7 +111,7 @@ class Hub:
         Raises:
           ProtocolError: where they are not what may come now.
         """
-        with self._condition:
+        with self._lock:
             block = session.blocks.get(message.block)
             if block is None:
                 self._stale(session, message.block)
@@ -121,7 +122,7 @@ class Hub:
         # Without the lock: only its own stream brings rows of a block.
         step = self.layout.unpack_rows(payload, block.lanes)
         self.layout.check_rows(step, opens)
-        with self._condition:
+        with self._lock:
             if session.blocks.get(message.block) is not block:
                 self._stale(session, message.block)
                 return
@@ -129,13 +130,15 @@ class Hub:
             if block.state == "STEPPING":
                 self._seconds["round"].add(now - block.since)
                 self._seconds["env"].add(message.env_us * 1e-6)
-            block.state, block.step, block.rows, block.last = "READY", message.step, step, step.scalars[3] > 0
+            block.step, block.rows, block.last = message.step, step, step.scalars[3] > 0
             block.arrived = now
+            block.become("READY")
             self.counts["rows"] += block.lanes
             self.counts["bytes_up"] += len(payload)
             self.counts["messages"] += 1
             self._env_seconds += message.env_us * 1e-6
-            self._condition.notify_all()
+            if block.pool.take_in(block.lanes):
+                block.pool.changed.notify_all()
 
     def _stale(self, session: Session, number: int) -> None:
         if number not in session.late:
@@ -152,12 +155,11 @@ class Hub:
 
     def failed(self, session: Session, number: int, error: str) -> None:
         """A worker's environments raised an error."""
-        with self._condition:
+        with self._lock:
             block = session.blocks.get(number)
             if block is None:
                 self._heard(session, number)
                 return
-            self._say(f"remote: environments of {session.worker} failed: {error}")
             self._lose(block, f"its environments failed: {error}", "failed", told=True)
             now = self._clock()
             session.failures.append(now)
@@ -169,30 +171,37 @@ class Hub:
                 for other in list(session.blocks.values()):
                     self._lose(other, "its worker was sent away", "failed")
             self._assign()
+        self._say(f"remote: environments of {session.worker} failed: {error}")
 
     def alive(self, session: Session, message: Any) -> None:
         """A worker says what it is at."""
-        with self._condition:
+        with self._lock:
             busy = {block: ms / 1000 for block, ms in zip(message.block, message.busy_ms) if block in session.blocks}
             session.busy = ", ".join(f"block {block} has been at it for {s:.0f} s" for block, s in busy.items())
 
     def tick(self) -> None:
         """Gives up what takes too long; called now and then."""
-        with self._condition:
+        limits: dict[State, float] = {"OPENING": OPENING_SECONDS, "STEPPING": self.patience.answer}
+        lines = []
+        with self._lock:
             now = self._clock()
-            for pool in self._pools:
-                for block in pool.blocks:
-                    limit = {"OPENING": OPENING_SECONDS, "STEPPING": self.patience.answer}.get(block.state, math.inf)
-                    if now - block.since > limit:
-                        assert block.session is not None
-                        session, seconds = block.session, now - block.since
-                        why = f"{session.worker} has not answered for {seconds:.0f} s"
-                        why += f" ({session.busy})" if session.busy else ""
-                        self._say(f"remote: {why}; lanes {block.start} to {block.start + block.lanes - 1} break.")
-                        session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
-                        session.hung.add(block.number)
-                        self._lose(block, why, "late")
+            for block in [
+                block
+                for pool in self._pools
+                for state, limit in limits.items()
+                for block in pool.of[state]
+                if now - block.since > limit
+            ]:
+                assert block.session is not None
+                session, seconds = block.session, now - block.since
+                why = f"{session.worker} has not answered for {seconds:.0f} s"
+                why += f" ({session.busy})" if session.busy else ""
+                lines.append(f"remote: {why}; lanes {block.start} to {block.start + block.lanes - 1} break.")
+                session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
+                session.hung.add(block.number)
+                self._lose(block, why, "late")
             self._assign()
+        self._say(*lines)
 
     # Blocks
 
@@ -210,16 +219,19 @@ class Hub:
         elif block.state != "OPENING":
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
             self._breaks[reason] += 1
-        block.state, block.session, block.rows, block.step = "EMPTY", None, None, -1
-        self._condition.notify_all()
+        block.session, block.rows, block.step = None, None, -1
+        block.become("EMPTY")
+        block.pool.changed.notify_all()
 
     def _assign(self) -> None:
         """Gives empty blocks to workers that have room and answer: of the pool with most of them first."""
+        if not any(pool.of["EMPTY"] for pool in self._pools):
+            return
         sessions = [session for session in self._sessions if not session.hung]
         for session in sessions:
             while (free := session.free) > 0:
                 choices = [
-                    (sum(b.state == "EMPTY" for b in pool.blocks), -i, pool)
+                    (len(pool.of["EMPTY"]), -i, pool)
                     for i, pool in enumerate(self._pools)
                     if not pool.evaluation and pool.fitting(free)
                 ]
@@ -231,14 +243,14 @@ class Hub:
                 self._open(block, session)
         # Evaluations come on top of what workers have room for: whoever has least of them.
         for pool in self._pools:
-            for block in pool.blocks if pool.evaluation and sessions else ():
-                if block.state == "EMPTY":
-                    self._open(block, min(sessions, key=lambda session: session.evaluating))
+            for block in list(pool.of["EMPTY"]) if pool.evaluation and sessions else ():
+                self._open(block, min(sessions, key=lambda session: session.evaluating))
 
     def _open(self, block: Block, session: Session) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
         seed = first_seed(pool.seed, use, block.openings) if block.openings else pool.seed
-        block.state, block.session, block.number, block.since = "OPENING", session, self._numbers, self._clock()
+        block.session, block.number, block.since = session, self._numbers, self._clock()
+        block.become("OPENING")
         self._numbers, block.openings, block.step = self._numbers + 1, block.openings + 1, -1
         session.blocks[block.number] = block
         message = pb.Open(block=block.number, lanes=block.lanes, seed=seed + block.start, evaluation=pool.evaluation)
@@ -250,16 +262,17 @@ class Hub:
         self, lanes: int, block: int, seed: int, evaluation: bool = False, batching: Batching | None = None
     ) -> Pool:
         """Asks for environments, in blocks of so many lanes."""
-        with self._condition:
-            pool = Pool(lanes, seed, evaluation, batching)
-            pool.blocks = [Block(pool, start, min(block, lanes - start)) for start in range(0, lanes, block)]
+        with self._lock:
+            pool = Pool(lanes, seed, evaluation, threading.Condition(self._lock), batching)
+            for place, start in enumerate(range(0, lanes, block)):
+                pool.add(start, min(block, lanes - start), place)
             self._pools.append(pool)
             self._assign()
             return pool
 
     def close_pool(self, pool: Pool) -> None:
         """Its environments are not needed any more."""
-        with self._condition:
+        with self._lock:
             if pool not in self._pools:
                 return
             self._pools.remove(pool)
@@ -267,15 +280,16 @@ class Hub:
                 if block.session:
                     block.session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
                     self._take_away(block)
-                    block.state, block.session = "EMPTY", None
+                    block.session = None
+                    block.become("EMPTY")
             self._assign()
 
     def wake(self, pool: Pool | None = None) -> None:
         """Whoever waits for rows of a pool, or of any, now or later, gets `Woken`."""
-        with self._condition:
+        with self._lock:
             for each in self._pools if pool is None else (pool,):
                 each.woken = True
-            self._condition.notify_all()
+                each.changed.notify_all()
 
     def take(self, pool: Pool) -> list[tuple[Block, HostStep | None]]:
         """Waits for rows; those of lanes without a worker, which are not waited for later on, are None.
@@ -287,8 +301,8 @@ class Hub:
           RemoteError: where there are too few workers for too long, or a block was lost that must not be.
         """
         entered = begin = said = self._clock()
-        with self._condition:
-            while True:
+        while True:
+            with self._lock:
                 if pool.woken:
                     raise Woken
                 if pool.broken and self.patience.strict and pool.begun:
@@ -298,56 +312,37 @@ class Hub:
                     )
                 now = self._clock()
                 needed = pool.lanes if not pool.begun else math.ceil(self.patience.min_live * pool.lanes)
-                enough, stepping, wait = pool.live >= max(needed, 1), pool.stepping, 0.2
-                if enough and (pool.begun or not stepping):
+                missing, stepping, wait = max(needed, 1) - pool.live, pool.stepping, 0.2
+                pool.awaited = missing if missing > 0 else math.inf
+                if missing <= 0 and (pool.begun or not stepping):
                     pool.begun = True
-                    chosen, wait = self._chosen(pool, now)
+                    chosen, wait, pool.awaited = pool.chosen(now)
                     if chosen:
                         self._seconds["wait"].add(now - entered)
                         self.counts["shown_rows"] += sum(block.lanes for block in chosen)
                         return [self._show(block) for block in chosen]
-                missing = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
-                missing += f"workers connect to {self.where}"
-                if not enough and not stepping and now - begin > self.patience.join:
-                    raise RemoteError(
-                        f"{missing}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
-                        f"join_timeout={self.patience.join:g}."
-                    )
-                if not enough and not stepping and now - said > SAY_SECONDS:
-                    said = now
-                    self._say(f"remote: {missing}.")
                 if stepping:
                     begin = said = now
-                self._condition.wait(wait)
+                if missing <= 0 or (now - said <= SAY_SECONDS and now - begin <= self.patience.join):
+                    pool.changed.wait(wait)
+                    continue
+                why = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
+                why += f"workers connect to {self.where}"
+            if now - begin > self.patience.join:
+                raise RemoteError(
+                    f"{why}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
+                    f"join_timeout={self.patience.join:g}."
+                )
+            said = now
+            self._say(f"remote: {why}.")
 
     def _too_small(self, pool: Pool) -> str:
         """That workers are there, but none has room for a block that another one had."""
-        lanes = min((block.lanes for block in pool.blocks if block.state == "EMPTY"), default=0)
+        lanes = min((block.lanes for block in pool.of["EMPTY"]), default=0)
         room = max((session.free for session in self._sessions if not session.hung), default=0)
         if not 0 < room < lanes:
             return ""
         return f" (blocks have {lanes} lanes, and no worker that is there has room for more than {room})"
-
-    def _chosen(self, pool: Pool, now: float) -> tuple[list[Block], float]:
-        """The blocks whose rows are shown now, and, if there are none, how long to wait for more at most."""
-        if pool.batching is None:
-            return ([] if pool.stepping else pool.blocks), 0.2
-        least, most, deadline = dataclasses.astuple(pool.batching)
-        free = [block for block in pool.blocks if block.shown is None]
-        # What is lost follows the slowest that is at work, or nobody could go on.
-        slowest = min(block.count for block in pool.blocks if block.state in ("READY", "STEPPING"))
-        lost = [block for block in free if block.state in ("EMPTY", "OPENING") and block.count < slowest]
-        ready = sorted((block for block in free if block.state == "READY"), key=lambda block: block.arrived)
-        chosen, lanes = [], 0
-        for block in (*lost, *ready):
-            if lanes + block.lanes > most:
-                return chosen, 0.0
-            chosen.append(block)
-            lanes += block.lanes
-        waits = deadline - (now - ready[0].arrived) if lanes >= least and ready else math.inf
-        if lost or lanes == most or not pool.stepping or waits <= 0.0:
-            return chosen, 0.2
-        return [], min(waits, 0.2)
 
     def _show(self, block: Block) -> tuple[Block, HostStep | None]:
         there = block.state == "READY"
@@ -357,7 +352,7 @@ class Hub:
             self.counts["filler_rows"] += block.lanes
         return block, block.rows if there else None
 
-    def act(self, pool: Pool, first: Collection[int], actions: Callable[[int, int], list[Any]]) -> None:
+    def act(self, pool: Pool, first: Iterable[int], actions: Callable[[int, int], list[Any]]) -> None:
         """Sends actions for rows that were taken.
 
         Args:
@@ -365,29 +360,31 @@ class Hub:
           first: lanes with which the blocks begin that are answered.
           actions: `(start, end) -> parts of the payload` of these lanes.
         """
-        with self._condition:
+        with self._lock:
             now = self._clock()
-            for block in pool.blocks:
-                if block.start not in first or block.shown is None:
+            for lane in first:
+                block = pool.at.get(lane)
+                if block is None or block.shown is None:
                     continue
                 number, block.shown = block.shown, None
                 if block.number != number or block.state != "READY" or block.session is None:
                     continue  # lost meanwhile, or nobody's
                 parts = actions(block.start, block.start + block.lanes)
-                block.state, block.rows, block.since = "STEPPING", None, now
+                block.rows, block.since = None, now
+                block.become("STEPPING")
                 data = wire.pack(pb.ToWorker(act=pb.Act(block=number, step=block.step)), parts)
                 self.counts["bytes_down"] += len(data)
                 block.session.send(data)
 
     def histograms(self) -> list[str]:
         """Seconds from actions to rows, of environments, and of waiting for rows, as Prometheus reads them."""
-        with self._condition:
+        with self._lock:
             found = [each.lines(f"podracer_remote_{name}_seconds") for name, each in self._seconds.items()]
         return [line for lines in found for line in lines]
 
     def labelled(self) -> dict[str, tuple[str, Mapping[str, float]]]:
         """Numbers of several kinds, as Prometheus has them: the label's name, and a number for each of its values."""
-        with self._condition:
+        with self._lock:
             lanes = dict.fromkeys(STATES, 0)
             for pool in self._pools:
                 for block in pool.blocks:
@@ -401,8 +398,8 @@ class Hub:
 
     def metrics(self) -> dict[str, float]:
         """Numbers of what happened so far."""
-        with self._condition:
-            ready = sum(b.lanes for p in self._pools for b in p.blocks if b.state == "READY")
+        with self._lock:
+            ready = sum(b.lanes for p in self._pools for b in p.of["READY"])
             lanes = sum(pool.lanes for pool in self._pools)
             working = sum(pool.live for pool in self._pools)
             counts = ("rows", "filler_rows", "stale", "bytes_up", "bytes_down", "messages")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import os
 import pathlib
 import secrets
 import socket
@@ -20,9 +19,12 @@ import grpc.aio
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
+from podracer.remote.announcement import Announcement
 from podracer.remote.blocks import Session
+from podracer.remote.certificates import Certificates
+from podracer.remote.descriptors import RESERVED, room
 from podracer.remote.hub import SAY_SECONDS, Hub
-from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read, read_token
+from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.types import EnvSpec
 from podracer.version import __version__
@@ -33,6 +35,9 @@ ALIVE_SECONDS = 5.0
 TICK_SECONDS = 0.2
 GOODBYE_SECONDS = 2.0
 MAX_SESSIONS, MAX_SILENT = 1024, 64
+MAX_CONNECTIONS = 2 * MAX_SESSIONS
+"""Of workers, and of strangers for as long as they may say nothing; one more is closed at once."""
+
 MAX_SPEC = 1024 * 1024
 """Bytes of a message before it is known what the environment is."""
 
@@ -40,7 +45,10 @@ MAX_CONTROL = 100
 """Messages a second without rows that a worker may send."""
 
 LOGINS, LOGIN_SECONDS = 5, 60.0
-"""So many failed logins from an address close it for so many seconds."""
+"""After so many wrong tokens from an address in so many seconds, the answer to the next one waits."""
+
+ANSWERS = 100
+"""Wrong tokens a second that are answered of those that wait, however many there are; none waits less than a second."""
 
 Why = pb.Goodbye.Why
 
@@ -90,7 +98,7 @@ class Server:
       clock: seconds, monotonic.
 
     Raises:
-      OSError: where the address cannot be listened at.
+      OSError: where the address cannot be listened at, or announced.
       ValueError: where a file or folder that settings name cannot be used.
     """
 
@@ -116,17 +124,27 @@ class Server:
         self._live = 0  # streams that have said Hello, of which one may end while another of its process begins
         self._silent: dict[Stream, asyncio.Task[Any]] = {}  # the oldest first
         self._logins: dict[str, list[float]] = {}
+        self._waiting = 0  # wrong tokens whose answer waits
         self._unlogged: dict[str, float] = {}
         self._loop = _shared_loop()
         self._outbox = Outbox(self._loop.loop)
+        self._connections = room(MAX_CONNECTIONS)
+        if self._connections < MAX_SESSIONS:
+            self._tell(
+                f"remote: the limit of open files leaves room for {self._connections} connections of workers; for more "
+                f"of them raise it before the learner starts (ulimit -n {MAX_CONNECTIONS + RESERVED})."
+            )
         try:
             self.where = self._loop.run(self._start(settings.listen))
         except RuntimeError as error:  # of gRPC, which says no more than that it cannot
             pair = ", or tls_cert and tls_key are no pair" if settings.tls_cert else ""
             why = f"the address is in use, or not ours{pair}."
             raise OSError(f"remote: cannot listen at {settings.listen}: {why}") from error
-        if settings.announce:
-            _announce(settings.announce, self.where)
+        try:
+            self._announcement = Announcement(settings.announce, self.where) if settings.announce else None
+        except OSError:
+            self._loop.run(self._close(Why.FAILED, ""))
+            raise
 
     def _most(self) -> int:
         """Bytes of the largest message that may come: rows of the largest block, or Ready."""
@@ -148,6 +166,7 @@ class Server:
                 ("grpc.max_receive_message_length", self._most()),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 16384),
+                ("grpc.max_allowed_incoming_connections", self._connections),
                 ("grpc.max_concurrent_streams", 4),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -163,11 +182,8 @@ class Server:
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         service, _, method = METHOD[1:].partition("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        if settings.tls_cert and settings.tls_key:
-            pair = (read(settings.tls_key, "tls_key"), read(settings.tls_cert, "tls_cert"))
-            ca = read(settings.client_ca, "client_ca") if settings.client_ca else None
-            credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
-            port = self._server.add_secure_port(listen, credentials)
+        if settings.tls_cert:
+            port = self._server.add_secure_port(listen, Certificates(settings).credentials())
         else:
             port = self._server.add_insecure_port(listen)
         if not port:
@@ -190,7 +206,7 @@ class Server:
         until = time.monotonic() + seconds
         left = lambda: max(0.0, until - time.monotonic())  # noqa: E731
         while not self._spec_known.wait(min(SAY_SECONDS, left())) and left():
-            self._say(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
+            self._tell(f"remote: nobody has said yet what the environment is; workers connect to {self.where}.")
         if self.spec and not self._sized:
             self._loop.run(self._restart())
         return self.spec
@@ -213,8 +229,8 @@ class Server:
         """Says goodbye to all workers, and why, and stops listening."""
         with contextlib.suppress(TimeoutError):
             self._loop.run(self._close(why, text), GOODBYE_SECONDS + 5.0)
-        if self._settings.announce:
-            pathlib.Path(self._settings.announce).unlink(missing_ok=True)
+        if self._announcement:
+            self._announcement.withdraw()
 
     async def _close(self, why: int, text: str) -> None:
         self._ticking.cancel()
@@ -225,12 +241,18 @@ class Server:
         await self._server.stop(GOODBYE_SECONDS)
 
     async def _tick(self) -> None:
+        loop, said = asyncio.get_running_loop(), ""
         while True:
             cpu, clock = time.thread_time(), time.monotonic()
             await asyncio.sleep(TICK_SECONDS)
             self.busy = (time.thread_time() - cpu) / (time.monotonic() - clock)
-            if self.hub:
-                self.hub.tick()
+            try:
+                if self.hub:
+                    self.hub.tick()
+            except Exception as error:  # or nobody would look any more who is late
+                if repr(error) != said:
+                    said = repr(error)
+                    loop.call_exception_handler({"message": "remote: who is late is not known", "exception": error})
 
     # One stream
 
@@ -260,11 +282,14 @@ class Server:
         host, now = peer.rpartition(":")[0], self._clock()
         if now - self._unlogged.get(host, -60.0) >= 60.0 or not peer.startswith("ipv"):
             self._unlogged = {h: at for h, at in self._unlogged.items() if now - at < 60.0} | {host: now}
-            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
-                self._say(line)
+            self._tell(line)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+            self._say(line)
 
     async def _talk(self, stream: Stream, peer: str) -> None:
-        self._authenticate(stream.context, peer)
+        await self._authenticate(stream.context, peer)
         hello = await self._hear(stream)
         if self._live >= MAX_SESSIONS:
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many workers at once; try again.")
@@ -287,20 +312,24 @@ class Server:
             if self.hub:
                 self.hub.leave(session, f"{stream.name}: {why}", reason)
 
-    def _authenticate(self, context: Any, peer: str) -> None:
+    async def _authenticate(self, context: Any, peer: str) -> None:
+        """Lets in who has the token, whatever others of the same address say: one of 16 characters is not guessed."""
         if self._token is None:
+            return
+        said = dict(context.invocation_metadata() or ()).get("authorization", "")
+        said = said if isinstance(said, bytes) else said.encode()
+        if hmac.compare_digest(said, b"Bearer " + self._token):
             return
         host, now = peer.rpartition(":")[0], self._clock()
         failed = [at for at in self._logins.get(host, ()) if at > now - LOGIN_SECONDS]
-        said = dict(context.invocation_metadata() or ()).get("authorization", "")
-        said = said if isinstance(said, bytes) else said.encode()
-        if len(failed) < LOGINS and hmac.compare_digest(said, b"Bearer " + self._token):
-            return
-        if len(failed) >= LOGINS:  # a right token too: nobody guesses on, and workers come again
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens came from there; try again.")
-        # The last one closes the address for as long as if all had been now; what comes then does not prolong it.
-        failed = [*failed, now] if len(failed) < LOGINS - 1 else [now] * LOGINS
-        self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS} | {host: failed}
+        self._logins = {h: x for h, x in self._logins.items() if x[-1] > now - LOGIN_SECONDS}
+        self._logins[host] = [*failed, now][-LOGINS:]
+        if len(failed) >= LOGINS:
+            self._waiting += 1
+            try:
+                await asyncio.sleep(max(1.0, self._waiting / ANSWERS))
+            finally:
+                self._waiting -= 1
         raise Refused(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong.")
 
     async def _hear(self, stream: Stream) -> Any:
@@ -375,6 +404,7 @@ class Server:
             for task in done:
                 task.result()
         finally:
+            await stream.settle()
             for task in tasks:
                 task.cancel()
 
@@ -414,10 +444,3 @@ def _answers(path: str) -> bool:
         except OSError:
             return True  # of others, or too busy to say so
     return True
-
-
-def _announce(path: str, where: str) -> None:
-    """Writes where the learner is to a file that appears at once."""
-    partial = pathlib.Path(f"{path}.{os.getpid()}.partial")
-    partial.write_text(where + "\n")
-    partial.replace(path)

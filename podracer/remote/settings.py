@@ -39,6 +39,8 @@ class Remote:
       deadline_ms: in mode "ready", milliseconds that rows wait for those of other lanes.
       join_timeout: seconds to wait for workers before the run ends with an error.
       min_live: share of an actor's lanes that must have a worker, or it waits.
+      max_magnitude: how large rewards, and numbers of observations without bounds, may be in either direction; a worker
+        that shows others is sent away.
       on_loss: what a lost worker is in lockstep: the "error" that ends the run, or a "break" in its lanes' streams, as
         it always is in runs of mode "async".
       evaluation: whether evaluations play here, "local", or on workers, "remote"; here, if the learner can make the
@@ -60,6 +62,7 @@ class Remote:
     deadline_ms: float = configs.field(5.0, low=0.0)
     join_timeout: float = configs.field(600.0, low=0.1)
     min_live: float = configs.field(0.5, low=0.0, high=1.0)
+    max_magnitude: float = configs.field(1e6, low=1.0)
     on_loss: Literal["error", "break"] = "error"
     evaluation: Literal["auto", "local", "remote"] = "auto"
 
@@ -174,3 +177,13 @@ def read(path: str, name: str) -> bytes:
             return file.read()
     except OSError as error:
         raise ValueError(f"remote: {name} {path} cannot be read ({error.strerror}).") from None
+
+
+def identity(path: str | pathlib.Path) -> tuple[int, ...]:
+    """What tells a file from a later one of the same name.
+
+    Raises:
+      OSError: where there is none.
+    """
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 from typing import Any
 
 import grpc
@@ -11,6 +12,9 @@ import grpc.aio
 
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
+
+SETTLE_SECONDS = 2.0
+"""How long a message may take to be written to a stream that is to end."""
 
 
 class Refused(Exception):  # noqa: N818 - how a session ends, not an error of ours
@@ -72,6 +76,12 @@ class Stream:
         async with self._writing:
             await self.context.write(data)
 
+    async def settle(self) -> None:
+        """Waits until what is being written has been: after a write that is cancelled gRPC can send no status."""
+        with contextlib.suppress(TimeoutError):  # of a peer that does not read
+            async with asyncio.timeout(SETTLE_SECONDS), self._writing:
+                pass
+
     async def read(self) -> bytes | None:
         """The next message, or None at the end."""
         data = await self.context.read()
@@ -79,7 +89,8 @@ class Stream:
 
     async def receive(self, seconds: float) -> tuple[Any, memoryview]:
         try:
-            data = await asyncio.wait_for(self.read(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 loses a cancellation that comes with data
+                data = await self.read()
         except TimeoutError:
             raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"it said nothing for {seconds:.0f} s.") from None
         if data is None:

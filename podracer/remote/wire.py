@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from podracer import spaces
+from podracer.remote import bounds
 from podracer.remote import session_pb2 as pb
 from podracer.types import EnvSpec, HostStep
 
@@ -121,17 +122,22 @@ def leaves(space: spaces.Space, name: str) -> list[Leaf]:
 
 
 class Layout:
-    """Where the numbers of rows and actions of an environment are in payloads."""
+    """Where the numbers of rows and actions of an environment are in payloads.
 
-    def __init__(self, spec: EnvSpec):
-        self.spec = spec
+    Args:
+      spec: of the environment.
+      largest: that rewards, scores, and numbers of observations without bounds may be, in either direction.
+    """
+
+    def __init__(self, spec: EnvSpec, largest: float = float(np.finfo(np.float32).max)):
+        self.spec, self.largest = spec, largest
         self.scalar_rows = 6 if spec.raw_scores else 4
         self.observation = leaves(spec.observation_space, "observation")
         self.action = leaves(spec.action_space, "action")
         fixed = 4 * (self.scalar_rows + len(spec.metrics))
         self.row_bytes = fixed + sum(leaf.num_bytes for leaf in self.observation)
         self.action_bytes = sum(leaf.num_bytes for leaf in self.action)
-        self._checks = [_value_check(leaf) for leaf in self.observation]
+        self._checks = [_value_check(leaf, largest) for leaf in self.observation]
 
     def pack_rows(self, step: HostStep) -> list[Any]:
         """Rows [n] as the parts of a payload."""
@@ -211,7 +217,7 @@ class Layout:
             np.array_equal(first, opens)
             and not ((flags != 0) & (flags != 1)).any()
             and not ((first > 0) & ((reward != 0) | (last > 0))).any()
-            and np.isfinite(scalars).all()
+            and (np.abs(scalars) <= self.largest).all()
             and (not self.spec.metrics or np.isfinite(step.metrics).all())
         )
         if not sound:
@@ -239,31 +245,41 @@ class Layout:
             if bad.any():
                 lane = int(np.argmax(bad))
                 raise ProtocolError(f"lane {lane}: {name} is {x[lane]:g}, which it cannot be there.")
+        index, lane = np.argwhere(np.abs(step.scalars) > self.largest)[0]
+        raise ProtocolError(
+            f"lane {lane}: {names[index]} is {step.scalars[index, lane]:g}, beyond the learner's "
+            f"max_magnitude={self.largest:g}."
+        )
 
 
-def _value_check(leaf: Leaf) -> Callable[[np.ndarray], None] | None:
-    """What values of a leaf must be: finite, or one of so many. Bounds are not checked: local pools exceed them too."""
+def _value_check(leaf: Leaf, largest: float) -> Callable[[np.ndarray], None] | None:
+    """What values of a leaf must be: within limits, or one of so many."""
 
-    def complain(x: np.ndarray, bad: np.ndarray) -> None:
+    def complain(x: np.ndarray, bad: np.ndarray, low: Any, high: Any) -> None:
         at = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ProtocolError(f"lane {at[0]}: {leaf.name}{list(at[1:]) or ''} is {x[at]}, which it cannot be.")
+        low, high = (np.broadcast_to(bound, x.shape)[at] for bound in (low, high))
+        raise ProtocolError(
+            f"lane {at[0]}: {leaf.name}{list(at[1:]) or ''} is {x[at]:g}, which it cannot be: its space, or "
+            f"max_magnitude where that has no bounds, allows {low:g} to {high:g}."
+        )
 
-    if leaf.dtype.kind == "f":
-
-        def finite(x: np.ndarray) -> None:
-            if not (ok := np.isfinite(x)).all():
-                complain(x, ~ok)
-
-        return finite
     if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
         limit = np.asarray(leaf.space.num_values)
 
         def known(x: np.ndarray) -> None:
             if ((x < 0) | (x >= limit)).any():
-                complain(x, (x < 0) | (x >= limit))
+                complain(x, (x < 0) | (x >= limit), 0, limit - 1)
 
         return known
-    return None
+    if (found := bounds.limits(leaf.space, largest)) is None:
+        return None
+    low, high = found
+
+    def within(x: np.ndarray) -> None:
+        if not (ok := (x >= low) & (x <= high)).all():
+            complain(x, ~ok, low, high)
+
+    return within
 
 
 def _require_array(name: str, x: Any, dtype: np.dtype, shape: tuple[int, ...]) -> None:

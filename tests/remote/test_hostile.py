@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
@@ -36,6 +37,7 @@ from peers import (
     wire,
 )
 
+from podracer.remote import descriptors
 from podracer.remote.settings import Remote
 
 grpc = pytest.importorskip("grpc")
@@ -100,6 +102,45 @@ def mutate(count):
         environment.close()
     thread.join(5.0)
     assert thread.error is None
+
+
+def test_connections_leave_files_for_the_run(monkeypatch):
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 6)
+    with learner() as made, contextlib.ExitStack() as stack:
+        thread = workers.Thread(workers.Counting(), made.where)
+        environment = made.make(4, 5)
+        played(environment, 1)
+        strangers = [stack.enter_context(connection(made.where)) for _ in range(20)]
+        for each in strangers[6:]:
+            each.settimeout(5.0)
+            assert each.recv(1) == b"", "one too many is closed at once"
+        played(environment, 5)
+        environment.close()
+    thread.join(5.0)
+    assert thread.error is None
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "left", "raised"),
+    [
+        (1024, 4096, 2048, 2560),
+        (1024, resource.RLIM_INFINITY, 2048, 2560),
+        (256, 1024, 512, 1024),
+        (512, 512, 256, None),
+        (9999, 9999, 2048, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 2048, None),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_or_said(monkeypatch, capfd, soft, hard, left, raised):
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    assert descriptors.room(2048) == left
+    assert asked == ([(raised, hard)] if raised else [])
+    if left < server.MAX_SESSIONS:
+        with learner():
+            said = f"room for {left} connections of workers; for more of them raise it before the learner starts"
+            assert f"{said} (ulimit -n 2560)." in capfd.readouterr().err
 
 
 def test_who_says_nothing_keeps_nobody_out():

@@ -1,7 +1,9 @@
 """The hub alone, on a clock of the test's: against a plain model in random schedules, and case by case."""
 
 import collections
+import contextlib
 import queue
+import sys
 import threading
 import time
 
@@ -461,18 +463,18 @@ def test_a_part_leaves_at_its_deadline_by_the_clock():
 
 
 def test_a_part_leaves_at_its_deadline():
-    hub, clock, pool, peers, environment = ready_pool(most=3, lanes=3)
+    _, clock, pool, peers, environment = ready_pool(most=3, lanes=3)
     assert received(environment) == [0, 1, 2], "nobody is waited for where nobody owes anything"
     peers[2].answer(*peers[2].owed)
     asked = clock.now
-    assert hub._chosen(pool, clock.now)[0] == []
-    assert hub._chosen(pool, clock.now)[1] == pytest.approx(0.2)
-    assert hub._chosen(pool, clock.now + 0.9)[1] == pytest.approx(0.1, abs=0.01)
+    assert pool.chosen(clock.now)[0] == []
+    assert pool.chosen(clock.now)[1] == pytest.approx(0.2)
+    assert pool.chosen(clock.now + 0.9)[1] == pytest.approx(0.1, abs=0.01)
     clock.now = asked + 1.0
     assert received(environment) == [2]
     peers[1].answer(*peers[1].owed)
     peers[0].answer(*peers[0].owed)
-    assert hub._chosen(pool, clock.now)[0] == [], "of three lanes, the third owes rows"
+    assert pool.chosen(clock.now)[0] == [], "of three lanes, the third owes rows"
     peers[2].answer(*peers[2].owed)
     assert received(environment) == [1, 0, 2]
 
@@ -500,6 +502,58 @@ def test_what_is_lost_follows_the_slowest_that_is_at_work():
     lanes, rows = environment.recv()
     assert (lanes.tolist(), rows.scalars[2].tolist()) == ([0], [1.0])
     assert hub.counts["filler_rows"] == 1
+
+
+def instructions(function):
+    """How many instructions of Python a call executes."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(Woken):
+            function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("batching", [None, Batching(1, 2, 1.0)])
+def test_a_message_costs_the_same_however_many_workers_there_are(batching):
+    def cost(workers):
+        hub, _, _ = made()
+        pools = [hub.open_pool(workers, 1, 100 * i, batching=batching) for i in range(2)]
+        environments = [RemoteEnvironment(hub, pool, SPEC) for pool in pools]
+        peers = [Peer(hub, 1) for _ in range(2 * workers)]
+        for peer in peers:
+            peer.answer(*peer.owed)
+        for environment in environments:
+            for _ in range(workers // 2 if batching else 1):
+                received(environment)
+        woken = []
+        for pool in pools:
+            pool.changed.notify_all = lambda pool=pool: woken.append(pool)
+            pool.changed.wait = lambda seconds, pool=pool: hub.wake(pool)
+        spent = instructions(lambda: hub.take(pools[0]))  # it looks, and would wait
+        pools[0].woken = woken.clear()
+        rows = [next(peer for peer in peers if peer.session is block.session) for block in pools[0].blocks]
+        spent += instructions(lambda: rows[0].answer(*rows[0].owed))
+        for peer in rows[1:-1]:
+            peer.answer(*peer.owed)
+        assert not woken or batching, "rows of the others are awaited still"
+        rows[-1].answer(*rows[-1].owed)
+        assert set(woken) == {pools[0]}, "the other actor has nothing to look at"
+        if batching:
+            spent += instructions(lambda: received(environments[0]))
+        return spent
+
+    assert cost(4) == cost(200)
 
 
 @pytest.mark.parametrize("chunk", range(2))
@@ -537,8 +591,8 @@ def test_random_schedules_of_whatever_is_ready(chunk):
                 peers.append(Peer(hub, int(rng.integers(1, 4)), "new"))
             clock.now += rng.exponential(0.5) if rng.random() < 0.95 else 400.0
             hub.tick()
-            with hub._condition:
-                there = pool.live and hub._chosen(pool, clock.now)[0]
+            with hub._lock:
+                there = pool.live and pool.chosen(clock.now)[0]
             if there:
                 lanes, rows = environment.recv()
                 assert len(lanes) <= batching.most

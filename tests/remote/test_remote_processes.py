@@ -319,6 +319,7 @@ def test_a_learner_that_diverges_sends_its_workers_home(tmp_path):
     where = f"unix:{tmp_path}/socket"
     flags = ["--processes", "2", "--lanes", "4", "--env.settings", "reward=1e30"]
     train = ["train", "vtrace", "remote:counted", *TRAIN[2:], "--total-steps", "100000", "--remote.listen", where]
+    train += ["--remote.max-magnitude", "1e38"]
     with workers.process(COUNTED, where, *flags) as supervisor:
         with podracer_process(*train) as learner:
             code, said = ended(learner, 120)

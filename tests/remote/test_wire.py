@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from podracer import remote, spaces
+from podracer.remote import bounds
 from podracer.types import EnvSpec, HostStep
 
 pb = pytest.importorskip("podracer.remote.session_pb2")
@@ -135,8 +136,41 @@ def test_rows_that_break_the_contract_are_named(changes, complaint):
         layout.check_rows(rows(**changes), opens)
 
 
-def test_large_numbers_are_no_error():
-    wire.Layout(SPEC).check_rows(rows(reward=[3e38, 0, 3e38], x=[[3e38, 3e38]] * 3), np.array([False, True, False]))
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"reward": [1e6, 0, -1e6], "x": [[0, -21], [21, 0], [0, 0]]}, ""),
+        ({"reward": [1, 0, 3e38]}, r"lane 2: reward is 3e\+38, beyond the learner's max_magnitude=1e\+06\.$"),
+        ({"reward": [-2e6, 0, 0]}, r"lane 0: reward is -2e\+06, beyond"),
+        ({"x": [[0, 0], [0, 3e38], [0, 0]]}, r"lane 1: observation\['x'\]\[1\] is 3e\+38, .* allows -21 to 21\.$"),
+    ],
+)
+def test_numbers_that_would_end_a_run_are_named(changes, complaint):
+    layout, opens = wire.Layout(SPEC, 1e6), np.array([False, True, False])
+    with pytest.raises(wire.ProtocolError, match=complaint) if complaint else contextlib.nullcontext():
+        layout.check_rows(rows(**changes), opens)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "expected"),
+    [
+        (-np.inf, np.inf, np.float32, (-1e6, 1e6)),
+        (-np.finfo(np.float32).max, np.finfo(np.float32).max, np.float32, (-1e6, 1e6)),
+        (0.0, 0.5, np.float32, (-10.0, 10.5)),
+        (np.array([0.0, -np.inf]), np.array([2.0, np.inf]), np.float32, ([-20.0, -1e6], [22.0, 1e6])),
+        (-np.inf, np.inf, np.float16, (-65504.0, 65504.0)),
+        (0, 255, np.uint8, None),
+        (0, 2, np.int32, (-20, 22)),
+        (0, 2, np.uint32, (-20, 22)),
+        (-(2**63), 2**63 - 1, np.int64, (-1e6, 1e6)),
+    ],
+)
+def test_limits_of_observations(low, high, dtype, expected):
+    found = bounds.limits(spaces.Box(low, high, (2,), dtype), 1e6)
+    if expected is None:
+        assert found is None
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("length", [-1, 1])
