@@ -21,6 +21,7 @@ from podracer import matches
 from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
+from podracer.run.failures import playing
 from podracer.run.stopping import StopSignal
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
 
@@ -203,6 +204,7 @@ def on_host(
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
+    @playing(environments.spec.name)
     def play(params: ActorParams, seed: int) -> Evaluation:
         environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
         if stop and (wake := getattr(environment, "wake", None)):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring
+from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring, failed
 
 POLL_SECONDS = 0.2
 """How often a learner that waits for a rollout looks at signals and at its actors."""
@@ -84,8 +84,7 @@ class Crew:
         """
         for actor in self.actors:  # first of all, for one that fails ends the others
             if actor.error is not None:
-                problem = f"{type(actor.error).__name__}: {actor.error}"
-                raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
+                raise failed(actor.name, self._environment, actor.error) from actor.error
         now = time.perf_counter()
         for i, actor in enumerate(self.actors):
             since = actor.waiting_since
