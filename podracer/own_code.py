@@ -22,6 +22,9 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 _PACKAGES = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
+_SENT = "<dynamic-code>"
+"""The file of what a script defines, in a process that it was sent to."""
+
 
 def _folder(package: str) -> list[str]:
     spec = importlib.util.find_spec(package)  # which imports nothing
@@ -60,9 +63,14 @@ def _innermost(frames: list[tuple[str, int, str]], own: Callable[[str], bool]) -
 
 
 def _frames(error: BaseException | str) -> list[tuple[str, int, str]]:
+    """File, line and function of the frames of an error, the outermost first."""
     if isinstance(error, str):
         return [(file, int(number), function) for file, number, function in _FRAME.findall(error)]
-    return [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    script = str(getattr(sys.modules.get("__main__"), "__file__", None) or _SENT)
+    return [
+        (script if frame.filename == _SENT else frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
 
 
 def _is_own(file: str) -> bool:
