@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import gymnasium
@@ -133,14 +133,19 @@ class GymnasiumEnvironments:
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
         return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._notice)
 
-    def _notice(self, lanes: Any, observation: Any) -> None:
-        """Says, once, that lanes are about to play the same episode."""
+    def _notice(self, lanes: Any, observation: Any, info: Mapping[str, Any]) -> None:
+        """Says, of the first lanes, what of them goes unseen: a mask of actions, and that they play one episode."""
         if self._noticed:
             return
+        self._noticed = True
+        if masks := [name for name in gymnasium_state.MASKS if name in info]:
+            note(
+                f"{self.spec.name} has {masks[0]} in its info, at which no agent looks; as action_mask in a Dict of "
+                "observations some honour it."
+            )
         here = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
         states = [gymnasium_state.generators(lane) for lane in lanes.envs] if here else lanes.call("generators")
         if name := gymnasium_state.shared_generator(states, observation):
-            self._noticed = True
             note(
                 f"all {len(states)} lanes of {self.spec.name} begin alike, for {name} is the same in each, whatever "
                 "the seed of reset: they play one episode. Use self.np_random, which super().reset(seed=seed) seeds."
@@ -188,7 +193,7 @@ def _time_limit(environment: gymnasium.Env) -> int | None:
 class GymnasiumEnvironment:
     """A running vector environment (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, notice: Callable[[Any, Any], None]):
+    def __init__(self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, notice: Callable[[Any, Any, Any], None]):
         self._vector, self.spec, self._seed, self._notice = vector, spec, seed, notice
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
@@ -199,7 +204,7 @@ class GymnasiumEnvironment:
     def recv(self) -> tuple[np.ndarray, HostStep]:
         if self._actions is None:
             observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
-            self._notice(self._vector, observation)
+            self._notice(self._vector, observation, info)
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
         else:

@@ -19,6 +19,9 @@ REMEDY = {
 }
 """Settings of ppo that keep statistics in the policy, and what serves other agents."""
 
+MASKS = ("action_mask", "action_masks", "legal_actions", "valid_actions", "available_actions", "avail_actions")
+"""Names in `info` under which environments say which actions are legal."""
+
 DEPTH, MOST = 3, 1000
 """How deep generators are looked for, and in how many objects of a layer."""
 

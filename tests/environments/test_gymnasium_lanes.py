@@ -126,6 +126,15 @@ def test_lanes_that_differ_are_not_noticed(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_mask_in_info_is_noticed(capsys):
+    class Masked(Walk):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"action_mask": np.int8([1, 0])}
+
+    first_rows(environments.adopt(Masked))
+    assert capsys.readouterr().err.startswith("podracer: note: Masked has action_mask in its info, at which no agent")
+
+
 def test_generators_of_lanes_in_processes_are_asked_for():
     lane = gymnasium_processes.Lane(WRAPPERS.TimeLimit(Deaf(np.random.default_rng(0)), 9))
     vector = gymnasium.vector.SyncVectorEnv([lambda: lane])
