@@ -14,10 +14,10 @@ import gymnasium
 import numpy as np
 
 from podracer import config as configs
-from podracer.environments import gymnasium_check, gymnasium_processes, gymnasium_state
+from podracer.environments import gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
 from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
 from podracer.notes import note
-from podracer.types import EnvSpec, HostStep, check_metric_names
+from podracer.types import EnvSpec, HostEnvironment, HostStep, check_metric_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class GymnasiumEnvironments:
             raise ValueError(f"settings={options.settings!r}: {source} is made already; set them on it instead.")
         if options.vectorization == "async":
             gymnasium_processes.require_guard()
-        self._noticed = False
+        self._noticed, self._turns = False, gymnasium_turns.Turns()
         single = self._one()
         name = f"gymnasium:{source}" if isinstance(source, str) else type(single.unwrapped).__name__
         try:
@@ -90,11 +90,14 @@ class GymnasiumEnvironments:
         finally:
             single.close()
 
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> GymnasiumEnvironment:
-        """Starts a vector environment."""
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> HostEnvironment:
+        """Starts a vector environment; one for evaluation takes the place of training's where both cannot be."""
         vector = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
         one = self._one if self._options.vectorization == "sync" else self._lane
-        return self._running(vector[self._options.vectorization], one, num_lanes, seed)
+        make = functools.partial(self._running, vector[self._options.vectorization], one, num_lanes)
+        if evaluation:
+            return self._turns.evaluate(functools.partial(make, seed))
+        return self._turns.train(make, num_lanes, seed)
 
     def render(self, seed: int) -> GymnasiumEnvironment:
         """One lane that has `frame()`.

@@ -1,6 +1,7 @@
 """What lanes of one environment must not have: statistics of their own, one random generator, and too many instances."""
 
 import multiprocessing
+import queue
 import sys
 import threading
 import types
@@ -162,6 +163,39 @@ def test_an_instance_is_closed_before_the_next_is_made():
     assert Only.alive == 1
     running.close()
     assert Only.alive == 0
+
+
+def test_an_evaluation_takes_the_place_of_training_where_both_cannot_be(capsys):
+    """Training waits for it, and goes on with another episode as a break in its stream."""
+    source = environments.adopt(Only)
+    training, action, rows = source.make(1, 0), np.zeros(1, np.int32), queue.SimpleQueue()
+    seen = [training.recv()[1].timestep.observation[0, 0]]
+    for _ in range(2):
+        training.send(np.arange(1), action)
+        assert not training.recv()[1].timestep.first[0]
+        evaluation = source.make(1, 7, evaluation=True)
+        assert Only.alive == 1
+        assert evaluation.recv()[1].timestep.first[0]
+        training.send(np.arange(1), action)
+        waits = threading.Thread(target=lambda: rows.put(training.recv()[1].timestep))
+        waits.start()
+        evaluation.send(np.arange(1), action)
+        assert not evaluation.recv()[1].timestep.first[0]
+        assert rows.empty()
+        evaluation.close()
+        row = rows.get(timeout=5)
+        waits.join()
+        assert (row.first[0], row.reward[0]) == (True, 0.0)
+        seen.append(row.observation[0, 0])
+    assert len(set(seen)) == 3
+    with pytest.raises(AssertionError, match="there is another one"):  # of two lanes one is too many
+        source.make(2, 7, evaluation=True)
+    Only.alive = 0  # the first of them, which its vector has lost
+    training.send(np.arange(1), action)
+    assert training.recv()[1].timestep.first[0]
+    training.close()
+    assert Only.alive == 0
+    assert capsys.readouterr().err.count("note: Only cannot be made twice (AssertionError: there is another one") == 1
 
 
 def test_an_instance_that_cannot_be_copied():
