@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
@@ -118,6 +119,12 @@ def test_lanes_that_share_a_generator_are_noticed_once(generator, capsys):
     said = capsys.readouterr().err
     assert said.startswith("podracer: note: all 3 lanes of Deaf begin alike, for Deaf.world.generator is the same in")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_lanes_that_share_a_key_are_noticed(key, capsys):
+    first_rows(environments.adopt(Deaf(types.SimpleNamespace(key=key(3), uniform=max))))
+    assert "for Deaf.world.generator.key is the same in each" in capsys.readouterr().err
 
 
 def test_lanes_that_differ_are_not_noticed(capsys):
