@@ -83,14 +83,14 @@ def _is_installed(file: str) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """`ErrorType: reason, in FUNCTION, FILE, line N, `source``, without a full stop.
+    """`ErrorType: reason, in FUNCTION, FILE, line N, `source``; without that line where it is not the user's own.
 
     An error whose text is a traceback, as of a callback that JAX called, is told by that one.
     """
-    text = str(error)
+    text, where = str(error), line(error)
     if quotes(error):
         return f"{text.strip().splitlines()[-1].rstrip('.')}{line(text)}"
-    return f"{type(error).__name__}: {text.rstrip('.')}{line(error)}"
+    return f"{type(error).__name__}: {text.rstrip('.') if where else text}{where}"
 
 
 def said(error: BaseException) -> str:

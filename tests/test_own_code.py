@@ -1,7 +1,5 @@
 """Errors of the user's own code say where they were raised, whoever called it."""
 
-import queue
-import re
 import types
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 import podracer
 from podracer import environments, own_code, spaces
-from podracer.remote import worker
 from podracer.run import evaluation
 
 PLACE = r", in price, .*test_own_code\.py, line \d+, `raise ValueError\(\"the price is wrong\"\)`"
@@ -81,20 +78,3 @@ def test_an_evaluation_that_fails_says_where(shop):
     )
     with pytest.raises(podracer.ActorError, match="^evaluation failed in Shop: ValueError: the price is wrong" + PLACE):
         evaluation.on_host(agent, shop, 2)(None, 0)
-
-
-def test_a_worker_says_where(shop, monkeypatch, capsys):
-    monkeypatch.setenv(own_code.TRACEBACK, "1")
-    failed = queue.SimpleQueue()
-    asked: Any = types.SimpleNamespace(block=7, lanes=1, seed=0, evaluation=False)
-    layout: Any = types.SimpleNamespace(
-        require=lambda *_: None, pack_rows=lambda rows: (), unpack_actions=lambda *_: np.zeros(1, np.int32)
-    )
-    block = worker._Block(asked, shop, layout, lambda message: None, lambda *said: failed.put(said))
-    for step in range(3):
-        block.act(step, memoryview(b""))
-    block.run()
-    number, said = failed.get(timeout=1)
-    assert number == 7
-    assert re.match("ValueError: the price is wrong" + PLACE, said)
-    assert "Traceback (most recent call last)" in capsys.readouterr().err
