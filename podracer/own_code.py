@@ -49,7 +49,7 @@ def line(error: BaseException | str) -> str:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether the user's own code raised an error, itself or in what it called, and not this library within."""
+    """True where the user's own code raised an error, itself or in what it called, and not this library within."""
     files = [file for file, _, _ in _frames(error)]
     ours = max((i for i, file in enumerate(files) if file.startswith(_LIBRARIES[0])), default=-1)
     return any(_is_own(file) for file in files[ours + 1 :])
@@ -78,7 +78,7 @@ def _is_own(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file is of a package that is none of those that call environments."""
+    """True for a file of a package that is none of those that call environments."""
     return not file.startswith((*_LIBRARIES, "<frozen")) and any(name in file for name in _PACKAGES)
 
 
@@ -99,7 +99,7 @@ def said(error: BaseException) -> str:
 
 
 def quotes(error: BaseException) -> bool:
-    """Whether the text of an error has the traceback of another one."""
+    """True where the text of an error has the traceback of another one."""
     return "Traceback (most recent call last)" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Lanes in processes of their own: what their errors say here, and the script that begins them."""
+"""Lanes in processes of their own: the text of their errors, and the script that begins them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lanes keep apart from their episodes: statistics of what they saw, and random generators."""
+"""State that lanes keep besides their episodes: statistics of what they saw, and random generators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
-    """Whether an attribute is a running mean and variance; of what is no wrapper, by its name alone."""
+    """True for a running mean and variance; in what is no wrapper, by the attribute's name alone."""
     if value is None or isinstance(value, bool | str):
         return False
     if attribute.lstrip("_") in STATISTICS:
@@ -69,7 +69,7 @@ def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
 
 
 def _is_frozen(layer: Any) -> bool:
-    """Whether a layer says that it takes its statistics as they are."""
+    """True for a layer that says that it takes its statistics as they are."""
     return not getattr(layer, "update_running_mean", True) or not getattr(layer, "training", True)
 
 

@@ -49,7 +49,7 @@ class Turns:
 
     @staticmethod
     def _instead(training: list[_Training], make: Callable[[], HostEnvironment]) -> HostEnvironment | None:
-        """What `make` makes once those of training are closed, or None where that is no use."""
+        """Lanes that `make` makes once those of training are closed, or None where that is no use."""
         for lanes in training:
             lanes.lend()
         try:

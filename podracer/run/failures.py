@@ -1,4 +1,4 @@
-"""What is raised where an environment fails while the run plays it outside of training."""
+"""Errors of environments that a run plays outside of training."""
 
 from __future__ import annotations
 

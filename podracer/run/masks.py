@@ -13,7 +13,7 @@ from podracer.run.experiment import AGENTS, PLANNERS
 from podracer.types import Agent, EnvSpec
 
 NAME = "action_mask"
-"""What agents that honour masks look for in observations."""
+"""The name of a mask in observations for agents that honour it."""
 
 _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
 

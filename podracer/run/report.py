@@ -77,7 +77,7 @@ def _returns(result: Result) -> str:
 
 
 def _cut(summary: Mapping[str, Any]) -> str:
-    """How many episodes did not end; a summary of an earlier version does not say."""
+    """Episodes that did not end, in brackets; a summary of an earlier version has no number of them."""
     unfinished = summary.get("eval_unfinished", 0)
     return f" ({unfinished} cut at {summary['eval_longest_episode']:,} steps)" if unfinished else ""
 

@@ -29,7 +29,7 @@ class ActorError(RuntimeError):
 
 
 def failed(who: str, environment: str, error: BaseException) -> ActorError:
-    """What to raise for an error of who plays an environment, with the user's own line in it; the cause is chained."""
+    """An error to raise for that of who plays an environment, with the user's own line in it; the cause is chained."""
     return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
 
 

@@ -1,4 +1,4 @@
-"""What lanes of one environment must not have: statistics of their own, one random generator, and too many instances."""
+"""Lanes of one environment: no statistics of their own, no random generator in common, no instance too many."""
 
 import multiprocessing
 import queue
