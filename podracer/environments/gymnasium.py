@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -131,6 +132,13 @@ class GymnasiumEnvironments:
             raise RuntimeError(
                 f"a lane's process ended as it began; {gymnasium_processes.GUARD.format(script)}"
             ) from error
+        except (TypeError, pickle.PicklingError) as error:
+            if not spawned or "pickle" not in str(error):
+                raise
+            raise TypeError(
+                f"{self.spec.name} cannot be sent to the process of a lane ({error}); use a class or function that "
+                'makes all of it there, or vectorization="sync".'
+            ) from error
         if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:
             lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
@@ -141,12 +149,12 @@ class GymnasiumEnvironments:
         if self._noticed:
             return
         self._noticed = True
-        if masks := [name for name in gymnasium_state.MASKS if name in info]:
-            note(
-                f"{self.spec.name} has {masks[0]} in its info, at which no agent looks; as action_mask in a Dict of "
-                "observations some honour it."
-            )
         here = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
+        if mask := gymnasium_state.unseen_mask(lanes.single_observation_space, info, lanes.envs[0] if here else None):
+            note(
+                f"{self.spec.name} has {mask}, at which no agent looks; as action_mask in a Dict of observations some "
+                "honour it."
+            )
         states = [gymnasium_state.generators(lane) for lane in lanes.envs] if here else lanes.call("generators")
         if name := gymnasium_state.shared_generator(states, observation):
             note(

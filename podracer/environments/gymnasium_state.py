@@ -20,7 +20,7 @@ REMEDY = {
 """Settings of ppo that keep statistics in the policy, and what serves other agents."""
 
 MASKS = ("action_mask", "action_masks", "legal_actions", "valid_actions", "available_actions", "avail_actions")
-"""Names in `info` under which environments say which actions are legal."""
+"""Names of entries of `info`, and of methods, with which environments say which actions are legal."""
 
 DEPTH, MOST = 3, 1000
 """How deep generators are looked for, and in how many objects of a layer."""
@@ -71,6 +71,16 @@ def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
 def _is_frozen(layer: Any) -> bool:
     """True for a layer that says that it takes its statistics as they are."""
     return not getattr(layer, "update_running_mean", True) or not getattr(layer, "training", True)
+
+
+def unseen_mask(space: gymnasium.Space, info: Mapping[str, Any], lane: gymnasium.Env | None) -> str | None:
+    """The place of a mask of actions that is in no observation, in words, if there is one."""
+    if isinstance(space, gymnasium.spaces.Dict) and not set(MASKS).isdisjoint(space.spaces):
+        return None
+    if name := next((name for name in MASKS if name in info), None):
+        return f"{name} in its info"
+    inside = [] if lane is None else list(layers(lane))
+    return next((f"a method {name}" for name in MASKS for x in inside if callable(getattr(x, name, None))), None)
 
 
 def shared_generator(states: Sequence[Mapping[str, str]], observation: Any) -> str | None:

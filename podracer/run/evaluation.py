@@ -354,11 +354,12 @@ def _host_frames(
     try:
         lanes, step = environment.recv()
         images = [environment.frame()]
-        while len(images) < max_frames and not step.game_over[0]:
-            action, memory, key = act(params, memory, step.timestep, key)
-            environment.send(lanes, jax.tree.map(np.asarray, action))
-            lanes, step = environment.recv()
-            images.append(environment.frame())
+        with playing(environments.spec.name):
+            while len(images) < max_frames and not step.game_over[0]:
+                action, memory, key = act(params, memory, step.timestep, key)
+                environment.send(lanes, jax.tree.map(np.asarray, action))
+                lanes, step = environment.recv()
+                images.append(environment.frame())
     finally:
         environment.close()
     return np.stack(images)

@@ -134,13 +134,23 @@ def test_lanes_that_differ_are_not_noticed(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_mask_in_info_is_noticed(capsys):
-    class Masked(Walk):
-        def reset(self, *, seed=None, options=None):
-            return super().reset(seed=seed)[0], {"action_mask": np.int8([1, 0])}
+class Informed(Walk):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.int8([1, 0])}
 
-    first_rows(environments.adopt(Masked))
-    assert capsys.readouterr().err.startswith("podracer: note: Masked has action_mask in its info, at which no agent")
+
+class Asked(Walk):
+    def action_masks(self): ...
+
+
+@pytest.mark.parametrize(
+    ("made", "said"), [(Informed, "Informed has action_mask in its info"), (Asked, "Asked has a method action_masks")]
+)
+def test_a_mask_that_is_in_no_observation_is_noticed(made, said, capsys):
+    first_rows(environments.adopt(lambda: WRAPPERS.TimeLimit(made(), 9)))
+    assert capsys.readouterr().err.startswith(f"podracer: note: {said}, at which no agent looks; as action_mask in a")
+    seen = gymnasium.spaces.Dict({"action_mask": gymnasium.spaces.MultiBinary(2)})
+    assert gymnasium_state.unseen_mask(seen, {"action_mask": 1}, made()) is None
 
 
 def test_generators_of_lanes_in_processes_are_asked_for():
@@ -212,6 +222,16 @@ def test_an_instance_that_cannot_be_copied():
         TypeError, match=r"^Walk cannot be copied \(TypeError: .*lock.*every lane is a copy; give the cl"
     ):
         environments.adopt(instance)
+
+
+def test_what_cannot_be_sent_to_a_process(monkeypatch):
+    monkeypatch.setattr(gymnasium_processes, "require_guard", lambda: None)
+    lock = threading.Lock()
+    source = environments.adopt(lambda: Walk() if lock else None, {"vectorization": "async"})
+    with pytest.raises(
+        TypeError, match=r"^Walk cannot be sent to the process of a lane \(.*pickle.*; use a class or fun"
+    ):
+        source.make(1, 0)
 
 
 def test_an_error_in_a_process_says_where():
