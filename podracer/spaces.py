@@ -148,6 +148,8 @@ class Dict:
     items: tuple[tuple[str, Space], ...]
 
     def __init__(self, spaces: Mapping[str, Space]):
+        if not spaces:
+            raise ValueError("Dict({}): give at least one named space.")
         object.__setattr__(self, "items", tuple(sorted(spaces.items())))
 
     def sample(self, key: jax.Array) -> dict[str, Any]:

@@ -19,9 +19,10 @@ import numpy as np
 from podracer import config as configs
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
+from podracer.notes import note
 from podracer.remote.settings import Remote
 from podracer.result import Result
-from podracer.run import checkpoint, metrics, presets, rundir
+from podracer.run import checkpoint, masks, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
@@ -126,6 +127,8 @@ def train(
         _use_compilation_cache()
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
+        if processes.is_first and (line := masks.ignored(experiment.agent, experiment.environment.spec)):
+            note(line)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
         experiment.driver.check()
         source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import sys
+import types
 
 import pytest
 
@@ -121,11 +122,55 @@ def test_a_command_in_a_guide_can_be_typed(typed, monkeypatch, capsys):
             podracer.cli.run([command, *rest])
 
 
+class Tracker:
+    """Weights & Biases as far as a guide uses it: a step is a row, and one before the newest is dropped."""
+
+    def __init__(self):
+        self.runs = []
+
+    def init(self, *, project, name=None, reinit=None):
+        if not self.runs or reinit == "create_new":
+            self.runs.append(
+                types.SimpleNamespace(name=name, rows={}, define_metric=lambda *_, **__: None, finish=print)
+            )
+            self.runs[-1].log = lambda row, step=None, rows=self.runs[-1].rows: self.add(rows, row, step)
+        return self.runs[-1]
+
+    @staticmethod
+    def add(rows, row, step):
+        newest = max(rows, default=-1)
+        step = newest + 1 if step is None else step
+        if step >= newest:
+            rows[step] = rows.get(step, {}) | row
+
+
+def test_a_tracker_keeps_all_rows_of_a_population(monkeypatch):
+    """The guide's own lines, of members whose steps differ and whose evaluations come at the steps of the slowest."""
+    tracker, logged = Tracker(), []
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    for update in range(1, 4):
+        for member in range(3):
+            logged.append(
+                {"env_steps": 100 * update - 9 * member, "updates": update, "member": member, "loss/total": 1.0}
+            )
+        for member in range(3):
+            logged.append(
+                {"env_steps": 100 * update - 18, "updates": update, "member": member, "eval/return_mean": 2.0}
+            )
+    (block,) = [block for block in (DOCS / "sweeps.md").read_text().split("```") if "import wandb" in block]
+    train = lambda *_, log, **__: [log(row["env_steps"], row) for row in logged]  # noqa: E731
+    exec(block.removeprefix("python"), {"podracer": types.SimpleNamespace(train=train)})
+    assert [run.name for run in tracker.runs] == ["member 0", "member 1", "member 2"]
+    for member, run in enumerate(tracker.runs):
+        assert list(run.rows.values()) == [row for row in logged if row["member"] == member]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
 def test_a_guide_runs(page, monkeypatch, tmp_path):
     import jax
 
+    monkeypatch.setitem(sys.modules, "wandb", Tracker())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has it
         exec(code_of(page), {"__name__": page.stem})

@@ -42,6 +42,11 @@ def test_bounds_that_do_not_fit(args, message):
         spaces.Box(*args)
 
 
+def test_a_dict_of_nothing():
+    with pytest.raises(ValueError, match=r"Dict\(\{\}\): give at least one named space"):
+        spaces.Dict({})
+
+
 def test_samples_and_membership():
     samples = np.asarray(jax.vmap(CAR.sample)(jax.random.split(jax.random.key(0), 2000)))
     assert samples.dtype == np.float32

@@ -14,6 +14,7 @@ import jax
 
 import podracer
 from podracer import config as configs
+from podracer import own_code
 from podracer.cli import bench, games, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
@@ -53,12 +54,19 @@ def run(argv: list[str]) -> int:
         return _complain(error, 2)
     except podracer.PeerError as error:
         return LOST if error.said else _complain(error, LOST)
+    except podracer.ActorError as error:
+        return _complain(error, 1, f"{str(error).rstrip('.')}; {own_code.HOW}.")
     except FAILURES as error:
         return _complain(error, 1)
     except jax.errors.JaxRuntimeError as error:
-        return _complain(str(error).partition("\n")[0], 1)
+        reason = own_code.told(error) if own_code.quotes(error) else str(error).partition("\n")[0]
+        return _complain(error, 1, reason)
     except KeyboardInterrupt:
         return _complain("interrupted; the newest checkpoint is intact.", 130)
+    except Exception as error:
+        if not own_code.is_fault(error):
+            raise  # a fault of this library, of which every line counts
+        return _complain(error, 1, f"{own_code.told(error)}; {own_code.HOW}.")
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -81,8 +89,12 @@ def _dispatch(argv: list[str]) -> int:
         raise
 
 
-def _complain(error: object, code: int) -> int:
-    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+def _complain(error: object, code: int, said: str | None = None) -> int:
+    """Says an error in one line, by its own text unless another is given; returns the code."""
+    if isinstance(error, BaseException):
+        own_code.show(error)
+        said = said or own_code.said(error)
+    print(f"podracer: error: {' '.join((said or str(error)).split())}", file=sys.stderr)
     return code
 
 

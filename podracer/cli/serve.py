@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from podracer import config as configs
-from podracer import environments
+from podracer import environments, own_code
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
 
@@ -59,7 +59,8 @@ def run(argv: list[str]) -> int:
     try:
         return serve(argv)
     except (ValueError, TypeError) as error:
-        print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        own_code.show(error)
+        print(f"podracer: error: {' '.join(own_code.said(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -93,6 +93,8 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
         made = _called(thing)
     if gymnasium := sys.modules.get("gymnasium"):  # without it, nothing is of its kind
         if isinstance(made, gymnasium.Env):
+            if made is not thing:  # a look at it; of some environments there may be only one at a time
+                made.close()
             module = _module("gymnasium")
             return module.GymnasiumEnvironments(thing, configs.from_json(module.GymnasiumOptions, settings or {}))
         if isinstance(made, gymnasium.vector.VectorEnv):

@@ -6,16 +6,19 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import pickle
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 
 from podracer import config as configs
-from podracer.environments import gymnasium_check
+from podracer.environments import gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
 from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
-from podracer.types import EnvSpec, HostStep, check_metric_names
+from podracer.notes import note
+from podracer.types import EnvSpec, HostEnvironment, HostStep, check_metric_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,10 @@ class GymnasiumEnvironments:
       options: what to change.
 
     Raises:
-      ValueError: where Gymnasium cannot make it, or a space is not supported.
-      TypeError: for an environment that does not keep Gymnasium's interface, saying where and what was expected.
+      ValueError: where Gymnasium cannot make it, a space is not supported, a wrapper keeps running statistics, or lanes
+        in processes cannot begin.
+      TypeError: for an environment that cannot be copied, or does not keep Gymnasium's interface, saying where and what
+        was expected.
     """
 
     def __init__(self, source: Source, options: GymnasiumOptions = GymnasiumOptions()):
@@ -67,10 +72,14 @@ class GymnasiumEnvironments:
         self._settings = dict(configs.assignment(setting) for setting in options.settings)
         if isinstance(source, gymnasium.Env) and self._settings:
             raise ValueError(f"settings={options.settings!r}: {source} is made already; set them on it instead.")
+        if options.vectorization == "async":
+            gymnasium_processes.require_guard()
+        self._noticed, self._turns = False, gymnasium_turns.Turns()
         single = self._one()
         name = f"gymnasium:{source}" if isinstance(source, str) else type(single.unwrapped).__name__
         try:
             gymnasium_check.check_spaces(single)
+            gymnasium_state.check_statistics(single, name)
             self.spec = EnvSpec(
                 name,
                 observation_space(single.observation_space, name),
@@ -82,10 +91,14 @@ class GymnasiumEnvironments:
         finally:
             single.close()
 
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> GymnasiumEnvironment:
-        """Starts a vector environment."""
+    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> HostEnvironment:
+        """Starts a vector environment; one for evaluation takes the place of training's where both cannot be."""
         vector = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
-        return self._running(vector[self._options.vectorization], self._one, num_lanes, seed)
+        one = self._one if self._options.vectorization == "sync" else self._lane
+        make = functools.partial(self._running, vector[self._options.vectorization], one, num_lanes)
+        if evaluation:
+            return self._turns.evaluate(functools.partial(make, seed))
+        return self._turns.train(make, num_lanes, seed)
 
     def render(self, seed: int) -> GymnasiumEnvironment:
         """One lane that has `frame()`.
@@ -112,10 +125,46 @@ class GymnasiumEnvironments:
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
         spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-        lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
+        try:
+            lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
+        except (EOFError, ConnectionError) as error:
+            script = getattr(sys.modules.get("__main__"), "__file__", "the script")
+            raise RuntimeError(
+                f"a lane's process ended as it began; {gymnasium_processes.GUARD.format(script)}"
+            ) from error
+        except (TypeError, pickle.PicklingError) as error:
+            if not spawned or "pickle" not in str(error):
+                raise
+            raise TypeError(
+                f"{self.spec.name} cannot be sent to the process of a lane ({error}); use a class or function that "
+                'makes all of it there, or vectorization="sync".'
+            ) from error
         if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:
+            lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
-        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed)
+        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._notice)
+
+    def _notice(self, lanes: Any, observation: Any, info: Mapping[str, Any]) -> None:
+        """Says, of the first lanes, what of them goes unseen: a mask of actions, and that they play one episode."""
+        if self._noticed:
+            return
+        self._noticed = True
+        here = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
+        if mask := gymnasium_state.unseen_mask(lanes.single_observation_space, info, lanes.envs[0] if here else None):
+            note(
+                f"{self.spec.name} has {mask}, at which no agent looks; as action_mask in a Dict of observations some "
+                "honour it."
+            )
+        states = [gymnasium_state.generators(lane) for lane in lanes.envs] if here else lanes.call("generators")
+        if name := gymnasium_state.shared_generator(states, observation):
+            note(
+                f"all {len(states)} lanes of {self.spec.name} begin alike, for {name} is the same in each, whatever "
+                "the seed of reset: they play one episode. Use self.np_random, which super().reset(seed=seed) seeds."
+            )
+
+    def _lane(self) -> gymnasium.Env:
+        """One environment, for a process of its own."""
+        return gymnasium_processes.Lane(self._one())
 
     def _one(self, **more: Any) -> gymnasium.Env:
         """One environment, unbatched."""
@@ -126,8 +175,19 @@ class GymnasiumEnvironments:
                 return gymnasium.make(source, **arguments)
             except (gymnasium.error.Error, ImportError, TypeError) as error:
                 raise ValueError(f"Gymnasium cannot make {source!r}: {str(error).rstrip('.')}.") from None
-        made = copy.deepcopy(source) if isinstance(source, gymnasium.Env) else source(**self._settings, **more)
+        made = _copied(source) if isinstance(source, gymnasium.Env) else source(**self._settings, **more)
         return gymnasium.wrappers.TimeLimit(made, limit) if limit else made
+
+
+def _copied(source: gymnasium.Env) -> gymnasium.Env:
+    try:
+        return copy.deepcopy(source)
+    except Exception as error:
+        name = type(source.unwrapped).__name__
+        raise TypeError(
+            f"{name} cannot be copied ({type(error).__name__}: {error}), and every lane is a copy; give the class, or "
+            "a function that makes one."
+        ) from error
 
 
 def _time_limit(environment: gymnasium.Env) -> int | None:
@@ -144,8 +204,8 @@ def _time_limit(environment: gymnasium.Env) -> int | None:
 class GymnasiumEnvironment:
     """A running vector environment (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int):
-        self._vector, self.spec, self._seed = vector, spec, seed
+    def __init__(self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, notice: Callable[[Any, Any, Any], None]):
+        self._vector, self.spec, self._seed, self._notice = vector, spec, seed, notice
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
         self._check = action_checker(spec.action_space)
@@ -155,6 +215,7 @@ class GymnasiumEnvironment:
     def recv(self) -> tuple[np.ndarray, HostStep]:
         if self._actions is None:
             observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
+            self._notice(self._vector, observation, info)
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
         else:

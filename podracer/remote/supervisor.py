@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any
 
+from podracer import own_code
+
 BACK_OFF = (0.5, 10.0)
 """Seconds before a process is replaced, the first and the longest."""
 
@@ -132,5 +134,6 @@ def _end_with_parent() -> None:
 
 
 def _die(error: Exception, code: int) -> None:
-    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    own_code.show(error)
+    print(f"podracer: error: {' '.join(own_code.said(error).split())}", file=sys.stderr, flush=True)
     os._exit(code)  # threads of environments that hang must not be waited for

@@ -21,6 +21,7 @@ import grpc
 
 from podracer import config as configs
 from podracer import environments as registry
+from podracer import own_code
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.settings import address, is_private, read, read_token
@@ -147,7 +148,7 @@ def _making() -> Iterator[None]:
     except (ValueError, TypeError):
         raise
     except Exception as error:
-        raise MakingError(f"environments cannot be made: {type(error).__name__}: {error}") from error
+        raise MakingError(f"environments cannot be made: {own_code.told(error)}") from error
 
 
 def serve_envs(
@@ -465,7 +466,8 @@ class _Block(threading.Thread):
             for message in self._steps(environment):
                 self._put(message)
         except Exception as error:
-            self._failed(self._asked.block, wire.printable(f"{type(error).__name__}: {error}"))
+            own_code.show(error)
+            self._failed(self._asked.block, wire.printable(own_code.told(error)))
         finally:
             if environment is not None:
                 with contextlib.suppress(Exception):

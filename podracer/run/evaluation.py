@@ -21,11 +21,28 @@ from podracer import matches
 from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
+from podracer.run.failures import playing
 from podracer.run.stopping import StopSignal
-from podracer.types import ActorParams, Agent, ArrayTree, Environment, HostEnvironments
+from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
 """Rows after which an episode is cut where the environment does not bound its episodes."""
+
+LEAST_MAX_STEPS = 1_000
+"""The fewest of them in the evaluations of a run, however short it is."""
+
+
+def step_limit(spec: EnvSpec, episodes: int, every: int) -> int:
+    """Rows after which the episodes of a run's evaluations are cut.
+
+    Where the environment does not bound them, evaluations take no more steps than training.
+
+    Args:
+      spec: of the environment.
+      episodes: of an evaluation.
+      every: steps between evaluations.
+    """
+    return spec.max_episode_steps or min(DEFAULT_MAX_STEPS, max(LEAST_MAX_STEPS, every // episodes))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -74,6 +91,13 @@ def of(told: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**arrays, unfinished=told["unfinished"])
 
 
+def cut(evaluations: Sequence[Evaluation]) -> str:
+    """`, 3 of 4 episodes cut at 1,000 steps`, or "" where all have ended."""
+    unfinished, played = (sum(getattr(e, name) for e in evaluations) for name in ("unfinished", "episodes"))
+    longest = int(max(e.lengths.max() for e in evaluations))
+    return f", {unfinished} of {played} episodes cut at {longest:,} steps" if unfinished else ""
+
+
 def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
     half = 1.96 * std / math.sqrt(n)
     return mean - half, mean + half
@@ -98,6 +122,8 @@ def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         "eval_return_std": std,
         "eval_return_interval": list(interval),
         "eval_episodes": first.episodes,
+        "eval_unfinished": sum(evaluation.unfinished for evaluation in evaluations),
+        "eval_longest_episode": int(max(evaluation.lengths.max() for evaluation in evaluations)),
     } | spread
 
 
@@ -109,6 +135,7 @@ class Evaluator:
       environment: pure JAX, or host environments.
       episodes: how many to play at once.
       stop: wakes host environments that may wait for others, which ends the evaluation with `Closed`.
+      max_steps: rows after which an episode is cut; the environment's own, or `DEFAULT_MAX_STEPS`, if None.
     """
 
     def __init__(
@@ -117,12 +144,13 @@ class Evaluator:
         environment: Environment | HostEnvironments,
         episodes: int,
         stop: StopSignal | None = None,
+        max_steps: int | None = None,
     ):
         self._environment, self._episodes = environment, episodes
         if isinstance(environment, HostEnvironments):
-            self._play = on_host(agent, environment, episodes, stop=stop)
+            self._play = on_host(agent, environment, episodes, max_steps, stop=stop)
         else:
-            play = games if environment.spec.num_players == 2 else make
+            play = games if environment.spec.num_players == 2 else functools.partial(make, max_steps=max_steps)
             self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
 
     def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
@@ -203,6 +231,7 @@ def on_host(
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
+    @playing(environments.spec.name)
     def play(params: ActorParams, seed: int) -> Evaluation:
         environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
         if stop and (wake := getattr(environment, "wake", None)):
@@ -325,11 +354,12 @@ def _host_frames(
     try:
         lanes, step = environment.recv()
         images = [environment.frame()]
-        while len(images) < max_frames and not step.game_over[0]:
-            action, memory, key = act(params, memory, step.timestep, key)
-            environment.send(lanes, jax.tree.map(np.asarray, action))
-            lanes, step = environment.recv()
-            images.append(environment.frame())
+        with playing(environments.spec.name):
+            while len(images) < max_frames and not step.game_over[0]:
+                action, memory, key = act(params, memory, step.timestep, key)
+                environment.send(lanes, jax.tree.map(np.asarray, action))
+                lanes, step = environment.recv()
+                images.append(environment.frame())
     finally:
         environment.close()
     return np.stack(images)

@@ -67,13 +67,19 @@ def _steps(result: Result) -> int:
 def _returns(result: Result) -> str:
     summary = result.summary
     if summary.get("members"):
-        return _returns_of(summary["members"], _varied(result))
+        return _returns_of(summary["members"], _varied(result)) + _cut(summary)
     if summary.get("eval_return_mean") is None:
         return "not evaluated"
     return (
         f"return {summary['eval_return_mean']:.3f} ± {summary['eval_return_std']:.3f} "
-        f"over {summary['eval_episodes']} episodes"
+        f"over {summary['eval_episodes']} episodes{_cut(summary)}"
     )
+
+
+def _cut(summary: Mapping[str, Any]) -> str:
+    """Episodes that did not end, in brackets; a summary of an earlier version has no number of them."""
+    unfinished = summary.get("eval_unfinished", 0)
+    return f" ({unfinished} cut at {summary['eval_longest_episode']:,} steps)" if unfinished else ""
 
 
 def _returns_of(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

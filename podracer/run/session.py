@@ -87,7 +87,13 @@ class Session:
             experiment.environment,
             experiment.run.eval_episodes,  # type: ignore[arg-type]
             stop,
+            max_steps=evaluation.step_limit(
+                experiment.environment.spec,
+                experiment.run.eval_episodes,  # type: ignore[arg-type]
+                experiment.run.eval_every,  # type: ignore[arg-type]
+            ),
         )
+        self._endless = False
         self._cut = False
         self._last_evaluation: list[evaluation.Evaluation] = []
         self._diverged = np.zeros(experiment.run.population, bool)
@@ -272,7 +278,9 @@ class Session:
             return
         self._last_evaluation = played
         mean = np.mean([result.mean for result in self._last_evaluation])
-        self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}")
+        cut = evaluation.cut(played)
+        self._display.detail(f"{env_steps:>12,} steps   evaluation return {mean:.3f}{cut}")
+        self._say_endless(cut)
         if self._evaluated_at == env_steps:
             return  # a finished run that was resumed: its rows are there
         self._evaluated_at = env_steps
@@ -287,6 +295,18 @@ class Session:
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
             self._best.offer(env_steps, best, only_learner(state))
+
+    def _say_endless(self, cut: str) -> None:
+        """Says once that episodes do not end, and what to do."""
+        if not cut or self._endless:
+            return
+        self._endless = True
+        ended = any(row.get("episode/count") for row in self._log.rows)
+        training = "" if ended else "; in training none has ended either"
+        self._display.say(
+            f"{cut.removeprefix(', ')}: the evaluation's returns are those until then{training}. max_episode_steps (in "
+            "env_options, or of EnvSpec) says how long an episode is."
+        )
 
     def _played(self, params: ActorParams) -> list[evaluation.Evaluation]:
         """What process 0 finds on its own device, and tells the others; nothing if it was to stop meanwhile."""

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import own_code
 from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
@@ -24,7 +25,12 @@ STAGES = ("environment", "inference", "transfer", "queue", "parameters")
 
 
 class ActorError(RuntimeError):
-    """An actor failed; the cause is chained."""
+    """An actor or an evaluation failed; the cause is chained."""
+
+
+def failed(who: str, environment: str, error: BaseException) -> ActorError:
+    """An error to raise for that of who plays an environment, with the user's own line in it; the cause is chained."""
+    return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
 
 
 class Resume(NamedTuple):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring
+from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring, failed
 
 POLL_SECONDS = 0.2
 """How often a learner that waits for a rollout looks at signals and at its actors."""
@@ -42,6 +42,7 @@ class Crew:
     ):
         self.actors, self.wiring, self.restarts = actors, wiring, restarts
         self._environment, self._timeout, self._replace = environment, timeout, replace
+        self._back = 0.0
 
     def __enter__(self) -> Crew:
         for actor in self.actors:
@@ -76,6 +77,10 @@ class Crew:
                 return rollouts
         return None
 
+    def back(self) -> None:
+        """Says that the learner has evaluated and saved: meanwhile actors may have waited for an evaluation's lanes."""
+        self._back = time.perf_counter()
+
     def check(self) -> None:
         """Replaces an actor that hangs, if there are restarts left.
 
@@ -84,11 +89,10 @@ class Crew:
         """
         for actor in self.actors:  # first of all, for one that fails ends the others
             if actor.error is not None:
-                problem = f"{type(actor.error).__name__}: {actor.error}"
-                raise ActorError(f"{actor.name} failed in {self._environment}: {problem}") from actor.error
+                raise failed(actor.name, self._environment, actor.error) from actor.error
         now = time.perf_counter()
         for i, actor in enumerate(self.actors):
-            since = actor.waiting_since
+            since = actor.waiting_since and max(actor.waiting_since, self._back)
             if not actor.is_alive():
                 raise ActorError(f"{actor.name} ended without a word.")
             if since is not None and now - since > self._timeout:

@@ -154,6 +154,7 @@ class Learner:
                 return False
             with report.clock_stopped():
                 on_milestone()
+            crew.back()
             if not finish():
                 return False
         return True

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -531,6 +532,27 @@ def test_a_run_that_fails(error, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert str(error).splitlines()[0] in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        (podracer.ActorError, 1, "podracer: error: the price; PODRACER_TRACEBACK=1 shows the whole traceback.\n"),
+        (KeyError, 1, "podracer: error: KeyError: 'the price', in fail, {}; PODRACER_TRACEBACK=1 shows the"),
+        (ValueError, 2, "podracer: error: ValueError: the price, in fail, {}\n"),
+    ],
+)
+def test_an_error_of_ones_own_code_says_where(kind, code, said, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise kind("the price")
+
+    monkeypatch.setattr(podracer, "train", fail)
+    expected = re.escape(said).replace(r"\{\}", r"\S+test_cli\.py, line \d+, `raise kind\(.*\)`")
+    assert run(TRAIN) == code
+    assert re.match(expected, capsys.readouterr().err)
+    monkeypatch.setenv("PODRACER_TRACEBACK", "1")
+    assert run(TRAIN) == code
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
 
 
 def test_a_disk_that_is_full(copied, monkeypatch, capsys):

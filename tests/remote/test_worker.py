@@ -1,5 +1,6 @@
 """A worker's side alone: whom it talks to."""
 
+import re
 import sys
 import threading
 import types
@@ -108,7 +109,7 @@ def test_what_the_learner_said_goes_before_environments_that_hang(why, monkeypat
     hung.set()
 
 
-def test_an_environment_that_raises_is_said_once_and_forgotten():
+def test_an_environment_that_raises_is_said_once_and_forgotten(monkeypatch, capsys):
     def misbehave(running):
         raise RuntimeError("the plug was pulled")
 
@@ -118,11 +119,16 @@ def test_an_environment_that_raises_is_said_once_and_forgotten():
     one._blocks[7] = block = worker._Block(
         asked, environments, wire.Layout(environments.spec), one._outgoing.put, one._failed
     )
+    monkeypatch.setenv("PODRACER_TRACEBACK", "1")
     block.run()
-    assert lines == ["environments of block 7 failed: RuntimeError: the plug was pulled"]
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
+    (line,) = lines
+    said = r"RuntimeError: the plug was pulled, in misbehave, \S+test_worker\.py, line \d+, `raise RuntimeError.*`"
+    assert re.fullmatch(f"environments of block 7 failed: {said}", line)
     assert not one._blocks, "it is not busy any more"
     message, _ = wire.unpack(pb.FromWorker, one._outgoing.get())
-    assert (message.failed.block, message.failed.error) == (7, "RuntimeError: the plug was pulled")
+    assert message.failed.block == 7
+    assert re.fullmatch(said, message.failed.error)
 
 
 def test_a_block_sends_nothing_that_is_not_of_the_spec():

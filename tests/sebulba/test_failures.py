@@ -6,6 +6,8 @@ import os
 import re
 import threading
 import time
+import types
+from typing import Any
 from unittest import mock
 
 import harness
@@ -63,6 +65,19 @@ def test_an_actor_that_raises_ends_the_run(mode, at):
         train(hosts.Steps(misbehave), total_steps=10**6, actor_threads=2, num_envs=8, mode=mode)
     assert time.monotonic() - start < 20.0  # compilation included
     assert isinstance(raised.value.__cause__, InjectedError)
+
+
+def test_time_in_which_the_learner_evaluates_does_not_count():
+    """An environment may wait for the lanes of an evaluation."""
+    waits: Any = types.SimpleNamespace(
+        name="actor 0", error=None, is_alive=lambda: True, waiting_since=time.perf_counter() - 60
+    )
+    wiring: Any = None
+    watch = crew.Crew([waits], wiring, "steps", 30.0, 0, lambda actor: actor)
+    with pytest.raises(podracer.ActorError, match="actor 0: steps has not answered for 60 s"):
+        watch.check()
+    watch.back()
+    watch.check()
 
 
 def test_an_actor_that_dies_while_the_learner_waits(monkeypatch):

@@ -1,0 +1,139 @@
+"""State that lanes keep besides their episodes: statistics of what they saw, and random generators."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+STATISTICS = ("obs_rms", "observation_rms", "return_rms", "ret_rms", "reward_rms", "rew_rms")
+"""Names that running statistics have in Gymnasium and in libraries after it."""
+
+REMEDY = {
+    "normalize_observations": "TransformObservation or RescaleObservation with fixed numbers",
+    "normalize_rewards": "TransformReward with a fixed factor",
+}
+"""Settings of ppo that keep statistics in the policy, and what serves other agents."""
+
+MASKS = ("action_mask", "action_masks", "legal_actions", "valid_actions", "available_actions", "avail_actions")
+"""Names of entries of `info`, and of methods, with which environments say which actions are legal."""
+
+DEPTH, MOST = 3, 1000
+"""How deep generators are looked for, and in how many objects of a layer."""
+
+
+def check_statistics(environment: gymnasium.Env, name: str) -> None:
+    """Checks that no layer of an environment learns from what it sees.
+
+    Raises:
+      ValueError: naming one that does, and the agent's own setting: its statistics would begin anew in every lane and
+        in every evaluation, and the policy would be without them.
+    """
+    for layer in layers(environment):
+        for attribute, value in _attributes(layer):
+            if _is_statistics(layer, attribute, value) and not _is_frozen(layer):
+                rewards = isinstance(layer, gymnasium.RewardWrapper) or attribute.startswith(("re", "rw"))
+                setting = "normalize_rewards" if rewards else "normalize_observations"
+                raise ValueError(
+                    f"{name}: {type(layer).__name__} keeps running statistics ({attribute}), which begin anew in every "
+                    f"lane and every evaluation and are no part of the policy; leave it out and use the agent's own "
+                    f"{setting}=True (ppo), or {REMEDY[setting]}."
+                )
+
+
+def layers(environment: Any) -> Iterator[Any]:
+    """The wrappers of an environment from the outermost on, and itself."""
+    while isinstance(environment, gymnasium.Wrapper):
+        yield environment
+        environment = environment.env
+    yield environment
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
+    return list(getattr(thing, "__dict__", {}).items())
+
+
+def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
+    """True for a running mean and variance; in what is no wrapper, by the attribute's name alone."""
+    if value is None or isinstance(value, bool | str):
+        return False
+    if attribute.lstrip("_") in STATISTICS:
+        return True
+    described = hasattr(value, "mean") and (hasattr(value, "var") or hasattr(value, "std")) and hasattr(value, "update")
+    counted = any(hasattr(value, count) for count in ("count", "n", "_n", "num"))
+    return isinstance(layer, gymnasium.Wrapper) and described and counted
+
+
+def _is_frozen(layer: Any) -> bool:
+    """True for a layer that says that it takes its statistics as they are."""
+    return not getattr(layer, "update_running_mean", True) or not getattr(layer, "training", True)
+
+
+def unseen_mask(space: gymnasium.Space, info: Mapping[str, Any], lane: gymnasium.Env | None) -> str | None:
+    """The place of a mask of actions that is in no observation, in words, if there is one."""
+    if isinstance(space, gymnasium.spaces.Dict) and not set(MASKS).isdisjoint(space.spaces):
+        return None
+    if name := next((name for name in MASKS if name in info), None):
+        return f"{name} in its info"
+    inside = [] if lane is None else list(layers(lane))
+    return next((f"a method {name}" for name in MASKS for x in inside if callable(getattr(x, name, None))), None)
+
+
+def shared_generator(states: Sequence[Mapping[str, str]], observation: Any) -> str | None:
+    """The name of a generator that lanes share which begin alike, if there is one.
+
+    Args:
+      states: of each lane, from `generators`, after a reset with a seed of its own.
+      observation: tree of [B, ...]; what they show.
+    """
+    same = all(np.array_equal(x, np.broadcast_to(x[:1], x.shape)) for x in _arrays(observation))
+    if not same or len(states) < 2:
+        return None
+    return next((name for name, state in states[0].items() if all(s.get(name) == state for s in states[1:])), None)
+
+
+def _arrays(tree: Any) -> Iterator[np.ndarray]:
+    if isinstance(tree, Mapping | tuple):
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _arrays(item)
+    else:
+        yield np.asarray(tree)
+
+
+def generators(environment: gymnasium.Env) -> dict[str, str]:
+    """The states of the random generators in an environment, in its wrappers and in what these hold, by name."""
+    found: dict[str, str] = {}
+    for layer in layers(environment):
+        _search(layer, type(layer).__name__, DEPTH, found, set())
+    return found
+
+
+def _search(thing: Any, name: str, depth: int, found: dict[str, str], seen: set[int]) -> None:
+    if id(thing) in seen or len(seen) > MOST:
+        return
+    seen.add(id(thing))
+    state = _state(thing)
+    if state is not None:
+        found[name] = state
+    elif depth:
+        for key, value in _attributes(thing):
+            if not isinstance(value, gymnasium.Env | gymnasium.Space | types.ModuleType | type):
+                _search(value, f"{name}.{key}", depth - 1, found, seen)
+
+
+def _state(thing: Any) -> str | None:
+    """The state of a random generator of NumPy, Python or PyTorch, or a key of JAX; None of what is none of these."""
+    if isinstance(thing, np.random.Generator):
+        return repr(thing.bit_generator.state)
+    if isinstance(thing, np.random.RandomState):
+        return repr([x.tolist() if isinstance(x, np.ndarray) else x for x in thing.get_state()])
+    if isinstance(thing, random.Random):
+        return repr(thing.getstate())
+    if type(thing).__module__.startswith("torch") and hasattr(thing, "get_state"):
+        return repr(thing.get_state().tolist())
+    dtype, shape = str(getattr(thing, "dtype", "")), getattr(thing, "shape", None)
+    return repr(thing) if dtype.startswith("key<") or (dtype == "uint32" and shape == (2,)) else None
