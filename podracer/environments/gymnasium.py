@@ -13,8 +13,10 @@ import gymnasium
 import numpy as np
 
 from podracer import config as configs
+from podracer import gate
 from podracer.environments import gymnasium_check
-from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
+from podracer.environments.gymnasium_lane import lane
+from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
 from podracer.types import EnvSpec, HostStep, check_metric_names
 
 
@@ -112,8 +114,9 @@ class GymnasiumEnvironments:
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
         spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-        lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
-        if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:
+        made = [functools.partial(lane, one)] * num_lanes
+        lanes = vector(made, copy=False, autoreset_mode=mode, **spawned)
+        if len({id(one.unwrapped) for one in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
         return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed)
 
@@ -148,7 +151,7 @@ class GymnasiumEnvironment:
         self._vector, self.spec, self._seed = vector, spec, seed
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
-        self._check = action_checker(spec.action_space)
+        self._given = actions_for(vector.single_action_space, spec.action_space)
         self._actions: np.ndarray | None = None
         self._metrics = np.zeros((len(spec.metrics), num_lanes))
 
@@ -157,12 +160,17 @@ class GymnasiumEnvironment:
             observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
+            if found := outside(observation, self._vector.single_observation_space):
+                raise ValueError(
+                    f"{self.spec.name}.reset returned {found}; widen the observation_space, or clip what it returns."
+                )
         else:
             observation, reward, terminated, truncated, info = self._vector.step(self._actions)
             first = self._last
         self._last = terminated | truncated
         metrics = self._measure(info, first) if self.spec.metrics else None
-        observation = self._convert(observation)
+        # The vector environment writes its next observations into the same arrays.
+        observation = gate.seen(observation, self.spec.observation_space, first.shape, copy=True)
         return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, metrics=metrics)
 
     def _measure(self, info: dict[str, Any], first: np.ndarray) -> np.ndarray:
@@ -171,12 +179,8 @@ class GymnasiumEnvironment:
         self._metrics = np.where(first, 0.0, self._metrics + now)
         return self._metrics
 
-    def _convert(self, observation: Any) -> Any:
-        # The vector environment writes its next observations into the same arrays.
-        return convert(observation, self.spec.observation_space, copy=True)
-
     def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._actions = self._check(actions)
+        self._actions = self._given(actions)
 
     @property
     def render_mode(self) -> str | None:

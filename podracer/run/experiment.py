@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from podracer import agents, environments, topology
+from podracer import agents, environments, gate, topology
 from podracer import config as configs
 from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
@@ -221,6 +221,8 @@ def resolve(
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     if not on_host:
         testing.validate_protocol(environment)
+    else:
+        gate.check_dtypes(environment.spec)
     if isinstance(agent, str):
         agent = make_agent(agent, environment, config, network)
     elif not isinstance(agent, Agent):
