@@ -16,6 +16,7 @@ from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
+from podracer.run import choices
 from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
@@ -252,6 +253,7 @@ def resolve(
         "own": own,
         "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
+        "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
     return Experiment(agent, environment, run, driver, hypers, description, network)
 

@@ -6,8 +6,8 @@
     MODEL_CARD.md      what it is, how well it does and how to run it, in the form that model hubs read
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
-memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the most likely ones. The
-function counts choices from 0: where a space of spec.json has a `start`, it is added outside (`podracer.gate`).
+memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the most likely ones.
+The function counts choices from 0: where a space of spec.json has a `start`, it is added outside (`podracer.gate`).
 """
 
 from __future__ import annotations
