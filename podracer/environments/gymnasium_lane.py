@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -10,7 +10,8 @@ import numpy as np
 
 from podracer.environments import gymnasium_check
 
-NUMBERS = (float, int, np.number, np.bool_)
+NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int64})
+"""Types of nearly all rewards and ends, which need no further look."""
 
 
 def lane(make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -28,6 +29,7 @@ class _Lane(gymnasium.Wrapper):
     def __init__(self, environment: gymnasium.Env):
         super().__init__(environment)
         self._space, self._name = environment.observation_space, type(environment.unwrapped).__name__
+        self._fits = _fitting(self._space)
 
     @property
     def spec(self) -> Any:
@@ -35,26 +37,25 @@ class _Lane(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         result = self.env.reset(seed=seed, options=options)
-        if not (isinstance(result, tuple) and len(result) == 2 and _plain(result[0], self._space)):
+        if not (isinstance(result, tuple) and len(result) == 2 and self._fits(result[0])):
             gymnasium_check.check_reset(result, self._space, self._name)
         return result
 
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
-        if not (len(result) == 5 and isinstance(result[1], NUMBERS) and _plain(result[0], self._space)):
-            gymnasium_check.check_step(result, self._space, self._name)
-        observation, reward, terminated, truncated, info = result
-        return observation, _number(reward), _number(terminated), _number(truncated), info
+        if len(result) == 5 and NUMBERS.issuperset(map(type, result[1:4])) and self._fits(result[0]):
+            return result
+        gymnasium_check.check_step(result, self._space, self._name)
+        observation, *numbers, info = result
+        return observation, *(np.asarray(number).item() for number in numbers), info
 
 
-def _plain(observation: Any, space: gymnasium.Space) -> bool:
+def _fitting(space: gymnasium.Space) -> Callable[[Any], bool]:
     """Whether an observation has its space's shape, or arrays by name have, and needs no further look."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return isinstance(observation, Mapping) and all(
-            key in observation and _plain(observation[key], item) for key, item in space.spaces.items()
+        items = {key: _fitting(item) for key, item in space.spaces.items()}
+        return lambda shown: (
+            type(shown) is dict and all(key in shown and fits(shown[key]) for key, fits in items.items())
         )
-    return getattr(observation, "shape", ()) == space.shape
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, bool | float | int) else np.asarray(value).item()
+    shape = space.shape
+    return lambda shown: getattr(shown, "shape", ()) == shape
