@@ -59,9 +59,11 @@ def seen(
     return array.astype(space.dtype) if copy or array.dtype != space.dtype else array
 
 
-def given(action: Any, space: spaces.Space) -> Any:
-    """An action as the environment takes it: choices are counted from the space's `start`."""
-    return action + np.asarray(space.start) if isinstance(space, Choices) and space.start else action
+def own_form(value: ArrayTree, space: spaces.Space) -> ArrayTree:
+    """A value of a space as the environment has it: choices are counted from the space's `start`."""
+    if isinstance(space, spaces.Dict):
+        return {key: own_form(value[key], item) for key, item in space.items}
+    return value + np.asarray(space.start) if isinstance(space, Choices) and space.start else value
 
 
 def choices(actions: Any, space: Choices) -> np.ndarray:

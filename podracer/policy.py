@@ -180,7 +180,7 @@ class Actor:
             rewards = np.broadcast_to(np.asarray(reward, np.float32), (self._lanes,))
         action, self._memory = policy.step(self._memory, row, rewards, first)
         self._opens = False
-        action = gate.given(np.array(action), policy.spec.action_space)
+        action = gate.own_form(np.array(action), policy.spec.action_space)
         if not self._single:
             return action
         return int(action[0]) if self._plain else action[0]

@@ -120,9 +120,9 @@ def actions_for(space: Any, own: spaces.Space) -> Callable[[Any], np.ndarray]:
       own: `action_space` of it.
     """
     if isinstance(own, spaces.Discrete):
-        return lambda actions: gate.given(gate.choices(actions, own), own)
+        return lambda actions: gate.own_form(gate.choices(actions, own), own)
     if isinstance(own, spaces.MultiDiscrete):
-        return lambda actions: gate.given(gate.choices(actions, own), own).astype(space.dtype)
+        return lambda actions: gate.own_form(gate.choices(actions, own), own).astype(space.dtype)
     if space.dtype == own.dtype:
         return lambda actions: np.asarray(actions, own.dtype)
 

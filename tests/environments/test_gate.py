@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from podracer import distributions, environments, gate, policy, spaces
 from podracer.environments import gymnasium_spaces
+from podracer.run import export
 from podracer.types import EnvSpec, HostStep
 
 VECTOR = Box(-1.0, 1.0, (2,), np.float32)
@@ -154,6 +155,15 @@ def test_observations_are_what_agents_see(kind):
     for lanes in (None, 2):
         shown = value if lanes is None else np.stack([value] * lanes)
         np.testing.assert_array_equal(policy.fit(converted, shown, lanes)[-1], expected)
+
+
+def test_exports_are_checked_with_what_environments_show():
+    space = spaces.Dict({"a": spaces.Discrete(3, 5), "b": spaces.MultiDiscrete((2, 2), (0, 9))})
+    spec = EnvSpec("mine", space, spaces.Discrete(3, -1))
+    echo = policy.Policy(spec, lambda b: (), lambda memory, row, *_: (row["a"], memory), False)
+    rows = export._rows(spec)
+    assert set(rows["observation.a"]) == {5, 6, 7}
+    np.testing.assert_array_equal(export._play(policy.Actor(echo), rows), rows["observation.a"] - 6)
 
 
 @pytest.mark.parametrize(
