@@ -111,7 +111,7 @@ def check_dtypes(spec: EnvSpec) -> None:
 def _has_64_bits() -> bool:
     import jax  # which what steps environments alone has no use for
 
-    return jax.config.jax_enable_x64
+    return jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
 def _channels_last(array: np.ndarray, shape: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray | None:

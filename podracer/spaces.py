@@ -213,9 +213,9 @@ def to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, Box):
         low, high = (_json_bound(bound) for bound in (space.low, space.high))
         return {"kind": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
-    plain = (lambda x: x) if isinstance(space, Discrete) else list
-    start = {"start": plain(space.start)} if space.start else {}
-    return {"kind": type(space).__name__, "num_values": plain(space.num_values)} | start
+    numbers = {"num_values": space.num_values} | ({"start": space.start} if space.start else {})
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in numbers.items()}
+    return {"kind": type(space).__name__} | plain
 
 
 def _json_bound(bound: Any) -> Any:

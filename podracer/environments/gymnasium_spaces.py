@@ -110,7 +110,7 @@ def action_space(space: Any, name: str) -> spaces.Space:
     )
 
 
-def actions_for(space: Any, own: spaces.Space) -> Callable[[Any], np.ndarray]:
+def actions_for(space: Any, own: Any) -> Callable[[Any], np.ndarray]:
     """A function that returns actions [B, ...] as NumPy, as an environment takes them.
 
     It raises ValueError for a discrete action that the environment does not have.
@@ -148,7 +148,7 @@ def outside(value: Any, space: Any, name: str = "observation") -> str:
     if ok.all():
         return ""
     at = tuple(np.argwhere(~ok)[0])
-    inner = [int(i) for i in at[len(at) - len(space.shape) :]]
+    inner = [int(i) for i in at[len(at) - len(space.shape or ()) :]]
     value = f"{array[at]:.6g}" if array.dtype.kind == "f" else array[at]
     return f"{name}{inner or ''} {value}, which is outside {space}"
 
