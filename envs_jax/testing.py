@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from envs_jax.games import check_game
 from envs_jax.play import COMPILE_QUICKLY, PREFIX, ConformanceError, check_briefly, check_play
-from podracer import spaces, tracing
+from podracer import gate, spaces, tracing
 from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
@@ -112,12 +112,26 @@ def _check_spec(env: Any, name: str) -> None:
             f"{PREFIX}: {name}.spec.action_space is {_describe(spec.action_space)} "
             "(expected podracer.spaces.Discrete, MultiDiscrete or Box)."
         )
+    for what, space in (("action_space", spec.action_space), ("observation_space", spec.observation_space)):
+        _check_starts(space, f"{PREFIX}: {name}.spec.{what}")
+    try:
+        gate.check_dtypes(spec)
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}: {error}") from None
     limit = spec.max_episode_steps
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{PREFIX}: {name}.spec.max_episode_steps is {limit!r} (expected None or an int >= 1).")
     check_metric_names(spec.metrics, f"{PREFIX}: {name}.spec.metrics")
     if spec.num_players not in (1, 2):
         raise ValueError(f"{PREFIX}: {name}.spec.num_players is {spec.num_players!r} (expected 1 or 2).")
+
+
+def _check_starts(space: spaces.Space, where: str) -> None:
+    if isinstance(space, spaces.Dict):
+        for name, item in space.items:
+            _check_starts(item, f"{where}[{name!r}]")
+    elif not isinstance(space, spaces.Box) and space.start:
+        raise ValueError(f"{where} is {space} (expected choices that begin at 0, as all in JAX do).")
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:

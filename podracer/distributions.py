@@ -169,6 +169,7 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         raise ValueError(f"action space {space} has no finite bounds; a clipped Gaussian needs them.")
     size = int(np.prod(space.shape))
     centre, half = _centre_and_half(space)
+    least, most = (x if x.shape else x.item() for x in space.limits())
 
     def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -186,7 +187,10 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
     def to_action(value: jax.Array) -> jax.Array:
         at, scale = (_last_of(value.ndim, x) for x in (centre, half))
         action = at + scale * jnp.clip(value, -1.0, 1.0)
-        return action.reshape(*value.shape[:-1], *space.shape).astype(space.dtype)
+        action = action.reshape(*value.shape[:-1], *space.shape).astype(space.dtype)
+        # The product may round to a number beyond the bounds.
+        lowest, highest = (_last_of(action.ndim, x) for x in (least, most))
+        return jnp.clip(action, lowest, highest)
 
     return Distribution(
         num_outputs=2 * size,
@@ -200,8 +204,8 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
 
 
 def _last_of(ndim: int, x: Any) -> Any:
-    """A number as it is, an array [size] as [1, ..., size]."""
-    return x.reshape((1,) * (ndim - 1) + x.shape) if isinstance(x, np.ndarray) else x
+    """A number as it is, an array [...] as [1, ..., ...] of `ndim` dims."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape) if isinstance(x, np.ndarray) else x
 
 
 def _centre_and_half(space: spaces.Box) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import spaces
+from podracer import gate, spaces
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
@@ -158,12 +158,13 @@ class Actor:
         """The actions for what the environments show.
 
         Args:
-          observation: a value of the observation space; [B, ...] of a batch.
+          observation: what the environment shows, also in its own form (`podracer.gate`); [B, ...] of a batch.
           reward: what arrived with it, a number or [B]; needed by policies that see rewards, but not on first rows.
           first: whether it opens an episode, bool or [B]; if None, only the first call and those after `reset()` do.
 
         Returns:
           A NumPy array of the action space's shape and dtype, [B, ...] of a batch; for one `Discrete` action, an int.
+          Choices are counted from the space's `start`, as the environment does.
 
         Raises:
           ValueError: for observations that the environment could not show, a wrong number of lanes, or a reward that
@@ -179,9 +180,10 @@ class Actor:
             rewards = np.broadcast_to(np.asarray(reward, np.float32), (self._lanes,))
         action, self._memory = policy.step(self._memory, row, rewards, first)
         self._opens = False
+        action = gate.own_form(np.array(action), policy.spec.action_space)
         if not self._single:
-            return jax.tree.map(np.array, action)
-        return int(np.asarray(action)[0]) if self._plain else np.array(action)[0]
+            return action
+        return int(action[0]) if self._plain else action[0]
 
     def _firsts(self, first: Any) -> np.ndarray:
         if self._opens:
@@ -198,17 +200,11 @@ class Actor:
 
 
 def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
-    """An observation as arrays [b, ...] of the dtypes and shapes that the environment shows; without lanes, b is 1."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict) or set(value) != {name for name, _ in space.items}:
-            found = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"the observation is {found}; the environment shows {space}.")
-        return {name: fit(item, value[name], lanes) for name, item in space.items}
-    array = np.asarray(value)
-    shape = space.shape if lanes is None else (lanes, *space.shape)
-    if array.shape != shape or (array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind")):
-        batch = "" if lanes is None else f" in a batch of {lanes}"
-        raise ValueError(f"the observation holds {array.dtype} {array.shape}; the environment shows {space}{batch}.")
-    if array.dtype != space.dtype:
-        array = array.astype(space.dtype)
-    return array[None] if lanes is None else array
+    """An observation as arrays [b, ...] of the dtypes and shapes that agents see; without lanes, b is 1.
+
+    Raises:
+      ValueError: for one that the environment could not show.
+    """
+    if lanes is not None:
+        return gate.seen(value, space, (lanes,))
+    return jax.tree.map(lambda x: x[None], gate.seen(value, space))

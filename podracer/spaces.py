@@ -3,6 +3,9 @@
 Four kinds cover every environment in the library: `Discrete` (one choice), `MultiDiscrete` (several choices taken
 at once), `Box` (an array of numbers between bounds) and `Dict` (named observations). They are plain frozen
 dataclasses, so they hash, compare and print well, and need JAX only where they are sampled.
+
+Environments of this library, and agents, count choices from 0. Others may call their first choice by another number,
+the `start`: it is added and subtracted where values pass between the two (`podracer.gate`).
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ if TYPE_CHECKING:
     import jax
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Discrete:
-    """One of `num_values` choices: an int32 scalar in [0, num_values)."""
+    """One of `num_values` choices: an int32 scalar in [0, num_values). `start` is what the first is called outside."""
 
     num_values: int
+    start: int = 0
 
     def __post_init__(self):
         if self.num_values < 1:
             raise ValueError(f"Discrete(num_values={self.num_values}): use at least 1 value.")
+
+    def __repr__(self) -> str:
+        return f"Discrete(num_values={self.num_values}{f', start={self.start}' if self.start else ''})"
 
     shape = ()
     dtype = np.dtype(np.int32)
@@ -42,16 +49,26 @@ class Discrete:
         return array.shape == () and array.dtype.kind in "iu" and 0 <= int(array) < self.num_values
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MultiDiscrete:
-    """Several choices at once, the i-th among `num_values[i]`: an int32 array [len(num_values)]."""
+    """Several choices at once, the i-th among `num_values[i]`: an int32 array [len(num_values)].
+
+    `start` has what the first value of each is called outside; it is () where all are 0.
+    """
 
     num_values: tuple[int, ...]
+    start: tuple[int, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "num_values", tuple(int(n) for n in self.num_values))
+        object.__setattr__(self, "start", tuple(int(n) for n in self.start) if any(self.start) else ())
         if not self.num_values or min(self.num_values) < 1:
             raise ValueError(f"MultiDiscrete(num_values={self.num_values}): give at least one head, each of 1 or more.")
+        if self.start and len(self.start) != len(self.num_values):
+            raise ValueError(f"{self}: give a start for each of its {len(self.num_values)} heads, or none.")
+
+    def __repr__(self) -> str:
+        return f"MultiDiscrete(num_values={self.num_values}{f', start={self.start}' if self.start else ''})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,17 +124,31 @@ class Box:
         """Whether all bounds are finite."""
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest values within the bounds that `dtype` has: two arrays [] or of `shape`.
+
+        The nearest number of fewer bits may lie outside: 0.85 as float32 is 0.85000002.
+        """
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        if self.dtype.kind in "iu":
+            return np.ceil(low).astype(self.dtype), np.floor(high).astype(self.dtype)
+        least, most = low.astype(self.dtype), high.astype(self.dtype)
+        least = np.where(least < low, np.nextafter(least, self.dtype.type(np.inf)), least)
+        return least, np.where(most > high, np.nextafter(most, self.dtype.type(-np.inf)), most)
+
     def sample(self, key: jax.Array) -> jax.Array:
         """A uniform sample in [low, high] (standard normal where a bound is infinite), of `shape` and `dtype`."""
         import jax
         import jax.numpy as jnp
 
+        if self.bounded and self.dtype.kind in "iu":
+            least, most = self.limits()
+            count = np.minimum(most.astype(np.int64) - least.astype(np.int64) + 1, 2**32 - 1).astype(np.uint32)
+            above = jax.random.randint(key, self.shape, 0, jnp.asarray(count), jnp.uint32)
+            return jnp.asarray(least) + above.astype(self.dtype)
         low, high = (jnp.asarray(x) if isinstance(x, tuple) else x for x in (self.low, self.high))
         if not self.bounded:
             return jnp.clip(jax.random.normal(key, self.shape), low, high).astype(self.dtype)
-        if self.dtype.kind in "iu":
-            low, high = (x.astype(jnp.int32) if isinstance(x, jax.Array) else int(x) for x in (low, high))
-            return jax.random.randint(key, self.shape, low, high + 1).astype(self.dtype)
         return jax.random.uniform(key, self.shape, self.dtype, low, high)
 
     def contains(self, value: Any) -> bool:
@@ -184,8 +215,9 @@ def to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, Box):
         low, high = (_json_bound(bound) for bound in (space.low, space.high))
         return {"kind": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
-    num_values = space.num_values if isinstance(space, Discrete) else list(space.num_values)
-    return {"kind": type(space).__name__, "num_values": num_values}
+    numbers = {"num_values": space.num_values} | ({"start": space.start} if space.start else {})
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in numbers.items()}
+    return {"kind": type(space).__name__} | plain
 
 
 def _json_bound(bound: Any) -> Any:
@@ -205,4 +237,5 @@ def from_json(value: Mapping[str, Any]) -> Space:
             return tuple(map(bound, x)) if isinstance(x, list) else float(x)
 
         return Box(bound(value["low"]), bound(value["high"]), tuple(value["shape"]), np.dtype(value["dtype"]))
-    return {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete}[value["kind"]](value["num_values"])
+    kind = {"Discrete": Discrete, "MultiDiscrete": MultiDiscrete}[value["kind"]]
+    return kind(**{name: value[name] for name in ("num_values", "start") if name in value})

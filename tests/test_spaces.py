@@ -56,6 +56,11 @@ def test_samples_and_membership():
     digits = spaces.Box([0, 5], [3, 6], dtype=np.int8)
     samples = np.asarray(jax.vmap(digits.sample)(jax.random.split(jax.random.key(0), 200)))
     np.testing.assert_array_equal([samples.min(0), samples.max(0)], [[0, 5], [3, 6]])
+    for dtype in (np.int32, np.uint32):
+        whole = spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, (100,), dtype)
+        sample = np.asarray(whole.sample(jax.random.key(0)))
+        assert whole.contains(sample)
+        assert np.ptp(sample.astype(np.int64)) > 2**31
     half = spaces.Box([0.0, -np.inf], [1.0, np.inf])
     samples = np.asarray(jax.vmap(half.sample)(jax.random.split(jax.random.key(0), 200)))
     assert (samples[:, 0].min(), samples[:, 0].max()) == (0.0, 1.0)
@@ -81,7 +86,9 @@ def test_equal_bounds_give_the_same_program():
     jaxpr = jax.make_jaxpr(distribution.to_action)(jnp.zeros((4, 2)))
     assert jaxpr.consts == []
     assert str(jaxpr) == str(
-        jax.make_jaxpr(lambda x: (1.0 + 4.0 * jnp.clip(x, -1.0, 1.0)).reshape(4, 2))(jnp.zeros((4, 2)))
+        jax.make_jaxpr(lambda x: jnp.clip((1.0 + 4.0 * jnp.clip(x, -1.0, 1.0)).reshape(4, 2), -3.0, 5.0))(
+            jnp.zeros((4, 2))
+        )
     )
 
 

@@ -15,6 +15,7 @@ at the start of the rollout. Shuffling and minibatches belong to a shard, so tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -58,7 +59,8 @@ class PPOConfig:
       adam_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
-      normalize_observations: by running mean and variance, clipped to [-10, 10].
+      normalize_observations: by running mean and variance, clipped to [-10, 10]; of named parts those of float32, while
+        choices and bytes stay as they are.
       clip_rewards: to [-1, 1] (paper: Atari).
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
       frame_stack: how many of the newest observations the network sees (paper: 4).
@@ -246,13 +248,19 @@ def make(
     )
     transformation = optimizer.make("adam", eps=config.adam_eps)
     example = spaces.zeros(spec.observation_space)
-    if config.normalize_observations and any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(example)):
-        raise ValueError(f"normalize_observations=True needs float32 observations, which {spec.name} does not have.")
+    if config.normalize_observations and all(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(example)):
+        raise ValueError(
+            f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
+        )
+
+    # Parts that are not normalised have () for moments.
+    of_floats = lambda x: moments.initial(x.shape) if x.dtype == jnp.float32 else ()  # noqa: E731
+    each = functools.partial(jax.tree.map, is_leaf=lambda m: isinstance(m, tuple))
 
     def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         params = network.init(key)
         normalizers = Normalizers(
-            jax.tree.map(lambda x: moments.initial(x.shape), example) if config.normalize_observations else (),
+            jax.tree.map(of_floats, example) if config.normalize_observations else (),
             moments.initial(()) if config.normalize_rewards else (),
         )
         return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), normalizers)
@@ -266,9 +274,7 @@ def make(
     def normalize_observation(observation: ArrayTree, running: ArrayTree) -> ArrayTree:
         if not config.normalize_observations:
             return observation
-        return jax.tree.map(
-            lambda m, x: moments.normalize(x, m), running, observation, is_leaf=lambda m: isinstance(m, moments.Moments)
-        )
+        return each(lambda m, x: moments.normalize(x, m) if m else x, running, observation)
 
     def act(
         actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -298,9 +304,8 @@ def make(
         if config.normalize_observations:
             # A `first` row before another one was not played: its lane waits for an environment.
             shown = ~(rows.first & trajectory.timesteps.first[1:])
-            merge = lambda m, x: moments.merge(m, x, shown.astype(jnp.float32))  # noqa: E731
-            is_leaf = lambda m: isinstance(m, moments.Moments)  # noqa: E731
-            observation = jax.tree.map(merge, observation, rows.observation, is_leaf=is_leaf)
+            merge = lambda m, x: moments.merge(m, x, shown.astype(jnp.float32)) if m else m  # noqa: E731
+            observation = each(merge, observation, rows.observation)
         if config.normalize_rewards:
             arrived = 1.0 - rows.first.astype(jnp.float32)
             discounted = moments.merge(discounted, trajectory.extras["discounted_return"], arrived)

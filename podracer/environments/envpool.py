@@ -18,8 +18,8 @@ import gymnasium
 import numpy as np
 
 from podracer import config as configs
-from podracer import spaces
-from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
+from podracer import gate, spaces
+from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
 from podracer.types import EnvSpec, HostStep
 
 UNBOUNDED_STEPS = 2**31 - 1
@@ -298,7 +298,7 @@ class EnvPoolEnvironment:
         self.spec, self._atari, self._begun = spec, atari, False
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
-        self._actions = action_checker(spec.action_space)
+        self._actions = actions_for(pool.action_space, spec.action_space)
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         first = self._last if self._begun else ~self._last
@@ -313,7 +313,7 @@ class EnvPoolEnvironment:
             score, over = rows.info["reward"], game_over | rows.truncated
             last = last | game_over
         self._last = last
-        observation = convert(rows.observation, self.spec.observation_space)
+        observation = gate.seen(rows.observation, self.spec.observation_space, self._last.shape)
         return self._lanes, HostStep.of(observation, rows.reward, terminated, first, last, score, over)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:

@@ -15,8 +15,10 @@ import gymnasium
 import numpy as np
 
 from podracer import config as configs
+from podracer import gate
 from podracer.environments import gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
-from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
+from podracer.environments.gymnasium_lane import lane
+from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
 from podracer.notes import note
 from podracer.types import EnvSpec, HostEnvironment, HostStep, check_metric_names
 
@@ -94,7 +96,7 @@ class GymnasiumEnvironments:
     def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> HostEnvironment:
         """Starts a vector environment; one for evaluation takes the place of training's where both cannot be."""
         vector = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
-        one = self._one if self._options.vectorization == "sync" else self._lane
+        one = functools.partial(lane, self._one) if self._options.vectorization == "sync" else self._lane
         make = functools.partial(self._running, vector[self._options.vectorization], one, num_lanes)
         if evaluation:
             return self._turns.evaluate(functools.partial(make, seed))
@@ -107,7 +109,7 @@ class GymnasiumEnvironments:
           ValueError: for an environment of one's own that knows no `render_mode` "rgb_array".
         """
         one = functools.partial(self._one, render_mode="rgb_array") if self._takes_render_mode() else self._one
-        environment = self._running(gymnasium.vector.SyncVectorEnv, one, 1, seed)
+        environment = self._running(gymnasium.vector.SyncVectorEnv, functools.partial(lane, one), 1, seed)
         if environment.render_mode != "rgb_array":
             raise ValueError(f"{self.spec.name} cannot be rendered: let its __init__ take render_mode='rgb_array'.")
         return environment
@@ -139,7 +141,7 @@ class GymnasiumEnvironments:
                 f"{self.spec.name} cannot be sent to the process of a lane ({error}); use a class or function that "
                 'makes all of it there, or vectorization="sync".'
             ) from error
-        if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:
+        if len({id(made.unwrapped) for made in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
             lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
         return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._notice)
@@ -164,7 +166,7 @@ class GymnasiumEnvironments:
 
     def _lane(self) -> gymnasium.Env:
         """One environment, for a process of its own."""
-        return gymnasium_processes.Lane(self._one())
+        return gymnasium_processes.Lane(lane(self._one))
 
     def _one(self, **more: Any) -> gymnasium.Env:
         """One environment, unbatched."""
@@ -208,7 +210,7 @@ class GymnasiumEnvironment:
         self._vector, self.spec, self._seed, self._notice = vector, spec, seed, notice
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
-        self._check = action_checker(spec.action_space)
+        self._given = actions_for(vector.single_action_space, spec.action_space)
         self._actions: np.ndarray | None = None
         self._metrics = np.zeros((len(spec.metrics), num_lanes))
 
@@ -218,12 +220,17 @@ class GymnasiumEnvironment:
             self._notice(self._vector, observation, info)
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
+            if found := outside(observation, self._vector.single_observation_space):
+                raise ValueError(
+                    f"{self.spec.name}.reset returned {found}; widen the observation_space, or clip what it returns."
+                )
         else:
             observation, reward, terminated, truncated, info = self._vector.step(self._actions)
             first = self._last
         self._last = terminated | truncated
         metrics = self._measure(info, first) if self.spec.metrics else None
-        observation = self._convert(observation)
+        # The vector environment writes its next observations into the same arrays.
+        observation = gate.seen(observation, self.spec.observation_space, first.shape, copy=True)
         return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, metrics=metrics)
 
     def _measure(self, info: dict[str, Any], first: np.ndarray) -> np.ndarray:
@@ -232,12 +239,8 @@ class GymnasiumEnvironment:
         self._metrics = np.where(first, 0.0, self._metrics + now)
         return self._metrics
 
-    def _convert(self, observation: Any) -> Any:
-        # The vector environment writes its next observations into the same arrays.
-        return convert(observation, self.spec.observation_space, copy=True)
-
     def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._actions = self._check(actions)
+        self._actions = self._given(actions)
 
     @property
     def render_mode(self) -> str | None:

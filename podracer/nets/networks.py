@@ -219,7 +219,12 @@ def is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
-def _choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
+def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
+    """The torso that a setting means for an environment, frames stacked; see `make`.
+
+    Raises:
+      ValueError: for a convolutional torso on observations that it cannot take.
+    """
     space = spec.observation_space
     if torso == "auto":
         return "shallow" if is_image(space) and min(space.shape[:2]) >= 36 else "mlp"  # type: ignore[union-attr]
@@ -314,7 +319,7 @@ def _body(
     lstm_size: int,
     compute_dtype: ComputeDtype,
 ) -> Body:
-    torso = _choose_torso(spec, torso)
+    torso = choose_torso(spec, torso)
     return Body(
         spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, lstm_size, compute_dtype
     )

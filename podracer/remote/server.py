@@ -355,8 +355,8 @@ class Server:
         if hello.protocol != wire.PROTOCOL:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"protocol {hello.protocol} there (podracer {wire.printable(hello.version)[:40]}) and {wire.PROTOCOL} "
-                f"here (podracer {__version__}); install the same version.",
+                f"protocol {hello.protocol} at the worker (podracer {wire.printable(hello.version)[:40]}) and "
+                f"{wire.PROTOCOL} at the learner (podracer {__version__}); install the same version.",
             )
         if not 1 <= hello.lanes <= wire.MAX_LANES:
             raise wire.ProtocolError(f"{hello.lanes} lanes; a worker has 1 to {wire.MAX_LANES}.")

@@ -165,16 +165,18 @@ class Spec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., observation: _Optional[_Union[Space, _Mapping]] = ..., action: _Optional[_Union[Space, _Mapping]] = ..., max_episode_steps: _Optional[int] = ..., scalar_rows: _Optional[int] = ..., metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Space(_message.Message):
-    __slots__ = ("discrete", "multi", "box", "dict")
+    __slots__ = ("discrete", "multi", "box", "dict", "start")
     DISCRETE_FIELD_NUMBER: _ClassVar[int]
     MULTI_FIELD_NUMBER: _ClassVar[int]
     BOX_FIELD_NUMBER: _ClassVar[int]
     DICT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     discrete: int
     multi: Heads
     box: Box
     dict: Named
-    def __init__(self, discrete: _Optional[int] = ..., multi: _Optional[_Union[Heads, _Mapping]] = ..., box: _Optional[_Union[Box, _Mapping]] = ..., dict: _Optional[_Union[Named, _Mapping]] = ...) -> None: ...
+    start: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, discrete: _Optional[int] = ..., multi: _Optional[_Union[Heads, _Mapping]] = ..., box: _Optional[_Union[Box, _Mapping]] = ..., dict: _Optional[_Union[Named, _Mapping]] = ..., start: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heads(_message.Message):
     __slots__ = ("n",)

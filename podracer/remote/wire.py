@@ -330,9 +330,9 @@ def _space_to_proto(space: spaces.Space) -> Any:
         items = space.items
         return pb.Space(dict=pb.Named(name=[n for n, _ in items], space=[_space_to_proto(s) for _, s in items]))
     if isinstance(space, spaces.Discrete):
-        return pb.Space(discrete=space.num_values)
+        return pb.Space(discrete=space.num_values, start=[space.start] if space.start else [])
     if isinstance(space, spaces.MultiDiscrete):
-        return pb.Space(multi=pb.Heads(n=space.num_values))
+        return pb.Space(multi=pb.Heads(n=space.num_values), start=space.start)
     if space.dtype not in _DTYPES:
         raise ValueError(f"{space.dtype} does not cross the wire; {', '.join(map(str, _DTYPES))} do.")
     bounds = {n: np.ravel(np.asarray(x, np.float64)) for n, x in (("low", space.low), ("high", space.high))}
@@ -373,11 +373,13 @@ def spec_from_proto(message: Any) -> EnvSpec:
 def _space_from_proto(message: Any, depth: int = 0) -> Any:
     kind = message.WhichOneof("kind")
     if kind == "discrete":
-        return spaces.Discrete(message.discrete)
+        if len(message.start) > 1:
+            raise ProtocolError("a spec has a choice with several starts.")
+        return spaces.Discrete(message.discrete, *message.start)
     if kind == "multi":
-        if len(message.multi.n) > MAX_LEAVES:
+        if max(len(message.multi.n), len(message.start)) > MAX_LEAVES:
             raise ProtocolError("a spec has too many heads.")
-        return spaces.MultiDiscrete(tuple(message.multi.n))
+        return spaces.MultiDiscrete(tuple(message.multi.n), tuple(message.start))
     if kind == "box":
         box, shape = message.box, tuple(message.box.shape[: MAX_DIMS + 1])
         size = math.prod(shape)
@@ -403,40 +405,43 @@ def _space_from_proto(message: Any, depth: int = 0) -> Any:
     raise ProtocolError("a spec has a space of no kind.")
 
 
-def spec_difference(mine: EnvSpec, theirs: EnvSpec) -> str:
+def spec_difference(learner: EnvSpec, worker: EnvSpec) -> str:
     """The first thing in which two specs differ, with both values, or ""; names are not compared."""
     for field in ("raw_scores", "metrics", "max_episode_steps"):
-        if getattr(mine, field) != getattr(theirs, field):
-            return f"{field} is {getattr(theirs, field)!r} there and {getattr(mine, field)!r} here"
+        if getattr(learner, field) != getattr(worker, field):
+            return _differ(field, getattr(worker, field), getattr(learner, field))
     for name in ("observation", "action"):
-        here, there = (leaves(getattr(spec, f"{name}_space"), name) for spec in (mine, theirs))
-        if [leaf.name for leaf in here] != [leaf.name for leaf in there]:
-            return f"{name}s are {[leaf.name for leaf in there]} there and {[leaf.name for leaf in here]} here"
-        for one, other in zip(here, there):
+        wanted, found = (leaves(getattr(spec, f"{name}_space"), name) for spec in (learner, worker))
+        if [leaf.name for leaf in wanted] != [leaf.name for leaf in found]:
+            return _differ(name, [leaf.name for leaf in found], [leaf.name for leaf in wanted])
+        for one, other in zip(wanted, found):
             if _space_to_proto(one.space) != _space_to_proto(other.space):
-                return f"{one.name} is {other.space} there and {one.space} here"
+                return _differ(one.name, other.space, one.space)
     return ""
 
 
-def options_difference(mine: str, theirs: str) -> str:
+def _differ(what: str, worker: Any, learner: Any) -> str:
+    return f"{what} is {worker} at the worker and {learner} at the learner"
+
+
+def options_difference(learner: str, worker: str) -> str:
     """The first option in which two environments differ, with both values, or "".
 
     Raises:
-      ProtocolError: where theirs are no JSON object.
+      ProtocolError: where the worker's are no JSON object.
     """
-    if theirs == mine:
+    if worker == learner:
         return ""
     try:
-        there = json.loads(theirs)
+        there = json.loads(worker)
         if not isinstance(there, dict):
             raise TypeError
-        here, there = ({k: v for k, v in x.items() if k not in MACHINE} for x in (json.loads(mine), there))
+        here, there = ({k: v for k, v in x.items() if k not in MACHINE} for x in (json.loads(learner), there))
         for name in sorted({*here, *there}):
             if here.get(name) != there.get(name):
-                said = printable(str(there.get(name)))
-                return f"{printable(name)} is {said} there and {here.get(name)} here"
+                return _differ(printable(name), printable(str(there.get(name))), here.get(name))
         if json.dumps(here, sort_keys=True) == json.dumps(there, sort_keys=True):
             return ""
     except (ValueError, TypeError, RecursionError):
         raise ProtocolError("its options are no JSON object.") from None
-    return "its options are written otherwise than ours"
+    return "its options are written otherwise than the learner's"

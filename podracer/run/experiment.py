@@ -10,12 +10,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from podracer import agents, environments, topology
+from podracer import agents, environments, gate, topology
 from podracer import config as configs
 from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
+from podracer.run import choices
 from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
@@ -221,6 +222,8 @@ def resolve(
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     if not on_host:
         testing.validate_protocol(environment)
+    else:
+        gate.check_dtypes(environment.spec)
     if isinstance(agent, str):
         agent = make_agent(agent, environment, config, network)
     elif not isinstance(agent, Agent):
@@ -250,6 +253,7 @@ def resolve(
         "own": own,
         "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
+        "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
     return Experiment(agent, environment, run, driver, hypers, description, network)
 

@@ -7,6 +7,7 @@
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
 memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the most likely ones.
+The function counts choices from 0: where a space of spec.json has a `start`, it is added outside (`podracer.gate`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from podracer import spaces
+from podracer import gate, spaces
 from podracer.policy import Actor, Policy
 from podracer.types import ArrayTree, EnvSpec
 from podracer.version import __version__
@@ -142,7 +143,8 @@ def _exported(policy: Policy) -> jax_export.Exported:
 def _rows(spec: EnvSpec) -> dict[str, np.ndarray]:
     """Two episodes of random rows of one lane, [CHECK_ROWS, ...]."""
     keys = jax.random.split(jax.random.key(0), CHECK_ROWS)
-    observations = _named("observation", jax.device_get(jax.vmap(spec.observation_space.sample)(keys)))
+    sampled = jax.device_get(jax.vmap(spec.observation_space.sample)(keys))
+    observations = _named("observation", gate.own_form(sampled, spec.observation_space))
     first = np.arange(CHECK_ROWS) % (CHECK_ROWS // 2) == 0
     reward = np.where(first, 0.0, np.random.default_rng(0).normal(size=CHECK_ROWS)).astype(np.float32)
     return observations | {"reward": reward, "first": first}

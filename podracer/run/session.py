@@ -29,7 +29,7 @@ from podracer.driver import (
     without_replay,
 )
 from podracer.result import Result
-from podracer.run import checkpoint, evaluation, metrics, rundir
+from podracer.run import checkpoint, choices, evaluation, metrics, rundir
 from podracer.run.experiment import Experiment
 from podracer.run.processes import ALONE, PeerError, Processes
 from podracer.run.stopping import StopSignal
@@ -146,6 +146,9 @@ class Session:
                 self._display.say(f"complete at {done.summary['env_steps']:,} steps")
                 return done
             self._display.say(driver.describe())
+            experiment = self._experiment
+            for line in choices.lines(experiment.agent, experiment.environment.spec, experiment.description["chosen"]):
+                self._display.say(line)
             self._display.say("compiling ...")
             self._processes.doing("compiling")
             compile_seconds = driver.compile(self._state)
@@ -398,7 +401,7 @@ class Session:
         summary = {
             "agent": experiment.agent.name,
             "env": experiment.description["env"],
-            "arch": experiment.driver.arch,
+            **experiment.description["chosen"],
             "seed": experiment.run.seed,
             "complete": complete,
             "stopped_by": signal.Signals(stopped_by).name if stopped_by and not complete else None,

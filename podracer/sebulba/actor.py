@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import own_code
+from podracer import gate, own_code
 from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
@@ -239,3 +239,4 @@ def _check_rows(lanes: np.ndarray, step: HostStep, spec: EnvSpec) -> None:
                 f"{spec.name}'s rows have {shown.get(name, 'nothing')} in {name[1:]}, where its spec says "
                 f"{said.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
             )
+    gate.check_choices(step.observation, spec.observation_space)

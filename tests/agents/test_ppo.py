@@ -389,16 +389,22 @@ def test_bytes_cannot_be_normalised() -> None:
 
 
 def test_dicts_can_be_normalised() -> None:
-    """One pair of moments a name."""
-    space = spaces.Dict({"a": spaces.Box(-9.0, 9.0, (2,)), "b": spaces.Box(-9.0, 9.0, ())})
+    """One pair of moments a name of floats; choices and bytes stay as they are."""
+    floats = {"a": spaces.Box(-9.0, 9.0, (2,)), "b": spaces.Box(-9.0, 9.0, ())}
+    others = {"arm": spaces.Discrete(3), "image": spaces.Dict({"seen": spaces.Box(0, 255, (2, 2), np.uint8)})}
+    space = spaces.Dict(floats | others)
     agent = agents.ppo.make(SPEC._replace(observation_space=space), small(normalize_observations=True, **ONCE))
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     rows = harness.timesteps(30, T, B)
-    rows = rows._replace(observation={"a": 2.0 + rows.observation[..., :2], "b": rows.observation[..., 2] - 3.0})
+    observation = {"a": 2.0 + rows.observation[..., :2], "b": rows.observation[..., 2] - 3.0}
+    observation["arm"] = jnp.ones((T + 1, B), jnp.int32)
+    rows = rows._replace(observation=observation | {"image": {"seen": jnp.ones((T + 1, B, 2, 2), jnp.uint8)}})
     params, state = agent.actor_params(learner, jnp.float32(0)), agent.start(jnp.arange(B, dtype=jnp.int32), B)
     trajectory, _ = harness.record(agent, params, state, rows, KEY)
     learner, _ = harness.alone(agent.learn)(learner, trajectory, jnp.float32(0), KEY)
-    for name, moments in learner.aux.observation.items():
+    assert (learner.aux.observation["arm"], learner.aux.observation["image"]) == ((), {"seen": ()})
+    for name in floats:
+        moments = learner.aux.observation[name]
         x = np.asarray(rows.observation[name])[:-1]
         np.testing.assert_allclose(moments.mean, x.mean((0, 1)), rtol=1e-3)
         np.testing.assert_allclose(moments.variance, x.var((0, 1)), rtol=1e-2)

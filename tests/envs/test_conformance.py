@@ -124,6 +124,14 @@ STATIC_FAULTS = {
     "name": (with_spec(name=""), r"Mine\.spec\.name is '' "),
     "observation space": (with_spec(observation_space=(4,)), r"Mine\.spec\.observation_space is a tuple of 1 "),
     "action space": (with_spec(action_space=4), r"Mine\.spec\.action_space is a int .*Discrete"),
+    "starts": (
+        with_spec(action_space=spaces.MultiDiscrete((2, 3), (0, 1))),
+        r"Mine\.spec\.action_space is MultiDiscrete\(.*start=\(0, 1\)\) \(expected choices that begin at 0",
+    ),
+    "64 bits": (
+        with_spec(observation_space=spaces.Dict({"clock": spaces.Box(0, 9, (), np.int64)})),
+        r"good: the observation\['clock'\] is Box.*and JAX has no int64; use float32 or int32",
+    ),
     "limit": (with_spec(max_episode_steps=0), r"Mine\.spec\.max_episode_steps is 0 "),
     "no observe": (with_attributes(observe=None), r"Mine\.observe is missing"),
     "no step": (with_attributes(step=3), r"Mine\.step is missing"),

@@ -116,18 +116,18 @@ def test_refusals_name_both_sides_and_are_final(capfd):
             old.raw(hello(protocol=2))
             code, details = old.status()
             assert code == grpc.StatusCode.FAILED_PRECONDITION
-            assert "protocol 2 there" in details
-            assert f"and {wire.PROTOCOL} here" in details
+            assert "protocol 2 at the worker" in details
+            assert f"and {wire.PROTOCOL} at the learner" in details
             assert f"remote: worker by hand is sent away: {details}\n" in capfd.readouterr().err
         with peer(made.where) as other:
             other.join(spec=workers.Counting(length=9).spec)
             code, details = other.status()
             assert code == grpc.StatusCode.FAILED_PRECONDITION
-            assert "max_episode_steps is 9 there and 5 here" in details
+            assert "max_episode_steps is 9 at the worker and 5 at the learner" in details
         with peer(made.where) as other:
             other.join(options='{"sticky": 0.0}')
-            assert "sticky is 0.0 there and 0.25 here" in other.status()[1]
-        with pytest.raises(worker.RefusedError, match="max_episode_steps is 9 there"):
+            assert "sticky is 0.0 at the worker and 0.25 at the learner" in other.status()[1]
+        with pytest.raises(worker.RefusedError, match="max_episode_steps is 9 at the worker"):
             worker.serve_envs(workers.Counting(length=9), made.where, quiet=True)
 
 

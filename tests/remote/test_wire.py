@@ -27,14 +27,15 @@ def random_space(rng, depth=0):
     if kind == 2:
         return spaces.Discrete(int(rng.integers(1, 9)))
     if kind == 1:
-        return spaces.MultiDiscrete(tuple(int(x) for x in rng.integers(1, 5, rng.integers(1, 4))))
+        n = rng.integers(1, 4)
+        return spaces.MultiDiscrete(tuple(rng.integers(1, 5, n)), tuple(rng.integers(-1, 2, n)))
     shape = tuple(int(x) for x in rng.integers(0 if rng.random() < 0.2 else 1, 5, rng.integers(0, 4)))
     low = rng.integers(0, 3, shape).tolist() if rng.integers(2) and np.prod(shape) else 0
     return spaces.Box(low, 7, shape, np.dtype(str(rng.choice(DTYPES))))
 
 
 def random_spec(rng):
-    action = spaces.Discrete(5) if rng.integers(2) else spaces.MultiDiscrete((3, 2))
+    action = spaces.Discrete(5, -3) if rng.integers(2) else spaces.MultiDiscrete((3, 2))
     names = ("one", "two")[: rng.integers(3)]
     limit = int(rng.integers(2)) * 100 or None
     return EnvSpec("random", random_space(rng), action, limit, tuple(names), raw_scores=bool(rng.integers(2)))
@@ -243,28 +244,34 @@ def test_what_differs_is_named_with_both_values():
     mine = EnvSpec("mine", spaces.Box(0.0, 1.0, (4,)), spaces.Discrete(2), 100)
     assert wire.spec_difference(mine, mine._replace(name="theirs")) == ""
     for theirs, said in (
-        (mine._replace(action_space=spaces.Discrete(3)), "action is Discrete(num_values=3) there and Discrete"),
+        (mine._replace(action_space=spaces.Discrete(3)), "action is Discrete(num_values=3) at the worker and Discrete"),
         (mine._replace(observation_space=spaces.Box(0.0, 1.0, (5,))), "observation is Box("),
         (mine._replace(observation_space=spaces.Box(0.0, 1.0, (4,), np.uint8)), "observation is Box("),
-        (mine._replace(max_episode_steps=5), "max_episode_steps is 5 there and 100 here"),
-        (mine._replace(raw_scores=True), "raw_scores is True there"),
-        (mine._replace(observation_space=spaces.Dict({"x": spaces.Discrete(2)})), "observations are"),
+        (mine._replace(max_episode_steps=5), "max_episode_steps is 5 at the worker and 100 at the learner"),
+        (mine._replace(raw_scores=True), "raw_scores is True at the worker"),
+        (
+            mine._replace(observation_space=spaces.Dict({"x": spaces.Discrete(2)})),
+            "observation is [\"observation['x']\"]",
+        ),
+        (mine._replace(action_space=spaces.Discrete(2, start=1)), "action is Discrete(num_values=2, start=1) at the w"),
     ):
         assert said in wire.spec_difference(mine, theirs)
 
 
 def test_options_that_differ_are_named():
     assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 2}') == ""
-    assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 there and 2 here"
-    assert wire.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   there and None here"
-    assert wire.options_difference('{"a": 1}', '{"a": true}') == "its options are written otherwise than ours"
+    assert (
+        wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 at the worker and 2 at the learner"
+    )
+    assert wire.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   at the worker and None at the learner"
+    assert wire.options_difference('{"a": 1}', '{"a": true}') == "its options are written otherwise than the learner's"
     assert wire.options_difference('{"a": 1}', '{ "a": 1}') == ""
 
 
 def test_where_environments_run_is_not_compared():
     mine, theirs = '{"a": 1, "num_threads": 2}', '{"a": %d, "num_threads": null, "vectorization": "async"}'
     assert wire.options_difference(mine, theirs % 1) == ""
-    assert wire.options_difference(mine, theirs % 2) == "a is 2 there and 1 here"
+    assert wire.options_difference(mine, theirs % 2) == "a is 2 at the worker and 1 at the learner"
 
 
 @pytest.mark.parametrize("change", ["dtype", "shape", "leaf", "scalars"])

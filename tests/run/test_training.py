@@ -115,6 +115,7 @@ def test_summary(finished):
     assert summary == result.summary
     assert set(summary) >= SUMMARY_KEYS
     assert (summary["agent"], summary["env"], summary["arch"]) == ("vtrace", "catch", "anakin")
+    assert (summary["torso"], summary["memory"]) == ("mlp", "none")
     assert summary["complete"] is True
     assert summary["updates"] == math.ceil(2000 / STEPS_PER_UPDATE), "it stops at the first update past total_steps"
     assert summary["env_steps"] == summary["updates"] * STEPS_PER_UPDATE
@@ -240,7 +241,7 @@ def test_another_seed_talks_on_stderr_and_ends_with_a_sentence(finished, tmp_pat
     assert not np.array_equal(*(x.learner.params["params"]["policy"]["kernel"] for x in (result, finished[0])))
     assert out == f"{result}\n"
     assert out.startswith("vtrace on catch: return ")
-    assert err.splitlines()[0] == "8 environments in 1 shard(s) on 1 cpu device(s)"
+    assert err.splitlines()[:2] == ["8 environments in 1 shard(s) on 1 cpu device(s)", "torso: mlp, memory: none"]
     assert "2,016 steps   evaluation return" in err
 
 

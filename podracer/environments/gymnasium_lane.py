@@ -1,0 +1,61 @@
+"""One lane of a vector environment of Gymnasium: what its environment returns has the types that arrays need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from podracer.environments import gymnasium_check
+
+NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int64})
+"""Types of nearly all rewards and ends, which need no further look."""
+
+
+def lane(make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    """An environment as a lane."""
+    return _Lane(make())
+
+
+class _Lane(gymnasium.Wrapper):
+    """Rewards and ends in arrays of one number are numbers, and what has another shape than before is refused by name.
+
+    Raises:
+      InterfaceError: for a result that the vector environment could not hold.
+    """
+
+    def __init__(self, environment: gymnasium.Env):
+        super().__init__(environment)
+        self._space, self._name = environment.observation_space, type(environment.unwrapped).__name__
+        self._fits = _fitting(self._space)
+
+    @property
+    def spec(self) -> Any:
+        return self.env.spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2 and self._fits(result[0])):
+            gymnasium_check.check_reset(result, self._space, self._name)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        if len(result) == 5 and NUMBERS.issuperset(map(type, result[1:4])) and self._fits(result[0]):
+            return result
+        gymnasium_check.check_step(result, self._space, self._name)
+        observation, *numbers, info = result
+        return observation, *(np.asarray(number).item() for number in numbers), info
+
+
+def _fitting(space: gymnasium.Space) -> Callable[[Any], bool]:
+    """Whether an observation has its space's shape, or arrays by name have, and needs no further look."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        items = {key: _fitting(item) for key, item in space.spaces.items()}
+        return lambda shown: (
+            type(shown) is dict and all(key in shown and fits(shown[key]) for key, fits in items.items())
+        )
+    shape = space.shape
+    return lambda shown: getattr(shown, "shape", ()) == shape

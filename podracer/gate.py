@@ -1,0 +1,137 @@
+"""The gate between an environment and an agent: values in the environment's own form, and as agents see them.
+
+An environment that is not of this library may call its first choice by another number than 0, put the channels of
+images first, and count with 64 bits, which JAX does not have. Spaces (`podracer.spaces`) say what agents see. Every
+value passes here: the rows of host environments, and what a policy is shown and returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from podracer import spaces
+from podracer.types import ArrayTree, EnvSpec
+
+MOST_CHANNELS = 4
+"""Images whose first axis is no longer than this, and whose last one is, have their channels first."""
+
+Choices = spaces.Discrete | spaces.MultiDiscrete
+
+
+def seen(
+    value: Any, space: spaces.Space, lead: tuple[int, ...] = (), *, name: str = "the observation", copy: bool = False
+) -> ArrayTree:
+    """An observation as agents see it.
+
+    Args:
+      value: what the environment shows: an array [*lead, ...], or a mapping of them.
+      space: what agents see.
+      lead: the dims in front, (B,) of a batch.
+      name: of the value, for messages.
+      copy: whether arrays are never those of `value`.
+
+    Returns:
+      Arrays [*lead, *space.shape] of the space's dtype.
+
+    Raises:
+      ValueError: naming what does not fit the space.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping) or not {key for key, _ in space.items} <= set(value):
+            found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name} is {found}; the environment shows {space}.")
+        return {key: seen(value[key], item, lead, name=f"{name}[{key!r}]", copy=copy) for key, item in space.items}
+    array = np.asarray(value)
+    if array.shape != (*lead, *space.shape):
+        array = _channels_last(array, space.shape, lead)
+    if array is None or not (array.dtype == space.dtype or np.can_cast(array.dtype, space.dtype, "same_kind")):
+        array, batch = np.asarray(value), f" in a batch of {lead[0]}" if lead else ""
+        raise ValueError(f"{name} holds {array.dtype} {array.shape}; the environment shows {space}{batch}.")
+    if not isinstance(space, spaces.Box):
+        array = array.astype(np.int64) - np.asarray(space.start) if space.start else array
+        _require_choices(array, space, name)
+    elif space.dtype.kind in "iu" and not np.can_cast(array.dtype, space.dtype):
+        limits = np.iinfo(space.dtype)
+        _require((array >= limits.min) & (array <= limits.max), array, name, f"too large for {space.dtype}")
+    return array.astype(space.dtype) if copy or array.dtype != space.dtype else array
+
+
+def own_form(value: ArrayTree, space: spaces.Space) -> ArrayTree:
+    """A value of a space as the environment has it: choices are counted from the space's `start`."""
+    if isinstance(space, spaces.Dict):
+        return {key: own_form(value[key], item) for key, item in space.items}
+    return value + np.asarray(space.start) if isinstance(space, Choices) and space.start else value
+
+
+def choices(actions: Any, space: Choices) -> np.ndarray:
+    """Actions [B, ...], counted from 0, as int32.
+
+    Raises:
+      ValueError: for one that there is not.
+    """
+    actions = np.asarray(actions, np.int32)
+    if (actions.view(np.uint32) >= np.asarray(space.num_values, np.uint32)).any():  # negative ones are huge
+        raise ValueError(f"actions {actions.min()} to {actions.max()} are not in {space}.")
+    return actions
+
+
+def check_choices(rows: ArrayTree, space: spaces.Space, name: str = "the observation") -> None:
+    """Checks observations [B, ...] as agents see them: a network would take a choice that there is not for none.
+
+    Raises:
+      ValueError: naming the choice.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, item in space.items:
+            check_choices(rows[key], item, f"{name}[{key!r}]")
+    elif not isinstance(space, spaces.Box):
+        _require_choices(rows, space, name)
+
+
+def check_dtypes(spec: EnvSpec) -> None:
+    """Checks that JAX has the numbers that an environment shows.
+
+    Raises:
+      ValueError: naming the space whose numbers it would cut off.
+    """
+
+    def check(space: spaces.Space, name: str) -> None:
+        if isinstance(space, spaces.Dict):
+            for key, item in space.items:
+                check(item, f"{name}[{key!r}]")
+        elif space.dtype.itemsize > 4 and not _has_64_bits():
+            raise ValueError(f"{spec.name}: {name} is {space}, and JAX has no {space.dtype}; use float32 or int32.")
+
+    check(spec.observation_space, "the observation")
+
+
+def _has_64_bits() -> bool:
+    import jax  # which what steps environments alone has no use for
+
+    return jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+
+def _channels_last(array: np.ndarray, shape: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray | None:
+    """Images [*lead, C, H, W] as [*lead, H, W, C], or [*lead, H, W] where C is 1; None if they have another shape."""
+    n = len(lead)
+    if array.shape[:n] != lead or array.ndim != n + 3 or array.shape[n] > MOST_CHANNELS:
+        return None
+    channels, *size = array.shape[n:]
+    if shape != (*size, channels) and (channels != 1 or shape != tuple(size)):
+        return None
+    return np.ascontiguousarray(np.moveaxis(array, n, -1)).reshape(*lead, *shape)
+
+
+def _require_choices(counted: np.ndarray, space: Choices, name: str) -> None:
+    _require(
+        (counted >= 0) & (counted < np.asarray(space.num_values)), counted, name, f"counted from 0, not in {space}"
+    )
+
+
+def _require(ok: np.ndarray, array: np.ndarray, name: str, problem: str) -> None:
+    if not ok.all():
+        value = array[tuple(np.argwhere(~ok)[0])]
+        raise ValueError(f"{name} is {value}, {problem}; widen the environment's space, or scale what it shows.")
