@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from podracer.remote.settings import Remote
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
+from podracer.run.interruption import Interrupted
 from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
@@ -93,6 +95,7 @@ def train(
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
+      Interrupted: where Ctrl-C or SIGTERM stopped the run, with its result; it can be resumed.
       PeerError: where another process of a pod is gone or does not answer.
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
@@ -141,7 +144,10 @@ def train(
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
             print(result)
-        return result
+    # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
+    if stop.requested or result.summary["stopped_by"]:
+        raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name)
+    return result
 
 
 class _Workers:
@@ -322,6 +328,7 @@ def resume(
     Raises:
       ValueError: where there is no run, or an object is needed that was not given.
       TypeError: for an environment that breaks the protocol.
+      Interrupted: as in `train`.
       TrainingDivergedError: as in `train`.
       CheckpointError: as in `train`.
       PeerError: as in `train`.
@@ -335,7 +342,11 @@ def resume(
         begun = processes.told(checkpoint.there_are(directory))
         source = None if begun else stored.get("init_from")
         how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
-        return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+        try:
+            return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+        except Interrupted as error:
+            interrupted = error
+    raise interrupted
 
 
 def load(

@@ -8,7 +8,7 @@ import pathlib
 import re
 import signal
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -61,7 +61,8 @@ def train(argv: list[str]) -> int:
         directory = arguments.run_dir
         if directory and arguments.seeds:
             directory = directory.with_name(f"{directory.name}-{seed}")
-        result = podracer.train(
+        result = _result(
+            podracer.train,
             agent,
             environment,
             run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
@@ -160,7 +161,8 @@ def resume(argv: list[str]) -> int:
         # Else that is what is wrong, or the workers'.
         if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
-    result = podracer.resume(
+    result = _result(
+        podracer.resume,
         arguments.run_dir,
         total_steps=arguments.total_steps,
         progress=not arguments.quiet,
@@ -168,6 +170,14 @@ def resume(argv: list[str]) -> int:
         remote=_remote(arguments, argv),
     )
     return _conclude(result, arguments.gif, arguments.quiet)
+
+
+def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> podracer.Result:
+    """The result also of a run that a signal stopped, for its exit code says so."""
+    try:
+        return function(*arguments, **named)
+    except podracer.Interrupted as error:
+        return error.result
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:

@@ -804,7 +804,10 @@ def test_a_population_keeps_all_its_rows(population, tmp_path):
 def test_a_signal_stops_in_good_order(finished, tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     stop = lambda steps, row: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731 - after the first update
-    result = train(tmp_path / "run", log=stop)
+    with pytest.raises(podracer.Interrupted, match="stopped by SIGTERM at .* steps; continue with podracer") as stopped:
+        train(tmp_path / "run", log=stop)
+    assert isinstance(stopped.value, KeyboardInterrupt), "`except Exception` in a loop over runs does not take it"
+    result = stopped.value.result
     assert signal.getsignal(signal.SIGTERM) == handler
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS - {"eval_return_interval"}
@@ -813,6 +816,8 @@ def test_a_signal_stops_in_good_order(finished, tmp_path):
     assert steps_of(tmp_path / "run") == [summary["env_steps"]], "what was done is not lost"
     assert 0 < summary["env_steps"] < 504
     assert result.evaluate(16).episodes == 16
+    with pytest.raises(podracer.Interrupted):
+        podracer.resume(tmp_path / "run", progress=False, log=stop)
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
 
 
