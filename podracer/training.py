@@ -395,8 +395,9 @@ def load(
         print(problem, file=sys.stderr)
     updates = int(np.max(jax.device_get(state.learner.num_updates)))
     steps = int(counter_values(state.env_steps).max())
-    rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
-    result = Result(experiment, state.learner, metrics.until(rows, updates, steps), directory)
+    rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
+    history = metrics.history(metrics.until(rows, updates, steps))
+    result = Result(experiment, state.learner, history, directory)
     if (directory / "summary.json").exists():
         result.summary = json.loads((directory / "summary.json").read_text())
     return result

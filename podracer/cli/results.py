@@ -125,7 +125,8 @@ def plot(argv: list[str]) -> int:
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
-        drawn += members.of(rundir.read(directory), metrics.read(directory / "metrics.jsonl"), label)
+        rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
+        drawn += members.of(rundir.read(directory), rows, label)
     titles = {f"{member.agent} on {member.env}" for member in drawn}
     title = titles.pop() if len(titles) == 1 else ""
     curves = members.curves(drawn, group=arguments.group)

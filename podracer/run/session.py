@@ -63,6 +63,7 @@ class Session:
         self._watcher = _Watcher(log if processes.is_first else None)
         at = self._position(self._state) if resume else None
         self._log = metrics.Log(directory, self._watcher, at, write=processes.is_first)
+        self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         evaluated = processes.told(self._evaluated())
         scores = [score for _, score in evaluated]
