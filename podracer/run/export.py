@@ -140,9 +140,8 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
         exported = jax_export.deserialize(bytearray(data))
         program = str(exported.mlir_module())
     except Exception as error:
-        raise ValueError(
-            f"{directory / 'policy.stablehlo'} is damaged ({_first_line(error)}); export it anew."
-        ) from None
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{directory / 'policy.stablehlo'} is damaged ({why}); export it anew.") from None
     if foreign := sorted(_called(program) - STABLE_CALLS):
         raise ValueError(
             f"{directory / 'policy.stablehlo'} calls native code by the name of {', '.join(foreign)}, which podracer's "
