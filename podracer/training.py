@@ -22,7 +22,7 @@ from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.remote.settings import Remote
 from podracer.result import Result
-from podracer.run import checkpoint, metrics, presets, rundir
+from podracer.run import checkpoint, metrics, own, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.interruption import Interrupted
 from podracer.run.processes import ALONE, Processes
@@ -311,6 +311,7 @@ def resume(
     progress: bool = True,
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Result:
     """Continues the run in a directory, with the settings that are written there.
 
@@ -324,9 +325,10 @@ def resume(
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
       remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
+      trust: whether to import, and so run, the module of the environment that the run names.
 
     Raises:
-      ValueError: where there is no run, or an object is needed that was not given.
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
       TypeError: for an environment that breaks the protocol.
       Interrupted: as in `train`.
       TrainingDivergedError: as in `train`.
@@ -337,7 +339,7 @@ def resume(
         directory = pathlib.Path(run_dir)
         # Whether the others see the directory is not known yet.
         stored = _by_first(processes, rundir.read, directory)
-        parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
+        parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         begun = processes.told(checkpoint.there_are(directory))
         source = None if begun else stored.get("init_from")
@@ -356,6 +358,7 @@ def load(
     environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
     step: int | Literal["best"] | None = None,
+    trust: bool = False,
 ) -> Result:
     """The result of a run directory, from its newest whole checkpoint or an earlier one.
 
@@ -366,9 +369,10 @@ def load(
       network: the run's own network, if it had one.
       step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
         None.
+      trust: whether to import, and so run, the module of the environment that the run names.
 
     Raises:
-      ValueError: where there is no run, or an object is needed that was not given.
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
@@ -377,7 +381,7 @@ def load(
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
-        **_parts(directory, stored, agent=agent, environment=environment, network=network),
+        **_parts(directory, stored, trust, agent=agent, environment=environment, network=network),
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
@@ -403,16 +407,18 @@ def load(
     return result
 
 
-def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **given: Any) -> dict[str, Any]:
     """A run's agent, environment, network and what goes with them, from its description and the objects given.
 
     Raises:
-      ValueError: where an object is needed that was not given.
+      ValueError: where an object is needed that was not given, or consent to import it.
     """
     for part in stored["own"]:
         if given[part] is None:
-            raise ValueError(f"{directory} was trained with your own {part}; in Python, give it as {part}=.")
+            given[part] = own.restored(directory, stored, part, trust)
     by_name = given["environment"] is None
+    if by_name:
+        own.check_name(directory, stored, trust)
     options = stored["env_options"] if "environment" in stored["own"] else None
     return {
         "agent": given["agent"] or stored["agent"],

@@ -22,7 +22,7 @@ from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
-from podracer.run import presets, rundir
+from podracer.run import own, presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
 
@@ -143,6 +143,7 @@ class ResumeArguments:
       topology: of this process, or "pod", of many.
       pod: where the processes of a pod meet, if no cluster says so.
       remote: where workers connect that step the environments; what is not given is as it was.
+      trust: import the module of the environment that the run names, which runs its code.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -152,6 +153,7 @@ class ResumeArguments:
     topology: Literal["local", "pod"] = "local"
     pod: Pod = dataclasses.field(default_factory=Pod)
     remote: REMOTE = dataclasses.field(default_factory=REMOTE)  # type: ignore[valid-type]
+    trust: bool = False
 
 
 def resume(argv: list[str]) -> int:
@@ -160,6 +162,7 @@ def resume(argv: list[str]) -> int:
         stored = rundir.read(arguments.run_dir)
         # Else that is what is wrong, or the workers'.
         if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
+            own.check_name(arguments.run_dir, stored, arguments.trust)
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
     result = _result(
         podracer.resume,
@@ -168,6 +171,7 @@ def resume(argv: list[str]) -> int:
         progress=not arguments.quiet,
         topology=_topology(arguments),
         remote=_remote(arguments, argv),
+        trust=arguments.trust,
     )
     return _conclude(result, arguments.gif, arguments.quiet)
 

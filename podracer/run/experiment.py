@@ -16,6 +16,7 @@ from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
+from podracer.run import own as own_code
 from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
@@ -204,6 +205,7 @@ def resolve(
     """
     from envs_jax import testing  # which imports podracer
 
+    path = own_code.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
     env_name, options = "", {}
@@ -251,6 +253,8 @@ def resolve(
         "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
         "run": configs.to_json(run),
     }
+    if path:
+        description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
 
 

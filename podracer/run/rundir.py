@@ -20,8 +20,8 @@ FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_check
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
-`init_from` too, the run that this one began with, and `extended`, what `total_steps` was before it grew; and `NAMES`,
-which say no more than the settings do."""
+`imports` too, where such parts are imported from, `init_from`, the run that this one began with, and `extended`, what
+`total_steps` was before it grew; and `NAMES`, which say no more than the settings do."""
 
 NAMES = ("preset", "protocol")
 """What its settings were called when it began."""

@@ -606,6 +606,24 @@ def test_main_exits_with_the_code(monkeypatch):
     assert caught.value.code == 2
 
 
+def test_modules_beside_the_shell_are_found_last_and_only_where_one_is_asked_for(tmp_path, monkeypatch):
+    """A file tyro.py there would run for every command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "run", lambda argv: 0)
+    before = [path for path in sys.path if path != str(tmp_path)]
+    for command, there in (
+        ("--version", []),
+        ("eval runs/x", []),
+        ("train ppo gymnasium:CartPole-v1", []),
+        ("train ppo gymnasium:mine:Reach-v0", [str(tmp_path)]),
+        ("eval runs/x --trust", [str(tmp_path)]),
+    ):
+        monkeypatch.setattr(sys, "path", [*before])
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(command.split())
+        assert sys.path == [*before, *there]
+
+
 # Going on, several seeds, sweeps and exports
 
 
