@@ -116,7 +116,7 @@ def train(
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
-        directory = _shared(run_dir, processes)
+        directory = _shared(None if run_dir is None else rundir.local(run_dir), processes)
         if resume:
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
@@ -336,7 +336,7 @@ def resume(
       PeerError: as in `train`.
     """
     with _start(topology) as processes:
-        directory = pathlib.Path(run_dir)
+        directory = rundir.local(run_dir)
         # Whether the others see the directory is not known yet.
         stored = _by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
@@ -377,7 +377,7 @@ def load(
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
     _use_compilation_cache()
-    directory = pathlib.Path(run_dir)
+    directory = rundir.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
@@ -432,7 +432,11 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
 
 def _use_compilation_cache() -> None:
     """Keeps compiled programs on disk, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "podracer" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home keeps none
+        return
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -61,23 +62,24 @@ def train(argv: list[str]) -> int:
         directory = arguments.run_dir
         if directory and arguments.seeds:
             directory = directory.with_name(f"{directory.name}-{seed}")
-        result = _result(
-            podracer.train,
-            agent,
-            environment,
-            run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
-            resume=arguments.resume,
-            config=given.agent,
-            env_options=given.env,
-            hyper=hyper,
-            preset=arguments.preset,
-            protocol=arguments.protocol,
-            init_from=arguments.init_from,
-            progress=not arguments.quiet,
-            topology=_topology(arguments),
-            remote=_remote(arguments, argv),
-            **{**given.run, "seed": seed},
-        )
+        with _directory(directory, arguments, agent, environment, seed) as run_dir:
+            result = _result(
+                podracer.train,
+                agent,
+                environment,
+                run_dir=run_dir,
+                resume=arguments.resume,
+                config=given.agent,
+                env_options=given.env,
+                hyper=hyper,
+                preset=arguments.preset,
+                protocol=arguments.protocol,
+                init_from=arguments.init_from,
+                progress=not arguments.quiet,
+                topology=_topology(arguments),
+                remote=_remote(arguments, argv),
+                **{**given.run, "seed": seed},
+            )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
             return code
@@ -85,6 +87,15 @@ def train(argv: list[str]) -> int:
     if len(finals) > 1 and not arguments.quiet:
         print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
     return 0
+
+
+def _directory(
+    asked: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+    """The directory that was asked for, or one in runs/; process 0 of a pod takes it for all, once they have met."""
+    if asked is None and not arguments.resume and _topology(arguments) == "local":
+        return rundir.new_default(agent, environment, seed)
+    return contextlib.nullcontext(asked or rundir.default(agent, environment, seed, resume=arguments.resume))
 
 
 def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:

@@ -35,6 +35,9 @@ AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
 }
 """Agents that have a name: their config and what makes them."""
 
+MAX_UPDATES = 2**31 - 1
+"""Of a run: `LearnerState.num_updates` is an int32, whose steps (`learning.counter`) may be more."""
+
 PLANNERS: dict[str, Callable[..., Planner]] = {
     "alphazero": agents.alphazero.planner,
     "efficientzero": agents.efficientzero.planner,
@@ -243,6 +246,7 @@ def resolve(
     make = _sebulba if run.arch == "sebulba" else _anakin
     driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
     run = dataclasses.replace(run, **resolved)
+    _check_updates(agent, run)
     description = {
         "podracer": __version__,
         "agent": agent.name,
@@ -256,6 +260,21 @@ def resolve(
     if path:
         description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
+
+
+def _check_updates(agent: Agent, run: RunConfig) -> None:
+    """Refuses a run of more updates than their counter holds, which would go on from a negative number."""
+    replay, rows = agent.replay, run.total_steps
+    if replay is None or replay.fraction:
+        updates = rows * run.updates_per_batch / (run.num_envs * agent.config.rollout_length)  # type: ignore[operator]
+    else:
+        sequences = rows if replay.starts == "rows" else rows / agent.config.rollout_length
+        updates = sequences * replay.ratio / replay.batch_size
+    if updates + run.final_updates > MAX_UPDATES:
+        raise ValueError(
+            f"total_steps={run.total_steps:,} are {updates:,.0f} updates, and their counter holds {MAX_UPDATES:,}: use "
+            "more num_envs, a longer rollout or larger batches, or fewer total_steps."
+        )
 
 
 def _anakin(

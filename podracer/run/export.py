@@ -26,6 +26,7 @@ from jax import export as jax_export
 
 from podracer import files, spaces
 from podracer.policy import Actor, Policy
+from podracer.run import rundir
 from podracer.types import ArrayTree, EnvSpec
 from podracer.version import __version__
 
@@ -73,7 +74,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
       ValueError: where the directory cannot be written.
       RuntimeError: where the files do not act as the policy.
     """
-    directory = pathlib.Path(directory)
+    directory = rundir.local(directory)
     data = _exported(policy).serialize()
     rows = _rows(policy.spec)
     actions = _play(Actor(policy), rows)

@@ -272,12 +272,13 @@ class _TerminalBar:
     def __init__(self, console: Any, total_steps: int, title: str, env_steps: int):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        text = lambda name: TextColumn(f"{{task.{name}}}", markup=False)  # noqa: E731
         columns = (
-            TextColumn("{task.description}"),
+            text("description"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TextColumn("{task.fields[status]}"),
+            text("fields[rate]"),
+            text("fields[status]"),
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=console)
@@ -288,7 +289,8 @@ class _TerminalBar:
         self._progress.update(self._task, completed=env_steps, rate=rate, status=status)
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+        # A path may hold [brackets] and :colons:, and is to be copied in one piece.
+        self._progress.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()

@@ -63,14 +63,16 @@ def test_a_finished_run_is_at_the_end(cell):
 def test_a_bar_on_a_terminal():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, force_jupyter=False, width=120)
-    bar = metrics._TerminalBar(console, 2000, "vtrace catch", 500)
+    bar = metrics._TerminalBar(console, 2000, "vtrace catch[red]", 500)
     bar.update(2000, "12 steps/s", "return 0.50")
-    bar.say("a line")
+    path = "runs/[a]/gymnasium:robot:Reach/" + 120 * "x"
+    bar.say(path)
     bar.close()
     text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", file.getvalue())
     assert " 25%" in text
     assert " 100% 12 steps/s return 0.50" in text
-    assert "a line" in text
+    assert f"{path}\n" in text, "brackets and colons are no markup, and a path stays in one piece"
+    assert "catch[red]" in text
 
 
 def test_lines_where_there_is_neither(capsys):
