@@ -105,6 +105,7 @@ def train(
       RemoteError: where workers that should step environments are not there.
       OSError: where `remote` names an address that cannot be listened at.
     """
+    began = time.monotonic()
     with _start(topology) as processes, _Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
@@ -140,7 +141,8 @@ def train(
         if directory is not None:
             notes = _by_first(processes, rundir.prepare, directory, experiment.description, resume)
         with memory_explained(), StopSignal() as stop:
-            result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
+            parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
+            result = Session(*parts).run()
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
             print(result)

@@ -53,7 +53,9 @@ class Session:
         init_from: Result | None = None,
         notes: Sequence[str] = (),
         processes: Processes = ALONE,
+        began: float | None = None,
     ):
+        self._began = time.monotonic() if began is None else began
         self._experiment, self._directory, self._stop, self._processes = experiment, directory, stop, processes
         keep = experiment.run.keep_checkpoints
         self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
@@ -78,6 +80,7 @@ class Session:
             )
             self._snapshots.forget(self._position(self._state)[1])
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
+        self._began -= sum(row.get("time/wall_seconds", 0.0) for row in before)
         self._rate = 0.0
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
@@ -222,6 +225,7 @@ class Session:
             timing["time/steps_per_second"] = self._rate
         # Next to the seconds they tell a slow machine from a slow program (docs/adr/0012-spread.md).
         timing["time/cpu_seconds"] = self._cpu_seconds
+        timing["time/wall_seconds"] = time.monotonic() - self._began
         # Only an environment of a host may have them (docs/adr/0025-remote.md).
         measured = getattr(self._experiment.environment, "metrics", None)
         if measured is not None:
@@ -385,6 +389,7 @@ class Session:
             "stopped_by": signal.Signals(stopped_by).name if stopped_by and not complete else None,
             "env_steps": env_steps,
             "updates": updates,
+            "wall_seconds": time.monotonic() - self._began,
             "compile_seconds": compile_seconds,
             "train_seconds": self._train_seconds,
             "cpu_seconds": self._cpu_seconds,

@@ -780,8 +780,11 @@ def test_resume_goes_on_where_it_was(finished, copied):
     assert rows[: len(cut)] == cut
     assert [row["env_steps"] for row in rows if "eval/return_mean" in row] == [504, 1008, 1512, 2016]
     assert sum(row.get("episode/count", 0) for row in rows) == 28 * 8
-    times = [row["time/train_seconds"] for row in rows if "time/train_seconds" in row]
-    assert times == sorted(times)
+    for name in ("time/train_seconds", "time/wall_seconds"):
+        times = [row[name] for row in rows if name in row]
+        assert times == sorted(times)
+    assert result.summary["wall_seconds"] >= times[-1]
+    assert times[-1] > sum(result.summary[name] for name in ("train_seconds", "compile_seconds"))
 
 
 def test_a_population_keeps_all_its_rows(population, tmp_path):
