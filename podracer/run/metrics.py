@@ -16,6 +16,7 @@ from typing import Any
 
 from podracer import files
 from podracer.run import rundir
+from podracer.run.heartbeat import Heartbeat
 from podracer.run.history import History, Row
 
 LogCallback = Callable[[int, Mapping[str, Any]], Any]
@@ -224,6 +225,8 @@ def history(rows: Iterable[Row]) -> list[Row]:
 class Display:
     """Shows a run: a bar on a terminal (stderr) or in a notebook, plain lines on stderr elsewhere, or nothing.
 
+    Of plain lines there is one every half a minute at least, whatever the run does.
+
     Args:
       total_steps: where the bar ends.
       title: before the bar.
@@ -235,18 +238,30 @@ class Display:
         from rich.console import Console
 
         console = Console(stderr=True)
-        self._enabled = enabled
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)
         elif enabled and console.is_terminal:
             self._bar = _TerminalBar(console, total_steps, title, env_steps)
+        self._total_steps = total_steps
+        self._lines = enabled and not self._bar
+        self._heart: Heartbeat | None = None
+
+    def doing(self, what: str) -> None:
+        """Takes note of what the run does, for the lines that come now and then."""
+        if self._heart:
+            self._heart.doing(what)
+        elif self._lines:
+            self._heart = Heartbeat(self._print, what)
 
     def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
         """Moves the bar; `note` follows the return."""
+        ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
         if self._bar:
-            ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
             self._bar.update(env_steps, f"{rate:,.0f} steps/s", f"return {ret}{note}")
+        elif self._heart:
+            steps = f"{env_steps:,} of {self._total_steps:,} steps, {rate:,.0f} steps/s"
+            self._heart.status = f"; {steps}, return {ret}"
 
     def detail(self, text: str) -> None:
         """A line for those who have no bar."""
@@ -257,13 +272,20 @@ class Display:
         """A line for everybody."""
         if self._bar:
             self._bar.say(text)
-        elif self._enabled:
-            print(text, file=sys.stderr, flush=True)
+        elif self._lines:
+            if self._heart:
+                self._heart.put_off()
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
         if self._bar:
             self._bar.close()
+        if self._heart:
+            self._heart.close()
 
 
 class _TerminalBar:

@@ -146,9 +146,11 @@ class Session:
             self._display.say(driver.describe())
             self._display.say("compiling ...")
             self._processes.doing("compiling")
+            self._display.doing("compiling")
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._processes.doing("training")
+            self._display.doing("training")
             self._cpu_clock = time.process_time()
             self._state, complete = driver.run(
                 self._state,
@@ -244,6 +246,7 @@ class Session:
         run = self._experiment.run
         final = env_steps >= run.total_steps
         self._processes.doing("evaluating and saving")
+        self._display.doing("evaluating and saving")
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
             self._evaluate(state, env_steps)
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
@@ -257,6 +260,7 @@ class Session:
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
         self._processes.doing("training")
+        self._display.doing("training")
         self._cpu_clock = time.process_time()
 
     def _saved_steps(self) -> list[int]:
