@@ -93,6 +93,22 @@ def test_pictures():
         environments.adopt(lambda: Reach()).render(0)
 
 
+def test_a_library_that_cannot_draw_is_one_line(monkeypatch):
+    """As MuJoCo's without a display, which may raise anything."""
+
+    def draw(self):
+        raise AttributeError("'NoneType' object has no attribute 'eglQueryString'\nand more")
+
+    monkeypatch.setattr(Reach, "render", draw)
+    monkeypatch.setitem(sys.modules, "mujoco", json)
+    shown = environments.adopt(Reach).render(0)
+    shown.recv()
+    with pytest.raises(
+        ValueError, match=r"Reach cannot be rendered: Attrib.*eglQueryString'; without a display, set MUJOCO_GL"
+    ):
+        shown.frame()
+
+
 def test_one_object_cannot_be_every_lane():
     one = Reach()
     with pytest.raises(ValueError, match="returned the same Reach twice; every lane needs its own"):
