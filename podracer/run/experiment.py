@@ -321,7 +321,7 @@ def _sebulba(
 ) -> tuple[Driver, dict[str, int]]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
         if getattr(run, name) != plain:
-            seeds = "; several seeds are several runs (--seeds 0 1 2)" if name == "population" else ""
+            seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
             raise ValueError(
                 f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."
             )

@@ -23,6 +23,7 @@ import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces, training
+from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
@@ -942,6 +943,10 @@ def test_observations_that_are_not_finite_are_named():
         podracer.TrainingDivergedError, match="^the environment's observation is not finite in lane 0, and"
     ):
         podracer.train("vtrace", Unseen(), config={"rollout_length": 10}, check=False, **settings)
+    # As where actions are numbers, which are not finite either by then.
+    said = "the environment's observation is not finite after 100 steps of random actions"
+    assert random_play.not_finite(Unseen()) == said
+    assert not random_play.not_finite(envs_jax.make("pendulum"))
 
 
 @pytest.mark.parametrize(
