@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from podracer.run.evaluation import Evaluation
     from podracer.run.experiment import RunConfig
     from podracer.run.export import load_policy
+    from podracer.run.interruption import Interrupted
     from podracer.run.processes import PeerError
     from podracer.sebulba.actor import ActorError
     from podracer.training import load, resume, train
@@ -32,6 +33,7 @@ __all__ = [
     "ActorError",
     "CheckpointError",
     "Evaluation",
+    "Interrupted",
     "OutOfMemoryError",
     "PeerError",
     "Pod",
@@ -59,6 +61,7 @@ _HOMES = {
     "ActorError": "sebulba.actor",
     "CheckpointError": "run.checkpoint",
     "Evaluation": "run.evaluation",
+    "Interrupted": "run.interruption",
     "OutOfMemoryError": "driver",
     "PeerError": "run.processes",
     "Pod": "pod.settings",

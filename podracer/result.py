@@ -28,7 +28,8 @@ class Result:
       agent: the agent.
       environment: what it was trained on.
       learner: the LearnerState, leading dim [population].
-      history: metric rows.
+      history: metric rows; of a run with more than 20,000, some of them, evenly spread, with the best evaluation and
+        the newest rows. The run directory's metrics.jsonl has all.
       summary: figures of the run, as in `summary.json`.
       run_dir: where its files are, or None.
       description: the resolved configuration, as in `config.json`.

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +23,9 @@ from podracer.nets import Network
 from podracer.notes import note
 from podracer.remote.settings import Remote
 from podracer.result import Result
-from podracer.run import checkpoint, masks, metrics, presets, rundir
+from podracer.run import checkpoint, masks, metrics, own, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
+from podracer.run.interruption import Interrupted
 from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
@@ -94,6 +96,7 @@ def train(
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
+      Interrupted: where Ctrl-C or SIGTERM stopped the run, with its result; it can be resumed.
       PeerError: where another process of a pod is gone or does not answer.
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
@@ -103,6 +106,7 @@ def train(
       RemoteError: where workers that should step environments are not there.
       OSError: where `remote` names an address that cannot be listened at.
     """
+    began = time.monotonic()
     with _start(topology) as processes, _Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
@@ -114,7 +118,7 @@ def train(
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
-        directory = _shared(run_dir, processes)
+        directory = _shared(None if run_dir is None else rundir.local(run_dir), processes)
         if resume:
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
@@ -140,11 +144,15 @@ def train(
         if directory is not None:
             notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
         with memory_explained(), StopSignal() as stop:
-            result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
+            parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
+            result = Session(*parts).run()
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
             print(result)
-        return result
+    # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
+    if stop.requested or result.summary["stopped_by"]:
+        raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name)
+    return result
 
 
 class _Workers:
@@ -308,6 +316,7 @@ def resume(
     progress: bool = True,
     topology: Topology = "local",
     remote: Remote | Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Result:
     """Continues the run in a directory, with the settings that are written there.
 
@@ -321,24 +330,30 @@ def resume(
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
       remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
+      trust: whether to import, and so run, the module of the environment that the run names.
 
     Raises:
-      ValueError: where there is no run, or an object is needed that was not given.
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
       TypeError: for an environment that breaks the protocol.
+      Interrupted: as in `train`.
       TrainingDivergedError: as in `train`.
       CheckpointError: as in `train`.
       PeerError: as in `train`.
     """
     with _start(topology) as processes:
-        directory = pathlib.Path(run_dir)
+        directory = rundir.local(run_dir)
         # Whether the others see the directory is not known yet.
         stored = _by_first(processes, rundir.read, directory)
-        parts = _parts(directory, stored, agent=agent, environment=environment, network=network)
+        parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         begun = processes.told(checkpoint.there_are(directory))
         source = None if begun else stored.get("init_from")
         how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
-        return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+        try:
+            return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+        except Interrupted as error:
+            interrupted = error
+    raise interrupted
 
 
 def load(
@@ -348,6 +363,7 @@ def load(
     environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
     step: int | Literal["best"] | None = None,
+    trust: bool = False,
 ) -> Result:
     """The result of a run directory, from its newest whole checkpoint or an earlier one.
 
@@ -358,18 +374,19 @@ def load(
       network: the run's own network, if it had one.
       step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
         None.
+      trust: whether to import, and so run, the module of the environment that the run names.
 
     Raises:
-      ValueError: where there is no run, or an object is needed that was not given.
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
     _use_compilation_cache()
-    directory = pathlib.Path(run_dir)
+    directory = rundir.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
-        **_parts(directory, stored, agent=agent, environment=environment, network=network),
+        **_parts(directory, stored, trust, agent=agent, environment=environment, network=network),
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
@@ -387,23 +404,26 @@ def load(
         print(problem, file=sys.stderr)
     updates = int(np.max(jax.device_get(state.learner.num_updates)))
     steps = int(counter_values(state.env_steps).max())
-    rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
-    result = Result(experiment, state.learner, metrics.until(rows, updates, steps), directory)
+    rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
+    history = metrics.history(metrics.until(rows, updates, steps))
+    result = Result(experiment, state.learner, history, directory)
     if (directory / "summary.json").exists():
         result.summary = json.loads((directory / "summary.json").read_text())
     return result
 
 
-def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **given: Any) -> dict[str, Any]:
     """A run's agent, environment, network and what goes with them, from its description and the objects given.
 
     Raises:
-      ValueError: where an object is needed that was not given.
+      ValueError: where an object is needed that was not given, or consent to import it.
     """
     for part in stored["own"]:
         if given[part] is None:
-            raise ValueError(f"{directory} was trained with your own {part}; in Python, give it as {part}=.")
+            given[part] = own.restored(directory, stored, part, trust)
     by_name = given["environment"] is None
+    if by_name:
+        own.check_name(directory, stored, trust)
     options = stored["env_options"] if "environment" in stored["own"] else None
     return {
         "agent": given["agent"] or stored["agent"],
@@ -417,7 +437,11 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], **given: Any) -> 
 
 def _use_compilation_cache() -> None:
     """Keeps compiled programs on disk, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "podracer" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home keeps none
+        return
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

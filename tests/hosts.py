@@ -18,13 +18,14 @@ LENGTH = 5
 
 @dataclasses.dataclass
 class Steps:
-    """Host environments whose observation is the step number; episodes have 5 transitions of reward 1.
+    """Host environments whose observation is the step number, or `beyond`; episodes have 5 transitions of reward 1.
 
     `misbehave(number of the step, thread's name)` is called at every step. `seeds` are those that were asked for.
     """
 
     misbehave: Callable[[int, str], None] = lambda number, thread: None
     reward: float = 1.0
+    beyond: float = 0.0
     seeds: list[Any] = dataclasses.field(default_factory=list)
     closed: list[str] = dataclasses.field(default_factory=list)
 
@@ -46,8 +47,8 @@ class _Running:
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         first, last = self.step == 0, self.step == LENGTH
-        reward = np.full(len(self.lanes), self.parent.reward)
-        return self.lanes, HostStep.of(self.step[:, None].astype(np.float32), reward, last, first, last)
+        reward, shown = np.full(len(self.lanes), self.parent.reward), self.step[:, None] + self.parent.beyond
+        return self.lanes, HostStep.of(shown.astype(np.float32), reward, last, first, last)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         assert actions.shape == lanes.shape

@@ -1,7 +1,9 @@
 """Actors: the same actions as evaluation, from memory of their own, in this process and from exported files."""
 
+import errno
 import functools
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -203,6 +205,53 @@ def test_what_is_no_export_is_refused(case, tmp_path):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match="cannot write to"):
         export.save(case.policy(), tmp_path / "spec.json" / "below", card)
+    (tmp_path / "policy.stablehlo").write_bytes(b"nothing")
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"policy\.stablehlo is damaged \(.*\); export it anew\.$"):
+        load_policy(tmp_path)
+    foreign, row = 'callback @"somewhere"', jax.ShapeDtypeStruct((1, 3), jnp.float32)
+    native = jax.ffi.ffi_call(foreign, jax.ShapeDtypeStruct((1,), jnp.int32))
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call(foreign)]
+    exported = jax.export.export(jax.jit(native), platforms=["cpu"], disabled_checks=unchecked)(row)
+    (tmp_path / "policy.stablehlo").write_bytes(exported.serialize())
+    with pytest.raises(ValueError, match=r"calls native code by the name of callback .*: it was not run\.$"):
+        load_policy(tmp_path)
+
+
+def test_what_jax_exports_by_itself_may_be_called():
+    """Also by a network of one's own."""
+
+    def f(x):
+        return jnp.linalg.qr(x)[0], jax.lax.top_k(x, 2), jnp.linalg.eigh(x), jax.random.normal(jax.random.key(0), (3,))
+
+    exported = jax.export.export(jax.jit(f), platforms=export.PLATFORMS)(jax.ShapeDtypeStruct((4, 4), jnp.float32))
+    called = export._called(exported.mlir_module())
+    assert {"lapack_sgeqrf_ffi", "cusolver_syevd_ffi", "Eigh"} <= called <= export.STABLE_CALLS
+    assert export._called('"stablehlo.custom_call"(%0) {call_target_name = "Qr"}') - export.STABLE_CALLS
+
+
+def test_an_export_that_fails_leaves_the_one_before(case, tmp_path, monkeypatch):
+    case = case("ppo")
+    card = {"agent": "ppo", "environment": "vector", "source": "", "evaluation": None, "mean": None}
+    export.save(case.policy(), tmp_path, card)
+    files = lambda: {(path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in tmp_path.iterdir()}  # noqa: E731
+    before = files()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def other(*_):
+        raise RuntimeError("the policy acts differently here")
+
+    for name, problem in (("_card", full), ("check", other)):
+        with monkeypatch.context() as patch:
+            patch.setattr(export, name, problem)
+            with pytest.raises((ValueError, RuntimeError), match="No space left on device|acts differently"):
+                export.save(case.policy(), tmp_path, card)
+        assert files() == before
+    export.save(case.policy(), tmp_path, card)
+    assert {name for name, *_ in files()} == {name for name, *_ in before}
+    assert not files() & before, "and one that does not fail replaces all of it"
 
 
 def test_samples_follow_the_policy(case):

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from podracer import spaces, topology
-from podracer.anakin import program, runner
+from podracer.anakin import program, random_play, runner
 from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import final_groups, require_room
 from podracer.run.processes import ALONE, Processes
@@ -41,6 +41,7 @@ class Anakin:
     ):
         self._rows_per_update = layout.num_envs * agent.config.rollout_length
         self._layout, self._seeds, self._hyper, self._spec = layout, seeds, hyper, environment.spec
+        self._environment = environment
         self.program = program.make(
             agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
         )
@@ -118,7 +119,8 @@ class Anakin:
         """
         rewards = "" if np.all(np.isfinite(episodes.return_sum)) else "the environment's rewards are not finite"
         if isinstance(self._spec.action_space, spaces.Box):
-            return rewards  # the actions are not finite either by now, and so what lanes show
+            # The actions are not finite either by now, and so what lanes show, and perhaps the rewards.
+            return random_play.not_finite(self._environment) or rewards
         lanes, lane = jax.device_get(topology.here((state.actors.lanes, state.actors.lane)))
         for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
             bad = ~np.isfinite(leaf).reshape(*lane.shape, -1).all(axis=-1)

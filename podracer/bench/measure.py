@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from podracer import config as configs
+from podracer import files
 from podracer.version import __version__
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent
@@ -99,7 +100,7 @@ def write(path: pathlib.Path, command: str, arguments: Any, results: Any) -> Non
         "results": results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, default=str) + "\n")
+    files.write(path, json.dumps(report, indent=2, default=str) + "\n")
     print(f"wrote {path}")
 
 

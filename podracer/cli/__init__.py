@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -10,10 +11,12 @@ from typing import NoReturn
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and exits with its code."""
-    # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    argv = list(sys.argv[1:] if argv is None else argv)
+    # Modules beside the shell, such as that of `gymnasium:my_module:Reach-v0`, are found where one was asked for, and
+    # last: a file `tyro.py` there is none of ours.
+    if "--trust" in argv or any(re.fullmatch("gymnasium:[^:]+:.+", word) for word in argv):
+        sys.path.append(os.getcwd())
+    sys.exit(run(argv))
 
 
 def run(argv: list[str]) -> int:

@@ -7,6 +7,9 @@ of a pod that ends because of another one gives 3.
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 
@@ -49,13 +52,18 @@ def run(argv: list[str]) -> int:
     """Runs a command; returns its exit code."""
     try:
         with memory_explained():
-            return _dispatch(argv)
+            code = _dispatch(argv)
+            if sys.stdout:
+                sys.stdout.flush()
+            return code
     except (ValueError, TypeError) as error:
         return _complain(error, 2)
     except podracer.PeerError as error:
         return LOST if error.said else _complain(error, LOST)
     except podracer.ActorError as error:
         return _complain(error, 1, f"{str(error).rstrip('.')}; {own_code.HOW}.")
+    except BrokenPipeError as error:
+        return 128 + signal.SIGPIPE if _reader_is_gone() else _complain(error, 1)
     except FAILURES as error:
         return _complain(error, 1)
     except jax.errors.JaxRuntimeError as error:
@@ -87,6 +95,18 @@ def _dispatch(argv: list[str]) -> int:
         if exit_.code in (0, None):
             return 0
         raise
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads what is printed any more, as in `podracer envs | head -1`; then the rest is thrown away."""
+    if not sys.stdout:
+        return False
+    printed, poll = sys.stdout.fileno(), select.poll()
+    poll.register(printed, 0)
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), printed)  # else Python complains of it at its end
+    return True
 
 
 def _complain(error: object, code: int, said: str | None = None) -> int:

@@ -38,9 +38,9 @@ def named(text: str) -> Name | None:
     return Name(pathlib.Path(found[1]), step, found[2] == checkpoint.BEST, int(found[3]) if found[3] else None)
 
 
-def _load(name: Name, environment: Any) -> podracer.Result:
+def _load(name: Name, environment: Any, trust: bool) -> podracer.Result:
     """A run, of the game of `environment` unless that is None."""
-    result = podracer.load(name.directory, step=checkpoint.BEST if name.best else None)
+    result = podracer.load(name.directory, step=checkpoint.BEST if name.best else None, trust=trust)
     if environment is not None and result.environment.spec != environment.spec:
         raise InputError(f"{name.directory} is of {result.environment.spec.name}, not of {environment.spec.name}.")
     return result
@@ -53,7 +53,7 @@ def match(arguments: Any, result: podracer.Result) -> int:
     opponent = arguments.opponent or "random"
     name = named(opponent)
     if name:
-        other = _load(name, environment).player(opponent, simulations=name.simulations, step=name.step)
+        other = _load(name, environment, arguments.trust).player(opponent, simulations=name.simulations, step=name.step)
     else:
         other = matches.player(environment, opponent)
     played = matches.play(environment, me, other, arguments.episodes, arguments.seed)
@@ -76,6 +76,7 @@ class EloArguments:
       seed: of the matches.
       json: print JSON instead of words.
       output: the picture; elo.png if None, in the run's directory where there is one.
+      trust: import the modules of the environments that the runs name, which runs their code.
     """
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]
@@ -84,6 +85,7 @@ class EloArguments:
     seed: int = 0
     json: bool = False
     output: Annotated[pathlib.Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    trust: bool = False
 
 
 def elo(argv: list[str]) -> int:
@@ -95,7 +97,7 @@ def elo(argv: list[str]) -> int:
     environment: Any = None
     for text in arguments.run_dirs:
         name = named(text) or Name(pathlib.Path(text), None, False, None)
-        result = _load(name, environment)
+        result = _load(name, environment, arguments.trust)
         environment = result.environment
         asked = name.simulations is not None or name.step is not None or name.best
         simulations = arguments.simulations if name.simulations is None else name.simulations

@@ -32,6 +32,7 @@ class EvalArguments:
       opponent: of a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
         RUN_DIR[@STEP][:SIMULATIONS]; half of the `episodes` are played from each seat.
       simulations: of a game for two: of the policy's search; 0 for the network's move alone.
+      trust: import the module of the environment that the run names, which runs its code.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -43,11 +44,12 @@ class EvalArguments:
     json: bool = False
     opponent: str | None = None
     simulations: int | None = None
+    trust: bool = False
 
 
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvalArguments, argv, "podracer eval")
-    result = podracer.load(arguments.run_dir, step=arguments.step)
+    result = podracer.load(arguments.run_dir, step=arguments.step, trust=arguments.trust)
     versus = arguments.opponent is not None or arguments.simulations is not None
     if arguments.gif:
         if versus:
@@ -80,6 +82,7 @@ class ExportArguments:
       member: of a population; the best one if None.
       step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
       episodes: played for the score in the model card; 0 for none.
+      trust: import the module of the environment that the run names, which runs its code.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -87,11 +90,12 @@ class ExportArguments:
     member: int | None = None
     step: int | Literal["best"] | None = None
     episodes: int = 128
+    trust: bool = False
 
 
 def export(argv: list[str]) -> int:
     arguments = parse(ExportArguments, argv, "podracer export")
-    result = podracer.load(arguments.run_dir, step=arguments.step)
+    result = podracer.load(arguments.run_dir, step=arguments.step, trust=arguments.trust)
     directory = result.export(arguments.output, member=arguments.member, episodes=arguments.episodes)
     size = sum(path.stat().st_size for path in directory.iterdir())
     print(f"{directory} ({size / 1024:,.0f} KiB): podracer.load_policy('{directory}') acts as {arguments.run_dir}")
@@ -125,7 +129,8 @@ def plot(argv: list[str]) -> int:
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
-        drawn += members.of(rundir.read(directory), metrics.read(directory / "metrics.jsonl"), label)
+        rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
+        drawn += members.of(rundir.read(directory), rows, label)
     titles = {f"{member.agent} on {member.env}" for member in drawn}
     title = titles.pop() if len(titles) == 1 else ""
     curves = members.curves(drawn, group=arguments.group)

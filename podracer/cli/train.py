@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import pathlib
 import re
 import signal
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import jax
@@ -22,7 +23,7 @@ from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
-from podracer.run import presets, rundir
+from podracer.run import own, presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
 
@@ -61,22 +62,24 @@ def train(argv: list[str]) -> int:
         directory = arguments.run_dir
         if directory and arguments.seeds:
             directory = directory.with_name(f"{directory.name}-{seed}")
-        result = podracer.train(
-            agent,
-            environment,
-            run_dir=directory or rundir.default(agent, environment, seed, resume=arguments.resume),
-            resume=arguments.resume,
-            config=given.agent,
-            env_options=given.env,
-            hyper=hyper,
-            preset=arguments.preset,
-            protocol=arguments.protocol,
-            init_from=arguments.init_from,
-            progress=not arguments.quiet,
-            topology=_topology(arguments),
-            remote=_remote(arguments, argv),
-            **{**given.run, "seed": seed},
-        )
+        with _directory(directory, arguments, agent, environment, seed) as run_dir:
+            result = _result(
+                podracer.train,
+                agent,
+                environment,
+                run_dir=run_dir,
+                resume=arguments.resume,
+                config=given.agent,
+                env_options=given.env,
+                hyper=hyper,
+                preset=arguments.preset,
+                protocol=arguments.protocol,
+                init_from=arguments.init_from,
+                progress=not arguments.quiet,
+                topology=_topology(arguments),
+                remote=_remote(arguments, argv),
+                **{**given.run, "seed": seed},
+            )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
             return code
@@ -84,6 +87,15 @@ def train(argv: list[str]) -> int:
     if len(finals) > 1 and not arguments.quiet:
         print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
     return 0
+
+
+def _directory(
+    asked: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+    """The directory that was asked for, or one in runs/; process 0 of a pod takes it for all, once they have met."""
+    if asked is None and not arguments.resume and _topology(arguments) == "local":
+        return rundir.new_default(agent, environment, seed)
+    return contextlib.nullcontext(asked or rundir.default(agent, environment, seed, resume=arguments.resume))
 
 
 def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
@@ -142,6 +154,7 @@ class ResumeArguments:
       topology: of this process, or "pod", of many.
       pod: where the processes of a pod meet, if no cluster says so.
       remote: where workers connect that step the environments; what is not given is as it was.
+      trust: import the module of the environment that the run names, which runs its code.
     """
 
     run_dir: tyro.conf.Positional[pathlib.Path]
@@ -151,6 +164,7 @@ class ResumeArguments:
     topology: Literal["local", "pod"] = "local"
     pod: Pod = dataclasses.field(default_factory=Pod)
     remote: REMOTE = dataclasses.field(default_factory=REMOTE)  # type: ignore[valid-type]
+    trust: bool = False
 
 
 def resume(argv: list[str]) -> int:
@@ -159,15 +173,26 @@ def resume(argv: list[str]) -> int:
         stored = rundir.read(arguments.run_dir)
         # Else that is what is wrong, or the workers'.
         if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
+            own.check_name(arguments.run_dir, stored, arguments.trust)
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
-    result = podracer.resume(
+    result = _result(
+        podracer.resume,
         arguments.run_dir,
         total_steps=arguments.total_steps,
         progress=not arguments.quiet,
         topology=_topology(arguments),
         remote=_remote(arguments, argv),
+        trust=arguments.trust,
     )
     return _conclude(result, arguments.gif, arguments.quiet)
+
+
+def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> podracer.Result:
+    """The result also of a run that a signal stopped, for its exit code says so."""
+    try:
+        return function(*arguments, **named)
+    except podracer.Interrupted as error:
+        return error.result
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:

@@ -161,6 +161,12 @@ def _bare(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(r"^\w+:|-v\d+$", "", name).lower())
 
 
+def module_of(name: str) -> str:
+    """The module that is imported for `gymnasium:MODULE:ID`; "" for all other names."""
+    prefix, _, task = name.partition(":")
+    return task.rpartition(":")[0] if prefix == "gymnasium" else ""
+
+
 def _split(name: str) -> tuple[str, str]:
     prefix, colon, task = name.partition(":")
     if not colon:

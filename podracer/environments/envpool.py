@@ -8,10 +8,15 @@ which EnvPool does not do.
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import difflib
 import functools
 import os
+import pathlib
+import subprocess
+import sys
+import tempfile
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -164,7 +169,19 @@ class EnvPoolEnvironments:
         return self._running(self._pool(num_lanes, seed, evaluation), num_lanes)
 
     def render(self, seed: int) -> EnvPoolEnvironment:
-        """A pool of one lane, for evaluation, that has `frame()`."""
+        """A pool of one lane, for evaluation, that has `frame()`.
+
+        Raises:
+          ValueError: where its pictures cannot be drawn on this machine.
+        """
+        if _is_mujoco(self._task):
+            if problem := _drawing_fails(self._task):
+                raise ValueError(
+                    f"{self.spec.name} cannot be rendered here ({problem}): EnvPool's MuJoCo needs the system's EGL, "
+                    "such as apt's libegl1 (docs/environments.md)."
+                )
+            for library in _opengl():
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         return self._running(self._pool(1, seed, True, render_mode="rgb_array"), 1)
 
     def _running(self, pool: Any, num_lanes: int) -> EnvPoolEnvironment:
@@ -203,6 +220,46 @@ class EnvPoolEnvironments:
             settings[name] = value
         make = _import().make
         return make(self._task, env_type="gymnasium", num_envs=num_lanes, seed=seed, **settings, **more)
+
+
+def _opengl() -> list[str]:
+    """What EnvPool brings along to draw without a display: MuJoCo looks for it among what the process has loaded."""
+    libraries = pathlib.Path(_import().__file__).parent.with_name("envpool.libs")
+    return [str(path) for path in libraries.glob("libEGL-*")]
+
+
+def _is_mujoco(task: str) -> bool:
+    from envpool.registration import registry
+
+    return str(registry.specs[task][0]).startswith("envpool.mujoco")
+
+
+DRAW = """
+import ctypes, sys, envpool
+for library in sys.argv[2:]:
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+pool = envpool.make(sys.argv[1], env_type="gymnasium", num_envs=1, render_mode="rgb_array")
+pool.reset()
+pool.render()
+"""
+
+
+@functools.cache
+def _drawing_fails(task: str) -> str:
+    """Why a picture of a task cannot be drawn, or "".
+
+    That is tried in another process, for MuJoCo ends one that has no OpenGL.
+    """
+    with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log
+        command = [sys.executable, "-c", DRAW, task, *_opengl()]
+        try:
+            ran = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, errors="replace", timeout=120)
+        except subprocess.TimeoutExpired:
+            return "it took more than two minutes"
+    if not ran.returncode:
+        return ""
+    said = (ran.stdout + ran.stderr).strip().splitlines() or [f"exit code {ran.returncode}"]
+    return said[-1].removeprefix("ERROR: ").partition(", this most likely")[0].rstrip(".")
 
 
 def _cores(pools: int) -> int:

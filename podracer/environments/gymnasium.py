@@ -252,6 +252,10 @@ class GymnasiumEnvironment:
             return self._vector.render()[0]
         except gymnasium.error.Error as error:  # mostly a package that is missing, with how to install it
             raise ValueError(f"{self.spec.name} cannot be rendered: {str(error).rstrip('.')}.") from None
+        except Exception as error:  # of a library that draws, which may be anything
+            said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+            hint = "; without a display, set MUJOCO_GL=egl (docs/environments.md)" if "mujoco" in sys.modules else ""
+            raise ValueError(f"{self.spec.name} cannot be rendered: {type(error).__name__}: {said}{hint}.") from error
 
     def close(self) -> None:
         self._vector.close()

@@ -14,6 +14,8 @@ import logging
 import math
 import os
 import pathlib
+import secrets
+import shutil
 import sys
 import threading
 import time
@@ -37,6 +39,15 @@ SNAPSHOTS = "snapshots"
 """The folder of what acted at `SNAPSHOTS_A_RUN` steps of a game's run, evenly spaced: its history of players."""
 
 SNAPSHOTS_A_RUN = 10
+
+ELSEWHERE = tuple(
+    os.strerror(code)
+    for code in (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
+)
+"""Why a file cannot be read although it may be whole."""
+
+PAUSES = (1.0, 4.0)
+"""Seconds before a checkpoint is read again after an error that may pass."""
 
 SEEN_SECONDS = 60.0
 """How long what process 0 sees in a directory may take to be seen by the others, over a network."""
@@ -75,12 +86,13 @@ class Checkpoints:
 
         self.directory = pathlib.Path(directory).absolute() / name
         self._ocp, self._read_only, self._processes = ocp, read_only, processes
+        self._keep, self._gone, self._stuck = keep, set[int](), False
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
             with _QUIET:
                 options = ocp.CheckpointManagerOptions(
-                    max_to_keep=keep,
+                    max_to_keep=None,  # it takes one that cannot be removed for a new one that was not written
                     enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
                     cleanup_tmp_directories=not read_only,  # what a process that was killed had begun to write
                     read_only=read_only,
@@ -123,7 +135,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first; the same in all processes."""
-        return sorted(self._manager.all_steps())
+        return sorted(set(self._manager.all_steps()) - self._gone)
 
     def save(self, step: int, state: ArrayTree) -> None:
         """Writes `state` as checkpoint `step`, unless that exists; the write is atomic.
@@ -144,6 +156,28 @@ class Checkpoints:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
+        old = self.steps()[: -self._keep] if self._keep else []
+        self._gone |= set(old)
+        if self._processes.is_first:
+            self._remove(old)
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        """Removes checkpoints, each by one rename first, so that none is there in part; says what cannot be removed."""
+        removed, problem = self.directory.parent / "removed", ""
+        for step in steps:
+            try:
+                removed.mkdir(exist_ok=True)
+                (self.directory / str(step)).rename(removed / f"{self.directory.name}-{step}-{secrets.token_hex(4)}")
+            except OSError as error:
+                problem = f"{self.directory / str(step)} ({error.strerror})"
+        shutil.rmtree(removed, ignore_errors=True)
+        if removed.exists():
+            problem = problem or str(removed)
+        if problem and not self._stuck:
+            self._stuck = True
+            with contextlib.suppress(OSError):
+                why = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
+                print(why, file=sys.stderr)
 
     def delete(self, step: int) -> None:
         """Removes a checkpoint."""
@@ -176,10 +210,7 @@ class Checkpoints:
             there = ", ".join(map(str, steps)) or "none"
             raise UnknownStepError(f"no checkpoint {step} in {self.directory}; there are {there}.")
         for each in reversed(steps if step is None else [step]):
-            found, problem = _attempt(lambda each=each: self._read(each, like))
-            if isinstance(found, CheckpointError):
-                raise found
-            problem = next((there for there in self._processes.everyones(problem) if there), None)
+            found, problem = self._tried(each, like)
             problem = problem or self._changed(found)
             if problem:
                 damaged[each] = f"checkpoint {each} is damaged ({problem})"
@@ -190,6 +221,27 @@ class Checkpoints:
             return each, _unflatten(like, found["state"]), said
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
+
+    def _tried(self, step: int, like: ArrayTree) -> tuple[Any, str | None]:
+        """What is in a checkpoint, or why any of the processes cannot read it: tried again where that may pass.
+
+        Raises:
+          CheckpointError: where it is of something else, or what is wrong says nothing of the checkpoint.
+        """
+        for pause in (*PAUSES, None):
+            found, problem = _attempt(lambda: self._read(step, like))
+            if isinstance(found, CheckpointError):
+                raise found
+            problem = next((there for there in self._processes.everyones(problem) if there), None)
+            if problem not in (*ELSEWHERE, os.strerror(errno.EIO)) or pause is None:
+                break
+            time.sleep(pause)
+        if problem in ELSEWHERE:
+            raise CheckpointError(
+                f"cannot read checkpoint {step} in {self.directory}: {problem}. It may be whole: mend that and try "
+                "again, or move it elsewhere to go on from the one before."
+            )
+        return found, problem
 
     def _read(self, step: int, like: ArrayTree) -> Any:
         """What is in a checkpoint, or what to say where it is whole but of something else."""
@@ -370,9 +422,12 @@ def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
 def _reason(error: Exception) -> str:
     """The disk's own words, if it was the disk; else the first line, whole."""
     text = str(error)
-    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES):
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
         if os.strerror(code) in text:
             return os.strerror(code)
+    for reason in ELSEWHERE:
+        if reason in text:
+            return reason
     lines = text.partition(". See full TensorStore details")[0].strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 

@@ -17,6 +17,7 @@ from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
 from podracer.run import choices
+from podracer.run import own as own_code
 from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
@@ -34,6 +35,9 @@ AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
 }
 """Agents that have a name: their config and what makes them."""
+
+MAX_UPDATES = 2**31 - 1
+"""Of a run: `LearnerState.num_updates` is an int32, whose steps (`learning.counter`) may be more."""
 
 PLANNERS: dict[str, Callable[..., Planner]] = {
     "alphazero": agents.alphazero.planner,
@@ -205,6 +209,7 @@ def resolve(
     """
     from envs_jax import testing  # which imports podracer
 
+    path = own_code.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
     env_name, options = "", {}
@@ -244,6 +249,7 @@ def resolve(
     make = _sebulba if run.arch == "sebulba" else _anakin
     driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
     run = dataclasses.replace(run, **resolved)
+    _check_updates(agent, run)
     description = {
         "podracer": __version__,
         "agent": agent.name,
@@ -255,7 +261,24 @@ def resolve(
         "run": configs.to_json(run),
         "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
+    if path:
+        description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
+
+
+def _check_updates(agent: Agent, run: RunConfig) -> None:
+    """Refuses a run of more updates than their counter holds, which would go on from a negative number."""
+    replay, rows = agent.replay, run.total_steps
+    if replay is None or replay.fraction:
+        updates = rows * run.updates_per_batch / (run.num_envs * agent.config.rollout_length)  # type: ignore[operator]
+    else:
+        sequences = rows if replay.starts == "rows" else rows / agent.config.rollout_length
+        updates = sequences * replay.ratio / replay.batch_size
+    if updates + run.final_updates > MAX_UPDATES:
+        raise ValueError(
+            f"total_steps={run.total_steps:,} are {updates:,.0f} updates, and their counter holds {MAX_UPDATES:,}: use "
+            "more num_envs, a longer rollout or larger batches, or fewer total_steps."
+        )
 
 
 def _anakin(
@@ -302,7 +325,7 @@ def _sebulba(
 ) -> tuple[Driver, dict[str, int]]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
         if getattr(run, name) != plain:
-            seeds = "; several seeds are several runs (--seeds 0 1 2)" if name == "population" else ""
+            seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
             raise ValueError(
                 f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."
             )

@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import re
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from podracer import gate, spaces
+from podracer import files, gate, spaces
 from podracer.policy import Actor, Policy
+from podracer.run import rundir
 from podracer.types import ArrayTree, EnvSpec
 from podracer.version import __version__
 
@@ -32,20 +35,47 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 CHECK_ROWS = 16
 FORMAT = 1
 
+STABLE_CALLS = frozenset(
+    (
+        *("AllocateBuffer", "ApproxTopK", "Eigh", "LuDecomposition", "ProductOfElementaryHouseholderReflectors", "Qr"),
+        *("SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "annotate_device_placement", "shape_assertion"),
+        *("stablehlo.dynamic_approx_top_k", "stablehlo.dynamic_reduce_window", "stablehlo.dynamic_rng_bit_generator"),
+        "stablehlo.dynamic_top_k",
+        *(f"{gpu}_{name}" for gpu in ("cu", "hip") for name in ("lu_pivots_to_permutation", "threefry2x32_ffi")),
+        *(
+            f"{gpu}solver_{name}_ffi"
+            for gpu in ("cu", "hip")
+            for name in ("geqrf", "gesdd", "gesvd", "gesvdj", "getrf", "orgqr", "potrf", "syevd", "sytrd")
+        ),
+        "cusparse_gtsv2_ffi",
+        *(
+            f"lapack_{dtype}{name}_ffi"
+            for dtype in "sdcz"
+            for name in (
+                *("gees", "geev", "gehrd", "geqrf", "gesdd", "getrf", "gtsv", "heevd", "hetrd", "orgqr", "potrf"),
+                *("syevd", "sytrd", "trsm", "ungqr"),
+            )
+        ),
+    )
+)
+"""Custom calls that JAX guarantees to export for years (`jax.export`), and which compute from their arguments alone.
+
+Others may take addresses, or call back into Python. Kernels (`tpu_custom_call`, `mosaic_gpu_v2`) are left out."""
+
 
 def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any]) -> pathlib.Path:
     """Writes a greedy policy, and checks that what was written acts as it does.
 
     Args:
       policy: a greedy one.
-      directory: made if it is not there; files of an earlier export are replaced.
+      directory: made if it is not there; files of an earlier export are replaced once the new ones are whole.
       card: of the model card: `agent`, `environment`, `source`, and `evaluation` (a sentence) with `mean`, or None.
 
     Raises:
       ValueError: where the directory cannot be written.
       RuntimeError: where the files do not act as the policy.
     """
-    directory = pathlib.Path(directory)
+    directory = rundir.local(directory)
     data = _exported(policy).serialize()
     rows = _rows(policy.spec)
     actions = _play(Actor(policy), rows)
@@ -64,25 +94,32 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "policy.stablehlo").write_bytes(data)
-        (directory / "spec.json").write_text(json.dumps(description, indent=2) + "\n")
-        np.savez(directory / "check.npz", **rows, action=actions)  # type: ignore[arg-type]
-        (directory / "MODEL_CARD.md").write_text(_card(policy, card, len(data)))
+        # Beside those of an earlier export, which stay if these cannot be written or act differently.
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory, ignore_cleanup_errors=True) as name:
+            beside = pathlib.Path(name)
+            files.write(beside / "policy.stablehlo", data)
+            files.write(beside / "spec.json", json.dumps(description, indent=2) + "\n")
+            with files.replacing(beside / "check.npz") as path:
+                np.savez(path, **rows, action=actions)  # type: ignore[arg-type]
+            files.write(beside / "MODEL_CARD.md", _card(policy, card, len(data)))
+            check(beside)
+            for path in beside.iterdir():
+                path.replace(directory / path.name)
     except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error}.") from error
-    check(directory)
+        raise ValueError(f"cannot write to {directory}: {error.strerror or error}.") from error
     return directory
 
 
 def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Actor:
-    """An actor that follows an exported policy.
+    """An actor that follows an exported policy, which is a program: load those of people whom you trust.
 
     Args:
       directory: what `podracer export` wrote.
       batch: lanes that act together; None for one, without a dim for lanes.
 
     Raises:
-      ValueError: where there is no policy in the directory, or one of a newer format.
+      ValueError: where there is no policy in the directory, one of a newer format, or one that calls native code which
+        JAX does not export by itself.
     """
     directory = pathlib.Path(directory)
     try:
@@ -101,7 +138,18 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
         spaces.from_json(description["action_space"]),
     )
     shapes = [(tuple(item["shape"]), np.dtype(item["dtype"])) for item in description["memory"]]
-    call = jax.jit(jax_export.deserialize(bytearray(data)).call)
+    try:
+        exported = jax_export.deserialize(bytearray(data))
+        program = str(exported.mlir_module())
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{directory / 'policy.stablehlo'} is damaged ({why}); export it anew.") from None
+    if foreign := sorted(_called(program) - STABLE_CALLS):
+        raise ValueError(
+            f"{directory / 'policy.stablehlo'} calls native code by the name of {', '.join(foreign)}, which podracer's "
+            "exports do not: it was not run."
+        )
+    call = jax.jit(exported.call)
     return Actor(
         Policy(
             spec,
@@ -111,6 +159,13 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
         ),
         batch,
     )
+
+
+def _called(program: str) -> set[str]:
+    """The targets of custom calls in the text of an MLIR module; of one that is written otherwise, all of its text."""
+    named = re.findall(r'custom_call\s*@("(?:[^"\\]|\\.)*"|[\w$.-]+)', program)
+    others = re.findall(r'custom_call"\s*\(.*', program)
+    return {name.strip('"') for name in named} | {text[:200] for text in others}
 
 
 def check(directory: str | pathlib.Path) -> None:

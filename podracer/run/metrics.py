@@ -11,26 +11,29 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from podracer import files
 from podracer.run import rundir
-
-Row = dict[str, Any]
-"""One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
+from podracer.run.heartbeat import Heartbeat
+from podracer.run.history import History, Row
 
 LogCallback = Callable[[int, Mapping[str, Any]], Any]
 """`(env_steps, row)`, called for every row; True ends the run in good order, as Ctrl-C does."""
 
 
 class Log:
-    """Keeps metric rows and passes them on.
+    """Passes metric rows on, and keeps as many as memory should hold (`History`).
 
     Args:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
       resume_at: rows of an earlier part of the run up to this update and step are read back, later ones dropped.
       write: whether this process writes; of a pod, one does.
+
+    Attributes:
+      notes: what to say of the rows that were read back.
     """
 
     def __init__(
@@ -40,30 +43,41 @@ class Log:
         resume_at: tuple[int, int] | None = None,
         write: bool = True,
     ):
-        self.rows: list[Row] = []
+        self._history = History()
+        self.notes: list[str] = []
         self._callback = callback
         self._file = self._board = None
         if directory is None:
             return
         path = directory / "metrics.jsonl"
+        earlier: Iterator[Row] = iter(())
         if resume_at is not None and path.exists():
-            self.rows = until(read(path), *resume_at)
+            earlier = until(stream(path, self.notes.append), *resume_at)
         if not write:
+            for row in earlier:
+                self._history.add(row)
             return
-        partial = path.with_suffix(".partial")
+        newest = -1
         with rundir.writing(path):
-            partial.write_text("".join(_line(row) for row in self.rows))
-            partial.replace(path)
+            with files.replacing(path) as partial, partial.open("w") as file:
+                for row in earlier:
+                    self._history.add(row)
+                    file.write(_line(row))
+                    newest = max(newest, row["env_steps"])
             self._file = path.open("a")
-        newest = max((row["env_steps"] for row in self.rows), default=-1)
         self._board = _Board(directory / "tensorboard", None if resume_at is None else newest + 1)
         if (directory / "config.json").exists():
             self._board.describe(json.loads((directory / "config.json").read_text()))
 
+    @property
+    def rows(self) -> list[Row]:
+        """The rows so far; of a long run, some of them (`History`)."""
+        return self._history.rows
+
     def write(self, row: Row) -> None:
         """Takes a row; values that are not finite numbers are left out of it."""
         row = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
-        self.rows.append(row)
+        self._history.add(row)
         if self._file and self._board:
             with rundir.writing(pathlib.Path(self._file.name)):
                 self._file.write(_line(row))
@@ -145,12 +159,12 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def until(rows: list[Row], updates: int, env_steps: int) -> list[Row]:
+def until(rows: Iterable[Row], updates: int, env_steps: int) -> Iterator[Row]:
     """The rows up to an update and a step: with replay, several steps may have the same update.
 
     Members of a population have steps of their own: of theirs, only the updates count.
     """
-    return [row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps)]
+    return (row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps))
 
 
 def best_member(rows: list[Row]) -> int:
@@ -167,19 +181,51 @@ def _line(row: Row) -> str:
     return json.dumps(row) + "\n"
 
 
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def stream(path: pathlib.Path, say: Callable[[str], object] = _tell) -> Iterator[Row]:
+    """The rows of a JSONL file, one after the other, as a long run's may not fit into memory.
+
+    Args:
+      path: of the file.
+      say: is told in a line, after the last row, of lines that hold none. A last line that was cut off is dropped
+        without a word: a run that was killed may leave one.
+    """
+    damaged = first = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                row = None
+            if isinstance(row, dict) and row.keys() >= {"env_steps", "updates"}:
+                yield row
+            elif line.endswith("\n"):
+                damaged, first = damaged + 1, first or number
+    if damaged:
+        others = f" and {damaged - 1:,} more" if damaged > 1 else ""
+        say(f"{path}: line {first:,}{others} is damaged and left out; the other rows are read.")
+
+
 def read(path: pathlib.Path) -> list[Row]:
-    """The rows of a JSONL file; a last line that was cut off is dropped."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    """All rows of a JSONL file; see `history` for files of long runs."""
+    return list(stream(path))
+
+
+def history(rows: Iterable[Row]) -> list[Row]:
+    """As many of the rows as memory should hold."""
+    kept = History()
+    for row in rows:
+        kept.add(row)
+    return kept.rows
 
 
 class Display:
     """Shows a run: a bar on a terminal (stderr) or in a notebook, plain lines on stderr elsewhere, or nothing.
+
+    Of plain lines there is one every half a minute at least, whatever the run does.
 
     Args:
       total_steps: where the bar ends.
@@ -192,18 +238,30 @@ class Display:
         from rich.console import Console
 
         console = Console(stderr=True)
-        self._enabled = enabled
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)
         elif enabled and console.is_terminal:
             self._bar = _TerminalBar(console, total_steps, title, env_steps)
+        self._total_steps = total_steps
+        self._lines = enabled and not self._bar
+        self._heart: Heartbeat | None = None
+
+    def doing(self, what: str) -> None:
+        """Takes note of what the run does, for the lines that come now and then."""
+        if self._heart:
+            self._heart.doing(what)
+        elif self._lines:
+            self._heart = Heartbeat(self._print, what)
 
     def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
         """Moves the bar; `note` follows the return."""
+        ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
         if self._bar:
-            ret = f"{episode_return:.2f}" if math.isfinite(episode_return) else "…"
             self._bar.update(env_steps, f"{rate:,.0f} steps/s", f"return {ret}{note}")
+        elif self._heart:
+            steps = f"{env_steps:,} of {self._total_steps:,} steps, {rate:,.0f} steps/s"
+            self._heart.status = f"; {steps}, return {ret}"
 
     def detail(self, text: str) -> None:
         """A line for those who have no bar."""
@@ -214,13 +272,20 @@ class Display:
         """A line for everybody."""
         if self._bar:
             self._bar.say(text)
-        elif self._enabled:
-            print(text, file=sys.stderr, flush=True)
+        elif self._lines:
+            if self._heart:
+                self._heart.put_off()
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
         if self._bar:
             self._bar.close()
+        if self._heart:
+            self._heart.close()
 
 
 class _TerminalBar:
@@ -229,12 +294,13 @@ class _TerminalBar:
     def __init__(self, console: Any, total_steps: int, title: str, env_steps: int):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        text = lambda name: TextColumn(f"{{task.{name}}}", markup=False)  # noqa: E731
         columns = (
-            TextColumn("{task.description}"),
+            text("description"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TextColumn("{task.fields[status]}"),
+            text("fields[rate]"),
+            text("fields[status]"),
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=console)
@@ -245,7 +311,8 @@ class _TerminalBar:
         self._progress.update(self._task, completed=env_steps, rate=rate, status=status)
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+        # A path may hold [brackets] and :colons:, and is to be copied in one piece.
+        self._progress.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
         self._progress.stop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podracer import config as configs
+from podracer import files
 
 if TYPE_CHECKING:
     from podracer.matches import Rating
@@ -70,7 +71,8 @@ def save(drawn: Any, path: str | pathlib.Path) -> Picture:
     """Writes a Matplotlib figure."""
     path = Picture(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(path)
+    with files.replacing(path) as partial:
+        drawn.savefig(partial)
     return path
 
 
@@ -192,7 +194,8 @@ def animation(images: np.ndarray, path: str | pathlib.Path, frames_per_second: f
     durations = [1000 / frames_per_second] * (len(pictures) - 1) + [1000.0]
     path = Picture(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    with files.replacing(path) as partial:
+        pictures[0].save(partial, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
     return path
 
 

@@ -26,10 +26,16 @@ def sentence(result: Result) -> str:
     summary = result.summary
     if "train_seconds" not in summary:
         return line(result)
-    return (
-        f"{line(result)} ({summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s, "
-        f"compiled in {summary['compile_seconds']:.1f} s)"
-    )
+    return f"{line(result)} ({_seconds(summary)})"
+
+
+def _seconds(summary: Mapping[str, Any]) -> str:
+    """How long one waited, and for what."""
+    training = f"training {summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s"
+    parts = f"{training}, compiling {summary['compile_seconds']:.1f} s"
+    if "wall_seconds" not in summary:  # of an earlier version
+        return parts
+    return f"{summary['wall_seconds']:.1f} s: {parts}, the rest set-up, evaluation and files"
 
 
 def as_html(result: Result) -> str:
@@ -38,7 +44,7 @@ def as_html(result: Result) -> str:
     facts = {"agent": result.agent.name, "environment": result.description["env"], "steps": f"{_steps(result):,}"}
     facts["result"] = _returns(result)
     if "train_seconds" in summary:
-        facts["time"] = f"{summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s"
+        facts["time"] = _seconds(summary)
     if "device" in summary:
         facts["devices"] = f"{summary['devices']} x {summary['device'].rpartition(': ')[2]}"
     if result.run_dir:

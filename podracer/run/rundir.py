@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from podracer import config as configs
+from podracer import files
 from podracer.run.experiment import RunConfig
 from podracer.topology import LayoutError, continues_on
 
@@ -19,8 +20,9 @@ FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_check
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
-`init_from` too, the run that this one began with, and `extended`, what `total_steps` was before it grew; `chosen`, what
-settings came to that say "auto"; and `NAMES`, which say no more than the settings do."""
+`imports` too, where such parts are imported from, `init_from`, the run that this one began with, and `extended`, what
+`total_steps` was before it grew; `chosen`, what settings came to that say "auto"; and `NAMES`, which say no more than
+the settings do."""
 
 NAMES = ("preset", "protocol")
 """What its settings were called when it began."""
@@ -126,12 +128,16 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
             raise ValueError(
                 f"{directory} already holds this run; use --resume (resume=True) or another run directory."
             )
+        notes = _other_version(stored, description)
         if not longer:
-            return []
+            return notes
         with writing(path):
             extended = [*stored.get("extended", []), before]
             write_json(path, same_length | {"extended": extended})
-        return [f"total_steps grows from {before:,} to {now:,}: what decays over a run goes on along the longer one"]
+        return [
+            *notes,
+            f"total_steps grows from {before:,} to {now:,}: what decays over a run goes on along the longer one",
+        ]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(path, description)
@@ -140,15 +146,58 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
     return []
 
 
+def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) -> list[str]:
+    """What to say of a run that another version of the library goes on with."""
+    before, now = stored["podracer"], description["podracer"]
+    if before == now:
+        return []
+    return [f"the run was begun with podracer {before}, and podracer {now} goes on with it"]
+
+
 def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
     run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
     return {k: v for k, v in description.items() if k in KEYS and k not in ("podracer", "run")} | {"run": run}
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
-    partial.replace(path)
+    files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")
+
+
+def local(directory: str | pathlib.Path) -> pathlib.Path:
+    """A directory of a file system.
+
+    Raises:
+      ValueError: for an address such as gs://bucket/run, of which a local folder would be made.
+    """
+    if found := re.match(r"([A-Za-z][\w+.-]+):/", str(directory)):
+        raise ValueError(
+            f"{directory} is no directory: podracer writes to file systems; mount what is at {found[1]}:// and give "
+            "the path."
+        )
+    return pathlib.Path(directory)
+
+
+@contextlib.contextmanager
+def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Path]:
+    """`default`, made at once, so that runs that start together have one each; removed if nothing was written there."""
+    while True:
+        directory = default(agent, environment, seed)
+        first = not directory.parent.exists()
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            directory.mkdir()
+            break
+        except FileExistsError:
+            if directory.parent.exists() and not directory.parent.is_dir():
+                raise ValueError(f"cannot write to run directory {directory}: runs is a file.") from None
+        except OSError as error:
+            raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+    try:
+        yield directory
+    finally:
+        for path in (directory, directory.parent) if first else (directory,):
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
 
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:

@@ -53,7 +53,9 @@ class Session:
         init_from: Result | None = None,
         notes: Sequence[str] = (),
         processes: Processes = ALONE,
+        began: float | None = None,
     ):
+        self._began = time.monotonic() if began is None else began
         self._experiment, self._directory, self._stop, self._processes = experiment, directory, stop, processes
         keep = experiment.run.keep_checkpoints
         self._checkpoints = checkpoint.Checkpoints(directory, keep, processes=processes) if directory else None
@@ -63,6 +65,7 @@ class Session:
         self._watcher = _Watcher(log if processes.is_first else None)
         at = self._position(self._state) if resume else None
         self._log = metrics.Log(directory, self._watcher, at, write=processes.is_first)
+        self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         evaluated = processes.told(self._evaluated())
         scores = [score for _, score in evaluated]
@@ -77,6 +80,7 @@ class Session:
             )
             self._snapshots.forget(self._position(self._state)[1])
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
+        self._began -= sum(row.get("time/wall_seconds", 0.0) for row in before)
         self._rate = 0.0
         self._cpu_seconds = sum(row.get("time/cpu_seconds", 0.0) for row in before)
         title = f"{experiment.agent.name} {experiment.description['env']}"
@@ -151,9 +155,11 @@ class Session:
                 self._display.say(line)
             self._display.say("compiling ...")
             self._processes.doing("compiling")
+            self._display.doing("compiling")
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._processes.doing("training")
+            self._display.doing("training")
             self._cpu_clock = time.process_time()
             self._state, complete = driver.run(
                 self._state,
@@ -230,6 +236,7 @@ class Session:
             timing["time/steps_per_second"] = self._rate
         # Next to the seconds they tell a slow machine from a slow program (docs/adr/0012-spread.md).
         timing["time/cpu_seconds"] = self._cpu_seconds
+        timing["time/wall_seconds"] = time.monotonic() - self._began
         # Only an environment of a host may have them (docs/adr/0025-remote.md).
         measured = getattr(self._experiment.environment, "metrics", None)
         if measured is not None:
@@ -248,6 +255,7 @@ class Session:
         run = self._experiment.run
         final = env_steps >= run.total_steps
         self._processes.doing("evaluating and saving")
+        self._display.doing("evaluating and saving")
         if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
             self._evaluate(state, env_steps)
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
@@ -261,6 +269,7 @@ class Session:
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
         self._processes.doing("training")
+        self._display.doing("training")
         self._cpu_clock = time.process_time()
 
     def _saved_steps(self) -> list[int]:
@@ -407,6 +416,7 @@ class Session:
             "stopped_by": signal.Signals(stopped_by).name if stopped_by and not complete else None,
             "env_steps": env_steps,
             "updates": updates,
+            "wall_seconds": time.monotonic() - self._began,
             "compile_seconds": compile_seconds,
             "train_seconds": self._train_seconds,
             "cpu_seconds": self._cpu_seconds,

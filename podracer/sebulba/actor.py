@@ -49,6 +49,7 @@ class Rollout(NamedTuple):
       transitions: real ones, without resets.
       seconds: by stage.
       resume: where the rollout after this one begins, if asked for.
+      spoilt: what of its observations is not finite although the actions were, in words, or "".
     """
 
     trajectory: Trajectory
@@ -56,6 +57,7 @@ class Rollout(NamedTuple):
     transitions: int
     seconds: dict[str, float]
     resume: Resume | None
+    spoilt: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +183,7 @@ class Actor(threading.Thread):
         queued = 0.0
         lanes, step = environment.recv()
         _check_rows(lanes, step, environment.spec)
+        spoilt = not_finite(lanes, step, 0)
         self.waiting_since = None
         while True:
             t0 = clock()
@@ -200,6 +203,7 @@ class Actor(threading.Thread):
                 environment.send(lanes, actions)
                 lanes, step = environment.recv()
                 self.waiting_since = None
+                spoilt = spoilt or not_finite(lanes, step, t + 1, actions)
                 transitions += len(lanes) - int(np.count_nonzero(step.scalars[2]))
                 t2 = clock()
                 inference, stepping = inference + t1 - t0, stepping + t2 - t1
@@ -215,9 +219,30 @@ class Actor(threading.Thread):
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             if self._ending.is_set():  # who was replaced hands nothing over
                 raise Closed
-            wiring.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume))
-            queued = clock() - t1
+            wiring.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume, spoilt))
+            queued, spoilt = clock() - t1, ""
             self.number += wiring.num_actors
+
+
+def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> str:
+    """What of rows of observations is not finite, in words, or "".
+
+    Args:
+      lanes: int [B]; whose rows they are.
+      rows: of the environments, [B].
+      t: the row of a rollout.
+      actions: that led to them; where these are not finite, it is no fault of the environment.
+    """
+    for path, x in jax.tree.leaves_with_path(rows.observation):
+        x = np.asarray(x)
+        with np.errstate(all="ignore"):
+            if x.dtype.kind != "f" or np.isfinite(x.sum()):  # which takes a fraction of the time of looking at each
+                continue
+        bad = ~np.isfinite(x).reshape(len(lanes), -1).all(axis=1)
+        if bad.any() and all(np.all(np.isfinite(action)) for action in jax.tree.leaves(actions)):
+            name = f"observation{jax.tree_util.keystr(path)}"
+            return f"the environment's {name} is not finite in row {t} of a rollout, lane {lanes[bad][0]} of its actor"
+    return ""
 
 
 def _check_rows(lanes: np.ndarray, step: HostStep, spec: EnvSpec) -> None:

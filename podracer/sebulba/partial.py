@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.sebulba import acting
-from podracer.sebulba.actor import STAGES, Actor, Rollout
+from podracer.sebulba.actor import STAGES, Actor, Rollout, not_finite
 from podracer.sebulba.channels import Closed
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
@@ -207,7 +207,7 @@ class PartialActor(Actor):
         halves, games, key = wiring.begin[self.device](carry), carry.games, carry.keys[0]
         clocks = Clocks(len(self._lanes), wiring.rollout_length, self._at_once)
         nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        seconds, steps = dict(nothing), 0
+        seconds, steps, spoilt = dict(nothing), 0, ""
         held: list[tuple[np.ndarray, HostStep]] = []
         while True:
             t0 = clock()
@@ -227,6 +227,7 @@ class PartialActor(Actor):
                     continue
                 t0 = clock()
                 where = clocks.advance(lanes, rows.scalars[2] > 0)
+                spoilt = spoilt or not_finite(lanes, rows, int(where.t[0]))
                 now = wiring.store.newest()
                 rows = _padded(rows, len(lanes), self._at_once)
                 halves, actions = act(halves, now.params[self.device], key, np.int32(steps), where, rows)
@@ -244,7 +245,8 @@ class PartialActor(Actor):
                     t1 = clock()
                     seconds["transfer"] = t1 - t0
                     played = clocks.hand_over()
-                    wiring.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None))
+                    wiring.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
+                    spoilt = ""
                     seconds = nothing | {"queue": clock() - t1}
                     self.number += wiring.num_actors
                     todo, held = todo + held, []

@@ -41,6 +41,7 @@ class Report:
         self._metrics: list[Metrics] = []
         self._episodes: list[EpisodeStats] = []
         self._rewards: list[list[jax.Array]] = []
+        self._spoilt: list[list[str]] = []
 
     def _restart_clock(self) -> None:
         self._clock = time.perf_counter()
@@ -68,6 +69,7 @@ class Report:
         self._times, self._depth = self._times + times, self._depth + depth
         self._metrics += metrics
         self._rewards.append([rollout.trajectory.timesteps.reward for rollout in rollouts])
+        self._spoilt.append([rollout.spoilt for rollout in rollouts])
         for rollout in rollouts:
             self._episodes.append(rollout.episodes)
             for stage in STAGES:
@@ -137,11 +139,11 @@ class Report:
         return {name: np.asarray([value], np.float64) for name, value in scalars.items()}
 
     def _culprit(self, metrics: dict[str, np.ndarray]) -> str:
-        """Which reward, of the rollouts until a metric [updates] was not finite, was not either, in words, or ""."""
+        """What of the rollouts until a metric [updates] was not finite was not either, in words, or ""."""
         first = min(int(np.argmin(np.isfinite(x))) for x in metrics.values() if not np.all(np.isfinite(x)))
         learnt = first * len(self._rewards) // len(self._metrics)
         for rewards in itertools.chain(*jax.device_get(self._rewards[: learnt + 1])):
             if not np.all(np.isfinite(rewards)):
                 row, lane = np.argwhere(~np.isfinite(rewards))[0]
                 return f"the environment's reward is not finite in row {row} of a rollout, lane {lane} of its actor"
-        return ""
+        return next((text for texts in self._spoilt[: learnt + 1] for text in texts if text), "")

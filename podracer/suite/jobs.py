@@ -9,11 +9,11 @@ import re
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podracer import config as configs
+from podracer import files
 from podracer.suite import claims
 
 
@@ -198,6 +198,4 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Writes a file that others see as a whole or not at all."""
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # processes of two hosts may have one number
-    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
-    partial.replace(path)
+    files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")

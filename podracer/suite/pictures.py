@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer import atari
+from podracer import atari, files
 from podracer.run.plots import Picture, colours, draw
 from podracer.suite import aggregates
 from podracer.suite.collection import Collection
@@ -91,5 +91,6 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1, layout
 
 
 def _save(picture: Any, path: pathlib.Path) -> Picture:
-    picture.savefig(path)
+    with files.replacing(path) as partial:
+        picture.savefig(partial)
     return Picture(path)

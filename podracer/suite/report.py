@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer import files
 from podracer.suite import aggregates, pictures
 from podracer.suite.collection import Collection
 from podracer.suite.jobs import write_json
@@ -54,7 +55,7 @@ def _write(path: pathlib.Path, figures: dict[str, Any]) -> None:
     if path.suffix == ".json":
         write_json(path, figures)
     else:
-        path.write_text(table(figures))
+        files.write(path, table(figures))
 
 
 def report(collections: Sequence[Collection], partial: bool = False) -> dict[str, Any]:

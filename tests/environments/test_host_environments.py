@@ -295,3 +295,34 @@ def test_a_first_row_carries_no_reward():
     np.testing.assert_array_equal(row.reward, np.array([0, 7, 7], np.float32))
     np.testing.assert_array_equal(row.discount, np.array([1, 0, 1], np.float32))
     assert row.reward.dtype == row.discount.dtype == np.float32
+
+
+# Pictures
+
+
+def test_pictures_that_would_end_the_process_are_refused(monkeypatch):
+    """MuJoCo calls exit() where there is no OpenGL: that is found out in another process."""
+    made = environments.make("envpool:Hopper-v5")
+    monkeypatch.setattr(envpool, "DRAW", "import sys; print('ERROR: no OpenGL, this most likely means'); sys.exit(1)")
+    envpool._drawing_fails.cache_clear()
+    with pytest.raises(
+        ValueError, match=r"envpool:Hopper-v5 cannot be rendered here \(no OpenGL\): .* needs the system's EGL"
+    ):
+        made.render(0)
+    envpool._drawing_fails.cache_clear()
+    monkeypatch.setattr(envpool, "DRAW", "raise SystemExit(3)")
+    assert envpool._drawing_fails("Hopper-v5") == "exit code 3"
+    envpool._drawing_fails.cache_clear()
+
+
+@pytest.mark.slow
+def test_mujocos_pictures_need_no_display():
+    made = environments.make("envpool:Hopper-v5")
+    try:
+        shown = made.render(0)
+    except ValueError as error:
+        pytest.skip(str(error))
+    shown.recv()
+    assert shown.frame().shape == (480, 480, 3)
+    assert shown.frame().std() > 10
+    shown.close()

@@ -1,6 +1,8 @@
 """Gymnasium environments of one's own: every form in which they can be given, and what is said of their mistakes."""
 
+import dataclasses
 import importlib.util
+import json
 import sys
 import textwrap
 
@@ -12,6 +14,7 @@ import envs_jax
 import podracer
 from podracer import environments, spaces
 from podracer.environments.gymnasium import GymnasiumEnvironments
+from podracer.run import own
 from podracer.run.experiment import RunConfig, resolve
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -90,6 +93,22 @@ def test_pictures():
         environments.adopt(lambda: Reach()).render(0)
 
 
+def test_a_library_that_cannot_draw_is_one_line(monkeypatch):
+    """As MuJoCo's without a display, which may raise anything."""
+
+    def draw(self):
+        raise AttributeError("'NoneType' object has no attribute 'eglQueryString'\nand more")
+
+    monkeypatch.setattr(Reach, "render", draw)
+    monkeypatch.setitem(sys.modules, "mujoco", json)
+    shown = environments.adopt(Reach).render(0)
+    shown.recv()
+    with pytest.raises(
+        ValueError, match=r"Reach cannot be rendered: Attrib.*eglQueryString'; without a display, set MUJOCO_GL"
+    ):
+        shown.frame()
+
+
 def test_one_object_cannot_be_every_lane():
     one = Reach()
     with pytest.raises(ValueError, match="returned the same Reach twice; every lane needs its own"):
@@ -136,8 +155,20 @@ def test_train_and_load(tmp_path):
     assert result.description["env"] == "Reach"
     row = next(row for row in result.history if row.get("episode/count"))
     assert (row["episode/return"], row["episode/halfway"]) == (10.0, 1.0)
-    with pytest.raises(ValueError, match="was trained with your own environment; in Python, give it as environment="):
+    named = r"was trained with your own environment, test_own_gymnasium:Reach"
+    with pytest.raises(ValueError, match=named + ": add --trust to import it, which runs its code"):
         podracer.load(tmp_path / "run")
+    assert podracer.load(tmp_path / "run", trust=True).environment.spec == result.environment.spec
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    for path, problem in (("nowhere:Reach", "cannot be imported here"), ("json:Reach", "json has no Reach any more")):
+        changed = config | {"imports": {"environment": path}}
+        (tmp_path / "run" / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=problem):
+            podracer.load(tmp_path / "run", trust=True)
+    del config["imports"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="was trained with your own environment; in Python, give it as environment="):
+        podracer.load(tmp_path / "run", trust=True)
     again = podracer.load(tmp_path / "run", environment=Reach())
     assert again.environment.spec == result.environment.spec
     assert again.evaluate(2).mean == result.evaluate(2).mean == 10.0
@@ -157,6 +188,29 @@ def test_modules_are_imported(tmp_path, monkeypatch):
     assert experiment.description["own"] == []
     with pytest.raises(ValueError, match="Gymnasium cannot make 'no_such_module:X-v0': .*no_such_module"):
         environments.make("gymnasium:no_such_module:X-v0")
+
+
+def test_a_module_that_a_run_names_is_not_imported_without_consent(tmp_path, monkeypatch):
+    (tmp_path / "whose.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    run = dataclasses.asdict(RUN)
+    stored = {"env": "gymnasium:whose:Any-v0", "env_options": {}, "own": [], "hyper": {}, "run": run}
+    stored |= {"agent": "vtrace", "agent_config": {}, "podracer": "0"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for load in (podracer.load, podracer.resume):
+        with pytest.raises(ValueError, match=r"the module whose is imported, which runs its code: add --trust \(in Py"):
+            load(tmp_path)
+    with pytest.raises(SystemExit, match="it ran"):
+        podracer.load(tmp_path, trust=True)
+    monkeypatch.setitem(sys.modules, "whose", json)
+    own.check_name(tmp_path, stored, trust=False)  # whoever has imported it knows
+
+
+def test_the_way_to_a_class_or_function():
+    assert own.import_path(Reach) == "test_own_gymnasium:Reach"
+    assert own.import_path(environments.make) == "podracer.environments:make"
+    for unnamed in (lambda: Reach(), Reach(), "catch", type("Reach", (Reach,), {})):
+        assert own.import_path(unnamed) is None
 
 
 def test_packages_that_are_missing(monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 import pathlib
 import resource
 import shutil
@@ -155,6 +156,55 @@ def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capf
                     assert checkpoints.restore(state(0))[0] == 2
     assert noticed >= 4
     assert capfd.readouterr() == ("", ""), "Orbax has something to say that nobody asked for"
+
+
+def test_an_error_that_passes_is_no_damage(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PAUSES", (0.0,))
+    monkeypatch.setattr(checkpoint.gc, "collect", lambda: None)  # which takes long in a process of many tests
+    shutil.copytree(written, tmp_path / "run")
+    read, errors = Checkpoints._read, []
+
+    def failing(self, step, like):
+        if errors:
+            code = errors.pop()
+            raise OSError(code, f"reading a file: {os.strerror(code)}")
+        return read(self, step, like)
+
+    monkeypatch.setattr(Checkpoints, "_read", failing)
+    with opened(tmp_path / "run") as checkpoints:
+        errors[:] = [errno.ESTALE]
+        assert checkpoints.restore(state(0))[::2] == (2, [])
+        errors[:] = [errno.EMFILE] * 2
+        with pytest.raises(
+            CheckpointError, match=r"cannot read checkpoint 2 in .*: Too many open files\. It may be whole"
+        ):
+            checkpoints.restore(state(0))
+        assert checkpoints.steps() == [1, 2]
+        errors[:] = [errno.EIO] * 2
+        step, _, said = checkpoints.restore(state(0))
+        assert (step, len(said)) == (1, 1), "what lasts is damage"
+
+
+def test_an_old_one_that_cannot_be_removed_is_said(tmp_path, monkeypatch, capfd):
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with opened(tmp_path, keep=1) as checkpoints:
+            for step in (1, 2, 3):
+                checkpoints.save(step, {"n": jnp.int32(step)})
+            assert checkpoints.steps() == [3]
+    told = "an old checkpoint cannot be removed, and stays: {}; newer ones are whole.\n"
+    assert capfd.readouterr().err == told.format(tmp_path / "removed"), "once"
+    with opened(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.steps() == [3], "it is out of the way"
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, "rename", mock.Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+            checkpoints.save(4, {"n": jnp.int32(4)})
+        assert int(checkpoints.restore({"n": jnp.int32(0)})[1]["n"]) == 4
+    assert capfd.readouterr().err == told.format(f"{tmp_path / 'checkpoints' / '3'} (denied)")
+    with opened(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(5, {"n": jnp.int32(5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["5"]
 
 
 def test_reading_moves_nothing(written, tmp_path):

@@ -2,11 +2,12 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
-from podracer.run import metrics
+from podracer.run import heartbeat, metrics
 
 
 @pytest.fixture
@@ -63,14 +64,39 @@ def test_a_finished_run_is_at_the_end(cell):
 def test_a_bar_on_a_terminal():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, force_jupyter=False, width=120)
-    bar = metrics._TerminalBar(console, 2000, "vtrace catch", 500)
+    bar = metrics._TerminalBar(console, 2000, "vtrace catch[red]", 500)
     bar.update(2000, "12 steps/s", "return 0.50")
-    bar.say("a line")
+    path = "runs/[a]/gymnasium:robot:Reach/" + 120 * "x"
+    bar.say(path)
     bar.close()
     text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", file.getvalue())
     assert " 25%" in text
     assert " 100% 12 steps/s return 0.50" in text
-    assert "a line" in text
+    assert f"{path}\n" in text, "brackets and colons are no markup, and a path stays in one piece"
+    assert "catch[red]" in text
+
+
+def test_a_run_that_says_nothing_is_heard_of(capsys, monkeypatch):
+    """Also while it compiles, and not where somebody else said something."""
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.15)
+    display = metrics.Display(2000, "vtrace catch", True)
+    display.doing("compiling")
+    time.sleep(0.4)
+    display.doing("training")
+    display.update(500, 12.0, 0.5)
+    time.sleep(0.4)
+    said = display._heart._said
+    display.say("a line")
+    assert display._heart._said > said, "and then it is silent for as long"
+    display.close()
+    time.sleep(0.2)
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last == "a line"
+    patterns = r"compiling for \d s", r"training for \d s; 500 of 2,000 steps, 12 steps/s, return 0\.50"
+    assert {next(pattern for pattern in patterns if re.fullmatch(pattern, line)) for line in before} == {*patterns}
+    display = metrics.Display(2000, "vtrace catch", False)
+    display.doing("compiling")
+    assert display._heart is None
 
 
 def test_lines_where_there_is_neither(capsys):

@@ -52,7 +52,10 @@ def test_a_result_in_one_line_and_in_a_sentence():
     result = result_of(rows(), SUMMARY)
     line = "vtrace on catch: return 0.500 ± 0.250 over 16 episodes after 12,345 steps"
     assert repr(result) == f"<Result: {line}>"
-    assert str(result) == f"{line} (2.0 s at 6,172 steps/s, compiled in 1.2 s)"
+    assert str(result) == f"{line} (training 2.0 s at 6,172 steps/s, compiling 1.2 s)"
+    waited = str(result_of(rows(), SUMMARY | {"wall_seconds": 9.96}))
+    parts = "training 2.0 s at 6,172 steps/s, compiling 1.2 s, the rest set-up, evaluation and files"
+    assert waited == f"{line} (10.0 s: {parts})"
     assert "after 30 steps" in repr(result_of(rows())), "a run that was stopped has no summary yet"
 
 

@@ -23,6 +23,7 @@ import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
 from podracer import nets, spaces, training
+from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
@@ -781,8 +782,11 @@ def test_resume_goes_on_where_it_was(finished, copied):
     assert rows[: len(cut)] == cut
     assert [row["env_steps"] for row in rows if "eval/return_mean" in row] == [504, 1008, 1512, 2016]
     assert sum(row.get("episode/count", 0) for row in rows) == 28 * 8
-    times = [row["time/train_seconds"] for row in rows if "time/train_seconds" in row]
-    assert times == sorted(times)
+    for name in ("time/train_seconds", "time/wall_seconds"):
+        times = [row[name] for row in rows if name in row]
+        assert times == sorted(times)
+    assert result.summary["wall_seconds"] >= times[-1]
+    assert times[-1] > sum(result.summary[name] for name in ("train_seconds", "compile_seconds"))
 
 
 def test_a_population_keeps_all_its_rows(population, tmp_path):
@@ -805,7 +809,10 @@ def test_a_population_keeps_all_its_rows(population, tmp_path):
 def test_a_signal_stops_in_good_order(finished, tmp_path):
     handler = signal.getsignal(signal.SIGTERM)
     stop = lambda steps, row: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731 - after the first update
-    result = train(tmp_path / "run", log=stop)
+    with pytest.raises(podracer.Interrupted, match="stopped by SIGTERM at .* steps; continue with podracer") as stopped:
+        train(tmp_path / "run", log=stop)
+    assert isinstance(stopped.value, KeyboardInterrupt), "`except Exception` in a loop over runs does not take it"
+    result = stopped.value.result
     assert signal.getsignal(signal.SIGTERM) == handler
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS - {"eval_return_interval"}
@@ -814,6 +821,8 @@ def test_a_signal_stops_in_good_order(finished, tmp_path):
     assert steps_of(tmp_path / "run") == [summary["env_steps"]], "what was done is not lost"
     assert 0 < summary["env_steps"] < 504
     assert result.evaluate(16).episodes == 16
+    with pytest.raises(podracer.Interrupted):
+        podracer.resume(tmp_path / "run", progress=False, log=stop)
     assert_same(train(tmp_path / "run", resume=True).learner, finished[0].learner)
 
 
@@ -935,6 +944,10 @@ def test_observations_that_are_not_finite_are_named():
         podracer.TrainingDivergedError, match="^the environment's observation is not finite in lane 0, and"
     ):
         podracer.train("vtrace", Unseen(), config={"rollout_length": 10}, check=False, **settings)
+    # As where actions are numbers, which are not finite either by then.
+    said = "the environment's observation is not finite after 100 steps of random actions"
+    assert random_play.not_finite(Unseen()) == said
+    assert not random_play.not_finite(envs_jax.make("pendulum"))
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,10 @@ def test_who_can_be_woken_watches_itself_and_ends_at_once():
     waiting.when_it_waits = lambda: threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     config = {"rollout_length": 5, "hidden_sizes": (4,)}
     settings = {"total_steps": 10**6, "num_envs": 2, "env_timeout": 0.2, "eval_episodes": 2, "progress": False}
-    result = podracer.train("vtrace", waiting, config=config, **settings)
-    assert not result.summary["complete"]
-    assert result.summary["stopped_by"] == "SIGTERM"
+    with pytest.raises(podracer.Interrupted) as stopped:
+        podracer.train("vtrace", waiting, config=config, **settings)
+    assert not stopped.value.result.summary["complete"]
+    assert stopped.value.result.summary["stopped_by"] == "SIGTERM"
     assert hosts.within(2.0, lambda: not hosts.live_actors())
 
 
@@ -167,7 +168,9 @@ def test_an_evaluation_that_waits_hears_a_signal(total_steps, tmp_path):
     waiting.when_it_waits = signal_once
     config = {"rollout_length": 5, "hidden_sizes": (4,)}
     settings = {"total_steps": total_steps, "num_envs": 2, "eval_every": 100, "eval_episodes": 2, "progress": False}
-    result = podracer.train("vtrace", waiting, config=config, run_dir=tmp_path / "run", **settings)
+    with pytest.raises(podracer.Interrupted) as stopped:
+        podracer.train("vtrace", waiting, config=config, run_dir=tmp_path / "run", **settings)
+    result = stopped.value.result
     assert (result.summary["complete"], result.summary["stopped_by"]) == (False, "SIGTERM")
     assert result.summary["eval_return_mean"] is None
     steps = result.summary["env_steps"]

@@ -140,17 +140,18 @@ def test_an_environment_that_hangs_is_replaced_if_asked(mode, capfd):
     assert hosts.within(10.0, lambda: not hosts.live_actors()), "who woke up too late went home"
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+@pytest.mark.parametrize(("which", "named"), [("reward", "reward"), ("beyond", "observation")])
+def test_a_loss_that_is_not_finite_ends_the_run(which, named, tmp_path):
     environments = hosts.Steps()
 
     def misbehave(number, thread):
         if number > 60:
-            environments.reward = math.inf
+            setattr(environments, which, math.inf)
 
     environments.misbehave = misbehave
     with pytest.raises(
         podracer.TrainingDivergedError,
-        match=r"^the environment's reward is not finite in row \d+ of a rollout, lane 0 of its actor, and so .* not finite "
+        match=rf"^the environment's {named} is not finite in row \d+ of a rollout, lane 0 of its actor, and so .* not finite "
         r"after .*last good checkpoint is .*checkpoints",
     ):
         train(environments, total_steps=10**5, run_dir=tmp_path / "run", checkpoint_every=100, eval_every=10**5)

@@ -51,7 +51,7 @@ def test_every_job_once(tmp_path, capsys):
     assert len(run(more).done) == 6
     assert [suite.starts(jobs.Job("A", seed)) for seed in (0, 1, 2)] == [1, 1, 1]
     assert json.loads((tmp_path / "suite.json").read_text())["seeds"] == [0, 1, 2]
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial*"))
 
 
 def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
         for done in [pool.submit(fakes.FakeSuite(tmp_path, games=games).register) for games in ("AB", "CD")]:
             done.result(20)
     assert sorted(json.loads((tmp_path / "suite.json").read_text())["games"]) == ["A", "B", "C", "D"]
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial*"))
 
 
 def test_a_process_that_a_claim_cannot_name_is_stopped(tmp_path, monkeypatch):

@@ -1,0 +1,48 @@
+"""A line now and then from a run that shows nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+SECONDS = 30.0
+"""After which a run without a progress bar says where it stands."""
+
+
+class Heartbeat:
+    """Says what a run is doing wherever nothing else was said for `SECONDS`, from a thread of its own.
+
+    Args:
+      say: prints a line.
+      doing: what the run does first.
+    """
+
+    def __init__(self, say: Callable[[str], None], doing: str):
+        self._say, self._ended = say, threading.Event()
+        self.doing(doing)
+        self.status = ""
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def doing(self, what: str) -> None:
+        """Says from now on that the run does this."""
+        self._doing, self._since = what, time.monotonic()
+        self.put_off()
+
+    def put_off(self) -> None:
+        """A line was said by somebody else."""
+        self._said = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._said + SECONDS - time.monotonic())):
+            if time.monotonic() >= self._said + SECONDS:
+                self.put_off()
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                    self._say(f"{self._doing} for {time.monotonic() - self._since:,.0f} s{self.status}")
+
+    def close(self) -> None:
+        """Says nothing more."""
+        self._ended.set()
+        self._thread.join()

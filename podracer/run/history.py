@@ -1,0 +1,72 @@
+"""The metric rows of a run that memory holds: all of a short run, evenly fewer of a long one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+Row = dict[str, Any]
+"""One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
+
+MAX_ROWS = 20_000
+"""Rows that are kept at most, but for large populations. A row takes 2 to 3 kB."""
+
+MAX_ROWS_PER_MEMBER = 200
+"""Rows of each member that may be kept in any case."""
+
+
+class History:
+    """Rows in the order in which they came, bounded in number.
+
+    Where they become too many, every second training row and every second evaluation go, then every fourth, and so on.
+    The rows of a population's members that belong together stay together. The newest of both kinds and the best
+    evaluation always stay.
+
+    Args:
+      limit: rows that are kept at most; 200 for each member of a population, if that is more.
+
+    Attributes:
+      rows: what is kept.
+    """
+
+    def __init__(self, limit: int = MAX_ROWS):
+        self.rows: list[Row] = []
+        self._limit, self._stride, self._members = limit, 1, 1
+        self._places: list[tuple[bool, int]] = []  # of each row: whether it is an evaluation, and its number
+        self._newest = {False: -1, True: -1}
+        self._at: dict[bool, Any] = {}
+        self._best: Row | None = None
+
+    def add(self, row: Row) -> None:
+        """Takes a row."""
+        evaluation, at = _is_evaluation(row), (row["updates"], row.get("member", 0))
+        before = self._at.get(evaluation)
+        # Those of later members have the same updates; without members every row is one by itself.
+        if before is None or at[0] != before[0] or at[1] <= before[1]:
+            self._newest[evaluation] += 1
+        self._at[evaluation] = at
+        self.rows.append(row)
+        self._places.append((evaluation, self._newest[evaluation]))
+        if row.get("eval/return_mean", -math.inf) > (self._best or {}).get("eval/return_mean", -math.inf):
+            self._best = row
+        self._members = max(self._members, at[1] + 1)
+        if len(self.rows) > max(self._limit, MAX_ROWS_PER_MEMBER * self._members):
+            self._thin()
+
+    def _thin(self) -> None:
+        """Drops at least half of what is kept: what came since the last time, as sparse as the others or sparser."""
+        while True:
+            kept = [i for i, place in enumerate(self._places) if self._stays(self.rows[i], *place)]
+            if len(kept) <= len(self.rows) // 2:
+                break
+            self._stride *= 2
+        self.rows[:] = [self.rows[i] for i in kept]
+        self._places = [self._places[i] for i in kept]
+
+    def _stays(self, row: Row, evaluation: bool, place: int) -> bool:
+        return place % self._stride == 0 or place == self._newest[evaluation] or row is self._best
+
+
+def _is_evaluation(row: Mapping[str, Any]) -> bool:
+    return "eval/return_mean" in row or not any("/" in name for name in row)  # nothing, of a member that has diverged
