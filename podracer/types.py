@@ -416,6 +416,8 @@ class Agent(NamedTuple):
         with, a multiple of `Replay.refresh_interval`.
       refresh: `(ActorParams, Trajectory [m + reach - 1, B], age int32 [m, B]) -> [m, B]`; priorities of the sequences
         that begin at the first m rows, `age` as in `Batch`.
+      best: `(ActorParams, ActorState, TimeStep [B]) -> (action, ActorState)`; the best actions, without chance, for
+        greedy policies and exports. None where they are those of `act` in evaluation.
     """
 
     name: str
@@ -431,6 +433,7 @@ class Agent(NamedTuple):
     reanalyse: Callable[[ActorParams, Batch, jax.Array], Batch] | None = None
     refresh_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
     refresh: Callable[[ActorParams, Trajectory, jax.Array], jax.Array] | None = None
+    best: Callable[[ActorParams, ArrayTree, TimeStep], tuple[ArrayTree, ArrayTree]] | None = None
 
 
 class EpisodeStats(NamedTuple):

@@ -38,7 +38,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, value_of
+from podracer.exploration import epsilon_greedy, greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories, value_distributions
 from podracer.types import (
     ActorParams,
@@ -88,7 +88,7 @@ class DQNConfig:
       epsilon_start: chance of a random action in the beginning (paper: 1; Rainbow: 0).
       epsilon_final: at the end of exploration (paper: 0.1; Rainbow: 0).
       epsilon_decay: rows of all lanes from one to the other (paper: 1,000,000).
-      evaluation_epsilon: in evaluation (paper: 0.05).
+      evaluation_epsilon: in evaluation (paper: 0.05); greedy policies and exports have 0.
       clip_rewards: to [-1, 1] (paper: True).
       frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make_q` (paper: "nature").
@@ -268,6 +268,12 @@ def make(
     def by_action(outputs: jax.Array) -> jax.Array:
         return outputs.reshape(*outputs.shape[:-1], -1, values.size)
 
+    def action_values(
+        params: ArrayTree, memory: nets.ActorState, timestep: TimeStep
+    ) -> tuple[jax.Array, nets.ActorState]:
+        outputs, _, memory = nets.step(network, params, memory, timestep)
+        return values.mean(by_action(outputs)), memory
+
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
@@ -275,10 +281,14 @@ def make(
         if config.noise and not evaluation:
             noise_key, key = jax.random.split(key)
             params = noisy(params, noise_key)
-        outputs, _, memory = nets.step(network, params, memory, timestep)
-        q = values.mean(by_action(outputs))
+        q, memory = action_values(params, memory, timestep)
         action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key)
         return action, {}, memory.after(action)
+
+    def act_best(actor: ActorParams, memory: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
+        q, memory = action_values(actor.params, memory, timestep)
+        action = greedy(q)
+        return action, memory.after(action)
 
     def apply(params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
         """[B, A, K] at one row [1, B]."""
@@ -354,6 +364,7 @@ def make(
         learn=learn,
         hyper=hyper,
         replay=replay,
+        best=act_best,
     )
 
 
