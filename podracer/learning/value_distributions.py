@@ -27,11 +27,13 @@ class ValueDistribution(NamedTuple):
       mean: `([..., K]) -> float32 [...]`; the action value, by which actions are compared.
       errors: `(predicted [B, K], bootstrap [B, K], R [B], G [B]) -> (loss [B], priority [B])`, float32; of what is
         predicted for an action against R + G times what is bootstrapped from, and how surprising that was.
+      largest: the largest return that it knows, the least being -largest; None for any.
     """
 
     size: int
     mean: Callable[[jax.Array], jax.Array]
     errors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    largest: float | None = None
 
 
 def make(kind: Kind, *, max_error: float, num_atoms: int, v_max: float) -> ValueDistribution:
@@ -75,7 +77,7 @@ def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
         cross_entropy = -jnp.sum(target * jax.nn.log_softmax(predicted), axis=-1)
         return cross_entropy, cross_entropy - jnp.sum(jax.scipy.special.entr(target), axis=-1)
 
-    return ValueDistribution(num_atoms, lambda x: jnp.matmul(jax.nn.softmax(x), z), errors)
+    return ValueDistribution(num_atoms, lambda x: jnp.matmul(jax.nn.softmax(x), z), errors, v_max)
 
 
 def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -216,6 +217,13 @@ class Display:
             self._bar.say(text)
         elif self._enabled:
             print(text, file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """A line for everybody; a Python warning where nothing is shown."""
+        if self._enabled:
+            self.say(f"warning: {text}")
+        else:
+            warnings.warn(text, stacklevel=2)
 
     def close(self) -> None:
         """Leaves the bar as it is."""
