@@ -6,6 +6,11 @@ import jax
 import jax.numpy as jnp
 
 
+def greedy(q: jax.Array) -> jax.Array:
+    """The actions int32 [B] of largest value among q [B, A]."""
+    return jnp.argmax(q, axis=-1).astype(jnp.int32)
+
+
 def epsilon_greedy(q: jax.Array, epsilon: jax.Array | float, key: jax.Array) -> jax.Array:
     """The actions of largest value, or with probability epsilon any action.
 
@@ -20,7 +25,7 @@ def epsilon_greedy(q: jax.Array, epsilon: jax.Array | float, key: jax.Array) -> 
     B, A = q.shape
     chance, choice = jax.random.uniform(key, (2, B))
     any_action = jnp.minimum(jnp.floor(choice * A).astype(jnp.int32), A - 1)
-    return jnp.where(chance < epsilon, any_action, jnp.argmax(q, axis=-1).astype(jnp.int32))
+    return jnp.where(chance < epsilon, any_action, greedy(q))
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:

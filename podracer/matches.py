@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import search
+from podracer import ratings, search
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, TimeStep
 
 RESAMPLES = 2000
@@ -376,44 +376,41 @@ class Rating(NamedTuple):
 
 
 def elo(matches: Sequence[Match], anchor: str = "random") -> list[Rating]:
-    """Ratings by Bradley and Terry's model, a draw being half a win, the best first.
+    """Ratings of maximum likelihood in Bradley and Terry's model, a draw being half a win, the best first.
 
     Args:
       matches: between players that are all connected by them.
       anchor: whose rating is 0.
 
     Raises:
-      ValueError: where nobody is called `anchor`.
+      ValueError: where nobody is called `anchor`, or matches leave players unconnected.
     """
     names = list(dict.fromkeys(name for match in matches for name in match.players))
     if anchor not in names:
         raise ValueError(f"nobody is called {anchor!r}; there are {', '.join(names)}.")
+    points = _points(names, matches, [match.scores for match in matches])
+    if not (connected := ratings.connected(points)).all():
+        others = ", ".join(name for name, reached in zip(names, connected) if not reached)
+        raise ValueError(f"no matches connect {others} with {names[0]}, so nothing says how they compare; add one.")
     rng = np.random.default_rng(0)
-    best = _bradley_terry(names, matches, [match.scores for match in matches])
+    best = ratings.bradley_terry(points)
     samples = []
     for _ in range(200):
         drawn = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
-        samples.append(_bradley_terry(names, matches, drawn))
+        samples.append(ratings.bradley_terry(_points(names, matches, drawn)))
     zero = names.index(anchor)
     spread = np.stack(samples) - np.stack(samples)[:, zero : zero + 1]
     low, high = np.quantile(spread, (0.025, 0.975), axis=0)
-    ratings = [
-        Rating(name, float(best[i] - best[zero]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)
-    ]
-    return sorted(ratings, key=lambda rating: -rating.elo)
+    found = [Rating(name, float(best[i] - best[zero]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)]
+    return sorted(found, key=lambda rating: -rating.elo)
 
 
-def _bradley_terry(names: list[str], matches: Sequence[Match], scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Elo [players] by 100 steps of minorisation (Hunter 2004), with one drawn game added to every match, so that who
-    never lost has a rating too."""
-    wins = np.zeros((len(names), len(names)))
+def _points(names: list[str], matches: Sequence[Match], scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Points [n, n] of each player against each other, with one drawn game added to every match, so that who never
+    lost has a rating too."""
+    points = np.zeros((len(names), len(names)))
     for match, score in zip(matches, scores):
         a, b = (names.index(name) for name in match.players)
-        wins[a, b] += score.sum() + 0.5
-        wins[b, a] += score.size - score.sum() + 0.5
-    strength = np.ones(len(names))
-    for _ in range(100):
-        between = (wins + wins.T) / (strength[:, None] + strength[None])
-        strength = wins.sum(axis=1) / between.sum(axis=1)
-        strength /= np.exp(np.log(strength).mean())
-    return 400.0 * np.log10(strength)
+        points[a, b] += score.sum() + 0.5
+        points[b, a] += score.size - score.sum() + 0.5
+    return points

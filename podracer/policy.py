@@ -22,7 +22,7 @@ from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
 """What later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its observation alone.
-Where actions are sampled, the first one is the data of the next random key, without a dim for lanes."""
+Where actions depend on chance, the first one is the data of the next random key, without a dim for lanes."""
 
 
 class Policy(NamedTuple):
@@ -34,12 +34,14 @@ class Policy(NamedTuple):
       step: `(Memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action [b, ...], Memory)`; jitted.
         Rewards of `first` rows do not count.
       uses_reward: whether actions depend on rewards.
+      deterministic: whether actions depend on nothing else, or on chance too.
     """
 
     spec: EnvSpec
     start: Callable[[int], Memory]
     step: Callable[[Memory, ArrayTree, Any, Any], tuple[ArrayTree, Memory]]
     uses_reward: bool
+    deterministic: bool = True
 
     @property
     def remembers(self) -> bool:
@@ -48,7 +50,9 @@ class Policy(NamedTuple):
 
 
 def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
-    """An agent's policy: its most likely actions, as in evaluation, or samples, as in training.
+    """An agent's policy: the best actions that it knows, or samples, as in training.
+
+    The best actions are those of an evaluation without its random ones: an `evaluation_epsilon` does not count.
 
     Only what actions depend on is remembered: PPO's running return, for one, is left out. Parameters are constants of
     the program: passing fourteen arrays of a small network takes longer than its layers do.
@@ -57,7 +61,7 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
       agent: the agent.
       spec: of its environment.
       params: of the agent.
-      greedy: whether actions are the most likely ones.
+      greedy: whether to take the best actions.
       seed: of the samples.
     """
 
@@ -65,7 +69,10 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
         memory = jax.tree.unflatten(structure, leaves)
         reward = jnp.where(first, 0.0, reward)
         row = TimeStep(observation, reward, jnp.ones_like(reward), first, jnp.zeros_like(first))
-        action, _, memory = agent.act(params, memory, row, key, greedy)
+        if greedy and agent.best is not None:
+            action, memory = agent.best(params, memory, row)
+        else:
+            action, _, memory = agent.act(params, memory, row, key, greedy)
         return action, jax.tree.leaves(memory)
 
     def begin(b: int) -> list[Any]:
@@ -74,17 +81,17 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
     key = jax.random.key(0)
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
-    kept, uses_reward = _what_matters(act, begin, spec, key)
+    kept, uses_reward, uses_chance = _what_matters(act, begin, spec, key)
 
     def start(b: int) -> Memory:
         leaves = begin(b)
-        return (*(() if greedy else (jax.random.key_data(jax.random.key(seed)),)), *(leaves[i] for i in kept))
+        return (*((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()), *(leaves[i] for i in kept))
 
     @jax.jit
     def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
         leaves = [jnp.broadcast_to(x, (first.shape[0], *x.shape[1:])) for x in fresh]
         act_key, rest = key, ()
-        if not greedy:
+        if uses_chance:
             (data, *memory) = memory  # type: ignore[assignment]
             after, act_key = jax.random.split(jax.random.wrap_key_data(data))
             rest = (jax.random.key_data(after),)
@@ -93,11 +100,13 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
         action, leaves = act(leaves, observation, reward, first, act_key)
         return action, (*rest, *(leaves[i] for i in kept))
 
-    return Policy(spec, start, step, uses_reward)
+    return Policy(spec, start, step, uses_reward, not uses_chance)
 
 
-def _what_matters(act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array) -> tuple[list[int], bool]:
-    """Which leaves of the memory later actions depend on, and whether they depend on rewards."""
+def _what_matters(
+    act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
+) -> tuple[list[int], bool, bool]:
+    """Which leaves of the memory later actions depend on, and whether they depend on rewards and on the key."""
     observation = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
     closed, shapes = jax.make_jaxpr(act, return_shape=True)(
         begin(1), observation, jnp.zeros(1), jnp.zeros(1, bool), key
@@ -111,7 +120,7 @@ def _what_matters(act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, ke
             break
         needed = more
     reward = num_leaves + len(jax.tree.leaves(observation))
-    return [i for i in range(num_leaves) if i in needed], reward in needed
+    return [i for i in range(num_leaves) if i in needed], reward in needed, reward + 2 in needed
 
 
 def _sources(jaxpr: Any) -> list[frozenset[int]]:

@@ -115,7 +115,7 @@ class Result:
 
         Args:
           batch: lanes that act together; None for one environment, whose observations have no dim for lanes.
-          greedy: the most likely actions, as in evaluation, or samples, as in training.
+          greedy: the best actions, without those that are random in evaluation, or samples, as in training.
           member: whose policy; the best one's if None.
           seed: of the samples.
         """

@@ -394,6 +394,20 @@ class Replay(NamedTuple):
     target_interval: int = 0
 
 
+class Caution(NamedTuple):
+    """A metric of training that says of a setting that it does not fit the task. It is said once in a run.
+
+    Attributes:
+      metric: its name.
+      above: where it begins to say so.
+      advice: a sentence: what is wrong, and what to set instead.
+    """
+
+    metric: str
+    above: float
+    advice: str
+
+
 class Agent(NamedTuple):
     """An agent is a bundle of pure functions that knows no device, thread, jit or file.
 
@@ -416,6 +430,9 @@ class Agent(NamedTuple):
         with, a multiple of `Replay.refresh_interval`.
       refresh: `(ActorParams, Trajectory [m + reach - 1, B], age int32 [m, B]) -> [m, B]`; priorities of the sequences
         that begin at the first m rows, `age` as in `Batch`.
+      best: `(ActorParams, ActorState, TimeStep [B]) -> (action, ActorState)`; the best actions, without chance, for
+        greedy policies and exports. None where they are those of `act` in evaluation.
+      cautions: metrics to look at for the user.
     """
 
     name: str
@@ -431,6 +448,8 @@ class Agent(NamedTuple):
     reanalyse: Callable[[ActorParams, Batch, jax.Array], Batch] | None = None
     refresh_params: Callable[[LearnerState, jax.Array], ActorParams] | None = None
     refresh: Callable[[ActorParams, Trajectory, jax.Array], jax.Array] | None = None
+    best: Callable[[ActorParams, ArrayTree, TimeStep], tuple[ArrayTree, ArrayTree]] | None = None
+    cautions: tuple[Caution, ...] = ()
 
 
 class EpisodeStats(NamedTuple):

@@ -1,5 +1,7 @@
 """Matches: players, seats, intervals and ratings."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -150,6 +152,40 @@ def test_ratings_are_those_of_simulated_players():
         assert low <= rating.elo <= high
 
 
+@pytest.mark.parametrize("share", [0.75, 0.95, 1.0])
+def test_ratings_of_a_chain_are_exact(share):
+    """Each beats the one before, and plays no other: every pair fits exactly, with the drawn game that is added."""
+    names = ["random", *(f"s{i}" for i in range(9))]
+    scores = (np.arange(400) < 400 * share).astype(float).reshape(200, 2)
+    played = [matches.Match((better, worse), scores) for worse, better in itertools.pairwise(names)]
+    gap = 400 * np.log10((400 * share + 0.5) / (400 * (1 - share) + 0.5))
+    ratings = {rating.name: rating for rating in matches.elo(played)}
+    for i, name in enumerate(names):
+        assert ratings[name].elo == pytest.approx(i * gap, abs=1e-4)
+        low, high = ratings[name].interval
+        assert low - 1e-4 <= i * gap <= high + 1e-4
+
+
+def test_ratings_expect_the_points_that_were_made():
+    """The likelihood is largest where everybody's points are those that the ratings expect."""
+    rng = np.random.default_rng(1)
+    names = ["random", "a", "b", "c", "d"]
+    played = [
+        matches.Match((one, other), (rng.random((50, 2)) < chance).astype(float))
+        for i, one in enumerate(names)
+        for other in names[:i]
+        for chance in (rng.random(),)
+    ]
+    ratings = {rating.name: rating.elo for rating in matches.elo(played)}
+    surplus = dict.fromkeys(names, 0.0)
+    for match in played:
+        one, other = match.players
+        expected = (match.scores.size + 1) / (1 + 10 ** ((ratings[other] - ratings[one]) / 400))
+        surplus[one] += match.scores.sum() + 0.5 - expected
+        surplus[other] -= match.scores.sum() + 0.5 - expected
+    assert max(abs(x) for x in surplus.values()) < 1e-6
+
+
 def test_what_makes_no_match():
     random = player("random")
     for games in (0, 3):
@@ -166,3 +202,5 @@ def test_what_makes_no_match():
         matches.check(envs_jax.make("catch"))
     with pytest.raises(ValueError, match="nobody is called"):
         matches.elo([matches.Match(("a", "b"), np.ones((2, 2)))])
+    with pytest.raises(ValueError, match="no matches connect c, d with random"):
+        matches.elo([matches.Match(players, np.ones((2, 2))) for players in (("random", "b"), ("c", "d"))])

@@ -1,5 +1,6 @@
 """Actors: the same actions as evaluation, from memory of their own, in this process and from exported files."""
 
+import dataclasses
 import errno
 import functools
 import json
@@ -34,12 +35,13 @@ CASES = {
     "ppo lstm": (agents.ppo.make, agents.PPOConfig(**SMALL, lstm_size=6), BOX),
     "vtrace lstm frames": (agents.vtrace.make, agents.VTraceConfig(**SMALL, lstm_size=6, frame_stack=2), VECTOR),
     "vtrace images": (agents.vtrace.make, agents.VTraceConfig(torso="shallow", frame_stack=4), IMAGES),
-    "r2d2": (agents.r2d2.make, agents.R2D2Config(**SMALL, lstm_size=6, frame_stack=2), VECTOR),
+    "r2d2": (agents.r2d2.make, agents.R2D2Config(**SMALL, lstm_size=6, frame_stack=2, evaluation_epsilon=0.5), VECTOR),
     "dqn": (
         agents.dqn.make,
-        agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.0),
+        agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.5),
         VECTOR,
     ),
+    "pqn": (agents.pqn.make, agents.PQNConfig(**SMALL, evaluation_epsilon=0.5), VECTOR),
     "muzero": (
         agents.muzero.make,
         agents.MuZeroConfig(**SMALL, state_size=6, head_size=8, num_bins=11, simulations=4, frame_stack=2),
@@ -54,13 +56,14 @@ CASES["efficientzero"] = (
     VECTOR,
 )
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
-MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "efficientzero": 1, "muzero": 1}
+MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "pqn": 0, "efficientzero": 1, "muzero": 1}
 
 
 class Case:
     """An agent that was never trained, but whose head is large enough that its actions differ."""
 
     def __init__(self, name):
+        self.name = name
         make, config, self.spec = CASES[name]
         self.agent = make(self.spec, config)
         hyper = {key: jnp.float32(value) for key, value in self.agent.hyper.items()}
@@ -86,13 +89,18 @@ class Case:
 
     @functools.cache  # noqa: B019 - as long as the module's cases
     def evaluated(self):
-        """What evaluation does with these rows, [T, B, ...]: the agent's own functions, all of its memory."""
-        act = jax.jit(lambda memory, row: self.agent.act(self.params, memory, row, jax.random.key(0), True))
-        memory, actions = self.agent.start(jnp.arange(B, dtype=jnp.int32), B), []
+        """What an evaluation without random actions does with these rows, [T, B, ...]: the agent's own functions, all
+        of its memory, and a key for each row."""
+        agent = self.agent
+        if hasattr(agent.config, "evaluation_epsilon"):
+            make, config, spec = CASES[self.name]
+            agent = make(spec, dataclasses.replace(config, evaluation_epsilon=0.0))
+        act = jax.jit(lambda memory, row, key: agent.act(self.params, memory, row, key, True))
+        memory, actions = agent.start(jnp.arange(B, dtype=jnp.int32), B), []
         for t in range(T):
             ones = np.ones(B, np.float32)
             row = TimeStep(self.row(t), self.reward[t], ones, self.first[t], np.zeros(B, bool))
-            action, _, memory = act(memory, row)
+            action, _, memory = act(memory, row, jax.random.key(t))
             actions.append(np.asarray(action))
         return np.stack(actions)
 
@@ -106,7 +114,7 @@ def case():
 @pytest.mark.parametrize(
     "name",
     [
-        *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn"),
+        *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn", "pqn"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in ("ppo lstm", "vtrace images", "efficientzero", "muzero")
@@ -272,6 +280,21 @@ def test_samples_follow_the_policy(case):
     probabilities = jax.nn.softmax(nets.step(network, case.params.params, memory, row)[0][0])
     counts = np.bincount(first, minlength=4)
     assert np.all(np.abs(counts / n - probabilities) < 4.0 * np.sqrt(probabilities * (1 - probabilities) / n))
+
+
+def test_agents_that_need_a_key_in_evaluation_have_another_at_every_step(case, tmp_path):
+    """One of one's own, without its best actions: they are drawn, and not written to files."""
+    case = case("pqn")
+    drawn = policy.of(case.agent._replace(best=None), VECTOR, case.params)
+    n, known = 256, case.policy()
+    actor, best = policy.Actor(drawn, batch=n), policy.Actor(known, batch=n)
+    row = np.broadcast_to(case.row(0)[0], (n, 3))
+    random = np.stack([actor(row) != best(row) for _ in range(4)])
+    assert (known.deterministic, drawn.deterministic) == (True, False)
+    np.testing.assert_allclose(random.mean(axis=1), 0.5 * 3 / 4, atol=0.15)
+    assert np.mean(random[0] == random[1]) < 0.7, "each step draws anew"
+    with pytest.raises(ValueError, match="the actions of this one depend on chance"):
+        export.save(drawn, tmp_path, {})
 
 
 @pytest.mark.slow

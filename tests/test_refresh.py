@@ -14,7 +14,6 @@ from test_replay import GROUPS, B, eligible, filled, rows_of
 from podracer import nets, prefix_models, replay, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.learning import learner, priority_refresh
-from podracer.learning.scalars import Bins
 from podracer.types import EnvSpec, Trajectory
 
 REACH, PARTS = 2, 3
@@ -147,7 +146,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     model = prefix_models.make(nets.stacked_spec(spec, frames), config)
     flat = jnp.asarray(stacks.reshape(-1, *nets.stacked_spec(spec, frames).observation_space.shape))
     said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))[1]
-    value = np.asarray(Bins(11, config.max_value).expectation(said)).reshape(-1, L)
+    value = np.asarray(efficientzero._bins(config).expectation(said)).reshape(-1, L)
     assert np.std(value) > 0.01
     x = jax.tree.map(np.asarray, rows)
     seen, horizons = 0, set()

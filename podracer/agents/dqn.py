@@ -38,8 +38,8 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, value_of
-from podracer.learning import collectives, gradients, optimizer, trajectories, value_distributions
+from podracer.exploration import epsilon_greedy, greedy, value_of
+from podracer.learning import collectives, gradients, optimizer, scalars, trajectories, value_distributions
 from podracer.types import (
     ActorParams,
     Agent,
@@ -80,7 +80,9 @@ class DQNConfig:
       max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
       num_atoms: of a distribution (C51: 51; QR-DQN: 200).
-      v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10).
+      v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10). None for
+        1 / (1 - discount), what rewards within [-1, 1] can come to, with the discount of the config also where others
+        are tuned.
       noise: sigma_0 of noisy layers in the heads, 0 for none (Fortunato et al.: 0.5; Rainbow: 0.5, or 0.1).
       priority_exponent: alpha, 0 to replay all alike (Rainbow: 0.5).
       importance_exponent: beta in the beginning (Rainbow: 0.4).
@@ -89,7 +91,7 @@ class DQNConfig:
       epsilon_final: at the end of exploration (paper: 0.1; Rainbow: 0).
       epsilon_decay: rows of all lanes from one to the other (paper: 1,000,000); the default is for small tasks, and a
         fiftieth of a run of 500,000: take a tenth of the run, and a larger replay, where rewards are rare.
-      evaluation_epsilon: in evaluation (paper: 0.05).
+      evaluation_epsilon: in evaluation (paper: 0.05); greedy policies and exports have 0.
       clip_rewards: to [-1, 1] (paper: True).
       frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make_q` (paper: "nature").
@@ -119,7 +121,7 @@ class DQNConfig:
     max_error: float = configs.field(float("inf"), low=1e-6)
     values: value_distributions.Kind = "mean"
     num_atoms: int = configs.field(51, low=2)
-    v_max: float = configs.field(10.0)  # above 0, which no inclusive limit says
+    v_max: float | None = configs.field(None)  # above 0, which no inclusive limit says
     noise: float = configs.field(0.0, low=0.0)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
@@ -148,7 +150,7 @@ class DQNConfig:
                 f"replay_min_size={self.replay_min_size} must be at most replay_capacity={self.replay_capacity}, or "
                 f"learning would never begin; use {self.replay_capacity}."
             )
-        if not 0.0 < self.v_max < float("inf"):
+        if self.v_max is not None and not 0.0 < self.v_max < float("inf"):
             raise ValueError(f"v_max={self.v_max} must be finite and above 0, such as 10.0.")
         if self.epsilon_final > self.epsilon_start:
             raise ValueError(
@@ -226,8 +228,9 @@ def make(
     config = config or DQNConfig()
     check_one_player(spec, "dqn")
     seen = nets.stacked_spec(spec, config.frame_stack)
+    v_max = scalars.largest_return(config.discount) if config.v_max is None else config.v_max
     values = value_distributions.make(
-        config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=config.v_max
+        config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=v_max
     )
     if network is not None:
         _check(network, seen, config, values.size)
@@ -269,6 +272,12 @@ def make(
     def by_action(outputs: jax.Array) -> jax.Array:
         return outputs.reshape(*outputs.shape[:-1], -1, values.size)
 
+    def action_values(
+        params: ArrayTree, memory: nets.ActorState, timestep: TimeStep
+    ) -> tuple[jax.Array, nets.ActorState]:
+        outputs, _, memory = nets.step(network, params, memory, timestep)
+        return values.mean(by_action(outputs)), memory
+
     def act(
         actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
@@ -276,10 +285,14 @@ def make(
         if config.noise and not evaluation:
             noise_key, key = jax.random.split(key)
             params = noisy(params, noise_key)
-        outputs, _, memory = nets.step(network, params, memory, timestep)
-        q = values.mean(by_action(outputs))
+        q, memory = action_values(params, memory, timestep)
         action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key)
         return action, {}, memory.after(action)
+
+    def act_best(actor: ActorParams, memory: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
+        q, memory = action_values(actor.params, memory, timestep)
+        action = greedy(q)
+        return action, memory.after(action)
 
     def apply(params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
         """[B, A, K] at one row [1, B]."""
@@ -307,6 +320,9 @@ def make(
             samples = Samples(batch.trajectory.actions[0], R, G, batch.weight)
             bootstrap = lax.stop_gradient(_of(said, best))
             total, metrics, priority = loss(outputs, bootstrap, samples, values, learner.hyper, config, batch_size)
+            if values.largest is not None:
+                beyond = jnp.abs(R + G * values.mean(bootstrap)) > scalars.SLACK * values.largest
+                metrics |= {"value/outside": jnp.sum(beyond, dtype=jnp.float32) / batch_size}
             return total, (metrics, lax.stop_gradient(priority))
 
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, 1, B)
@@ -355,6 +371,8 @@ def make(
         learn=learn,
         hyper=hyper,
         replay=replay,
+        best=act_best,
+        cautions=(scalars.caution(v_max, "set v_max to the largest return, or values='quantile', which has no limit"),),
     )
 
 

@@ -39,7 +39,7 @@ from podracer.learning import (
     trajectories,
     windows,
 )
-from podracer.learning.scalars import Bins
+from podracer.learning.scalars import Bins, caution, largest_return
 from podracer.types import (
     ActorParams,
     Agent,
@@ -70,7 +70,8 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
         (paper: 0.3 of the run's).
       discount: gamma (paper: 0.997^4).
-      max_value: the largest value or prefix that can be told apart from larger ones.
+      max_value: the largest value or prefix that can be told apart from larger ones. None for what rewards within
+        [-1, 1] can come to, 1 / (1 - discount) or H, with the discount of the config also where others are tuned.
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of what forecasts lack (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
@@ -108,7 +109,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     n_step: int = configs.field(5, low=1)
     correction_interval: int = configs.field(20_000, low=0)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
-    max_value: float = configs.field(100.0, low=1e-6)
+    max_value: float | None = configs.field(None, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
@@ -223,7 +224,7 @@ def make(
         )
     K, n = config.unroll_length, config.n_step
     stacked = nets.stacked_spec(spec, config.frame_stack)
-    model, bins = network or prefix_models.make(stacked, config), Bins(config.num_bins, config.max_value)
+    model, bins = network or prefix_models.make(stacked, config), _bins(config)
     plan = planner(spec, config, model)
     augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
     size = stacked.observation_space.shape[:2] if augment else (0, 0)  # type: ignore[union-attr]
@@ -283,6 +284,7 @@ def make(
             error = jnp.abs(lax.stop_gradient(bins.expectation(said[0].value)) - target.value[0])
             metrics |= {
                 "value/error": jnp.sum(error) / batch_size,
+                "value/outside": jnp.sum(windows.outside(target, bins)) / batch_size,
                 "consistency/std": prefix_models.spread(lax.stop_gradient(seen)) * len(error) / batch_size,
             }
             return total, (metrics, (error, statistics))
@@ -345,13 +347,19 @@ def make(
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )
-    renewal: dict[str, Any] = {}
+    renewal: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
     if config.reanalyse:
         renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
     if config.refresh_interval:
         renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
     hyper = configs.tunables(config)
     return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
+
+
+def _bins(config: EfficientZeroConfig) -> Bins:
+    """What numbers of prefixes and values are."""
+    largest = max(largest_return(config.discount), config.horizon)
+    return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 
 
 def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -369,7 +377,7 @@ def planner(
 ) -> search.Planner:
     """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
     stacked = nets.stacked_spec(spec, config.frame_stack)
-    expectation = Bins(config.num_bins, config.max_value).expectation
+    expectation = _bins(config).expectation
     model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
     return search.Planner(
         stacked.observation_space,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jax import lax
 from podracer import config as configs
 from podracer import nets, search, spaces, world_models
 from podracer.learning import collectives, gradients, optimizer, planning, reanalysis, trajectories, windows
-from podracer.learning.scalars import Bins
+from podracer.learning.scalars import Bins, caution, largest_return
 from podracer.types import (
     ActorParams,
     Agent,
@@ -203,7 +204,8 @@ def make(
             target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
             total, metrics = loss(said, target, batch.weight, bins, learner.hyper, config, batch_size)
             error = jnp.abs(lax.stop_gradient(bins.expectation(said[0][2])) - target.value[0])
-            return total, (metrics | {"value/error": jnp.sum(error) / batch_size}, error)
+            beyond = jnp.sum(windows.outside(target, bins)) / batch_size
+            return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": beyond}, error)
 
         groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B, unrolled=True)
         split = trajectories.split_batch(batch, groups)
@@ -256,8 +258,11 @@ def make(
         keep=nets.without_frames,
         restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
     )
-    renewal = {"target_params": target_params, "reanalyse": reanalyse} if config.reanalyse else {}
-    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **renewal)
+    remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
+    others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
+    if config.reanalyse:
+        others |= {"target_params": target_params, "reanalyse": reanalyse}
+    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **others)
 
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
@@ -267,7 +272,7 @@ def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
 
 def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
     """What numbers of rewards and values are: of a game for two, a reward at its end is all."""
-    rewards = 1.0 if spec.num_players == 2 else 1.0 / max(1.0 - config.discount, 1e-3)
+    rewards = 1.0 if spec.num_players == 2 else largest_return(config.discount)
     return Bins(config.num_bins, config.max_reward * rewards)
 
 

@@ -21,7 +21,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, value_of
+from podracer.exploration import epsilon_greedy, greedy, value_of
 from podracer.learning import collectives, gradients, minibatches, optimizer, trajectories
 from podracer.types import (
     ActorParams,
@@ -54,7 +54,7 @@ class PQNConfig:
       epsilon_start: probability of a random action at first (paper: 1).
       epsilon_final: probability of a random action in the end (paper: 0.001).
       epsilon_decay: share of `total_steps` over which it falls linearly from one to the other (paper: 0.1).
-      evaluation_epsilon: of all lanes in evaluation (paper: 0).
+      evaluation_epsilon: of all lanes in evaluation (paper: 0); greedy policies and exports have 0.
       layer_norm: whether layers of the torso are normalised (see `podracer.nets.make_q`).
       clip_rewards: to [-1, 1] (paper: True).
       frame_stack: how many of the newest observations the network sees (paper: 4).
@@ -199,6 +199,10 @@ def make(
         q, _, memory = nets.step(network, actor.params, state, timestep)
         return epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key), {}, memory
 
+    def act_best(actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
+        q, _, memory = nets.step(network, actor.params, state, timestep)
+        return greedy(q), memory
+
     def prepare(learner: LearnerState, trajectory: Trajectory) -> Samples:
         """All transitions of a rollout with their targets, computed once, of all rows in one pass."""
         inputs = nets.inputs(network, trajectory)
@@ -250,4 +254,4 @@ def make(
         return LearnerState(restore(params), opt_state, learner.hyper, learner.num_updates + 1), metrics
 
     start = lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0], config.frame_stack)  # noqa: E731
-    return Agent("pqn", config, init, actor_params, start, act, learn, configs.tunables(config))
+    return Agent("pqn", config, init, actor_params, start, act, learn, configs.tunables(config), best=act_best)

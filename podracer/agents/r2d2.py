@@ -28,7 +28,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, value_of
+from podracer.exploration import epsilon_greedy, greedy, value_of
 from podracer.learning import collectives, gradients, optimizer, trajectories
 from podracer.types import (
     ActorParams,
@@ -71,7 +71,7 @@ class R2D2Config:
       epsilon_base: lane i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)) (paper: 0.4); one
         lane alone as the middle of many, 0.016, also where a trained agent acts that is not greedy.
       epsilon_alpha: (paper: 7).
-      evaluation_epsilon: of all lanes in evaluation (paper: 1e-3).
+      evaluation_epsilon: of all lanes in evaluation (paper: 1e-3); greedy policies and exports have 0.
       frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make_q`.
       hidden_sizes: of the MLP.
@@ -264,6 +264,11 @@ def make(
         extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)
         return action, extras, memory._replace(net=net.after(action))
 
+    def act_best(actor: ActorParams, memory: Memory, timestep: TimeStep) -> tuple[jax.Array, Memory]:
+        q, _, net = nets.step(network, actor.params, memory.net, timestep)
+        action = greedy(q)
+        return action, memory._replace(net=net.after(action))
+
     def unroll(params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
         """Action values of the rows behind the burn-in."""
         if network.recurrent and config.burn_in:
@@ -339,4 +344,5 @@ def make(
         learn=learn,
         hyper=configs.tunables(config),
         replay=replay,
+        best=act_best,
     )

@@ -62,6 +62,7 @@ DQN: dict[str, Difference] = {
         "nature",
         {
             "values": "categorical",
+            "v_max": 10.0,
             "optimizer": "adam",
             "learning_rate": 2.5e-4,
             "optimizer_eps": 0.01 / 32,

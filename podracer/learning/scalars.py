@@ -15,6 +15,21 @@ import numpy as np
 from jax import lax
 
 from podracer.returns import rescale, unrescale
+from podracer.types import Caution
+
+SLACK = 1.001
+"""How much larger than the largest number a target may be: less is a rounding."""
+
+
+def largest_return(discount: float) -> float:
+    """The largest discounted sum of rewards in [-1, 1], of 1,000 of them where it has no limit."""
+    return 1.0 / max(1.0 - discount, 1e-3)
+
+
+def caution(largest: float, remedy: str) -> Caution:
+    """A warning for runs in which more than one target in a hundred is beyond the largest number."""
+    advice = f"rewards or values are beyond {largest:g} and cannot be told apart; {remedy}"
+    return Caution("value/outside", 0.01, advice)
 
 
 class Bins(NamedTuple):
@@ -27,6 +42,10 @@ class Bins(NamedTuple):
 
     size: int
     largest: float
+
+    def outside(self, x: jax.Array) -> jax.Array:
+        """Which numbers [...] are clipped, bool, but for a rounding."""
+        return jnp.abs(x) > SLACK * self.largest
 
     @property
     def positions(self) -> np.ndarray:

@@ -27,11 +27,13 @@ class ValueDistribution(NamedTuple):
       mean: `([..., K]) -> float32 [...]`; the action value, by which actions are compared.
       errors: `(predicted [B, K], bootstrap [B, K], R [B], G [B]) -> (loss [B], priority [B])`, float32; of what is
         predicted for an action against R + G times what is bootstrapped from, and how surprising that was.
+      largest: the largest return that it knows, the least being -largest; None for any.
     """
 
     size: int
     mean: Callable[[jax.Array], jax.Array]
     errors: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    largest: float | None = None
 
 
 def make(kind: Kind, *, max_error: float, num_atoms: int, v_max: float) -> ValueDistribution:
@@ -79,7 +81,7 @@ def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
         # Accelerators round a product's operands by default, and values by more than actions differ.
         return jnp.matmul(jax.nn.softmax(x), z, precision=lax.Precision.HIGHEST)
 
-    return ValueDistribution(num_atoms, expectation, errors)
+    return ValueDistribution(num_atoms, expectation, errors, v_max)
 
 
 def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import returns
+from podracer.learning.scalars import Bins
 from podracer.types import TimeStep
 
 
@@ -68,6 +69,12 @@ def targets(
         reward, z = (jnp.where(behind, 0.0, x) for x in (reward, z))
         valid = jnp.where(behind, 1.0, valid)
     return Targets(reward, z, policy[: K + 1], valid, acted)
+
+
+def outside(target: Targets, bins: Bins) -> jax.Array:
+    """The share [B] of each sample's rewards and values that bins cannot tell apart from smaller ones."""
+    beyond = bins.outside(target.reward) | bins.outside(target.value)
+    return jnp.sum(jnp.where(beyond, target.valid, 0.0), axis=0) / jnp.maximum(jnp.sum(target.valid, axis=0), 1.0)
 
 
 def errors(

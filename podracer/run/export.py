@@ -6,8 +6,9 @@
     MODEL_CARD.md      what it is, how well it does and how to run it, in the form that model hubs read
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
-memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the most likely ones.
-The function counts choices from 0: where a space of spec.json has a `start`, it is added outside (`podracer.gate`).
+memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the best ones that the
+agent knows, without chance. The function counts choices from 0: where a space of spec.json has a `start`, it is added
+outside (`podracer.gate`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
       card: of the model card: `agent`, `environment`, `source`, and `evaluation` (a sentence) with `mean`, or None.
 
     Raises:
-      ValueError: where the directory cannot be written.
+      ValueError: where the directory cannot be written, or actions depend on chance.
       RuntimeError: where the files do not act as the policy.
     """
     directory = rundir.local(directory)
@@ -187,6 +188,11 @@ def check(directory: str | pathlib.Path) -> None:
 def _exported(policy: Policy) -> jax_export.Exported:
     """The policy as one function without parameters, for any batch and platform."""
 
+    if not policy.deterministic:
+        raise ValueError(
+            "only deterministic policies are exported, and the actions of this one depend on chance: export a greedy "
+            "one, of an agent that acts without its key in evaluation or has `Agent.best`."
+        )
     (b,) = jax_export.symbolic_shape("b")
     lanes = lambda x: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)  # noqa: E731
     memory = tuple(jax.ShapeDtypeStruct((b, *x.shape[1:]), x.dtype) for x in policy.start(1))
@@ -249,7 +255,7 @@ def _card(policy: Policy, card: Mapping[str, Any], size: int) -> str:
         "",
         evaluation or "Not evaluated.",
         "",
-        f"Observations: {policy.spec.observation_space}. Actions: {policy.spec.action_space}, the most likely ones; "
+        f"Observations: {policy.spec.observation_space}. Actions: {policy.spec.action_space}, the best ones; "
         f"{memory}. {size / 1024:,.0f} KiB for {', '.join(PLATFORMS)}, batches of any size. {card['source']}",
         "",
         "```python",

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -279,6 +280,13 @@ class Display:
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        """A line for everybody; a Python warning where nothing is shown."""
+        if self._bar or self._lines:
+            self.say(f"warning: {text}")
+        else:
+            warnings.warn(text, stacklevel=2)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

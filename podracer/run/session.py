@@ -98,6 +98,7 @@ class Session:
             ),
         )
         self._endless = False
+        self._cautions = list(experiment.agent.cautions) if processes.is_first else []
         self._cut = False
         self._last_evaluation: list[evaluation.Evaluation] = []
         self._diverged = np.zeros(experiment.run.population, bool)
@@ -246,10 +247,19 @@ class Session:
             if self._experiment.run.population > 1:
                 row["member"] = member
             self._log.write(row | {name: float(value[member]) for name, value in now.metrics.items()} | timing)
+        self._caution(now.metrics)
         returns = now.metrics["episode/return"]
         returns = returns[np.isfinite(returns)]
         mean = float(returns.mean()) if returns.size else math.nan
         self._display.update(now.env_steps, self._rate, mean, _where_time_goes(now.metrics))
+
+    def _caution(self, found: Mapping[str, np.ndarray]) -> None:
+        """Says, once, which setting a metric shows not to fit."""
+        for caution in self._cautions[:]:
+            values = found.get(caution.metric, np.zeros(1))
+            if np.nanmax(values, initial=0.0) > caution.above:
+                self._cautions.remove(caution)
+                self._display.warn(f"{caution.metric} is {np.nanmax(values):.2f}: {caution.advice}")
 
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run

@@ -96,7 +96,7 @@ def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: 
 CASES: list[Any] = [
     {"n_step": 3, "double": True, "clip_rewards": True},
     {"n_step": 1, "double": False, "frame_stack": 3},
-    {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6},
+    {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6, "v_max": 1.5},
     pytest.param({"n_step": 2, "double": False, "values": "quantile"}, marks=pytest.mark.slow),
 ]
 
@@ -139,6 +139,20 @@ def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
     np.testing.assert_allclose(metrics["value/mean"], np.mean(chosen), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["value/square"], np.mean(chosen**2), rtol=1e-4)
     assert min(discounts) == 0.0 < max(discounts), "ends, and what goes on"
+    assert ("value/outside" in metrics) == (config.values == "categorical")
+    if config.values == "categorical":
+        beyond = (
+            np.abs(np.array(returns) + np.array(discounts) * np.asarray(values.mean(jnp.stack(bootstrap))))
+            > config.v_max
+        )
+        assert 0 < float(metrics["value/outside"]) < 1
+        np.testing.assert_allclose(metrics["value/outside"], np.mean(beyond), rtol=1e-5)
+
+
+def test_a_distribution_covers_what_a_discount_lets_rewards_come_to() -> None:
+    for v_max, largest in ((None, 20.0), (7.0, 7.0)):
+        agent = made(values="categorical", v_max=v_max, discount=0.95)
+        assert f"beyond {largest:g} and cannot be told apart; set v_max" in agent.cautions[0].advice
 
 
 def test_the_passes_are_of_single_rows() -> None:

@@ -16,7 +16,6 @@ import pytest
 from podracer import agents, nets, prefix_models, search, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.learning import gradients, steps, windows
-from podracer.learning.scalars import Bins
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
@@ -89,11 +88,11 @@ def test_values_have_fewer_rewards_the_older_they_are() -> None:
 @pytest.mark.slow
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called as in acting, one state at a time."""
-    agent = made(unroll_length=3, horizon=2)
+    agent = made(unroll_length=3, horizon=2, max_value=2.0)
     batch, learner = harness.batch_of(agent, A), learner_of(agent)
     config = agent.config
     model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES))
-    bins = Bins(11, config.max_value)
+    bins = efficientzero._bins(config)
     at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
     batch = harness.taken(batch, at)
     target = targets_of(agent, batch)
@@ -123,6 +122,21 @@ def test_the_loss_is_the_loops() -> None:
     _, metrics, priorities = learn(agent, batch, learner)
     assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
     np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
+    outside = np.maximum(np.abs(target.value), np.abs(target.reward)) > 2.0
+    shares = np.sum(outside * target.valid, axis=0) / np.sum(target.valid, axis=0)
+    assert 0 < float(metrics["value/outside"]) < 1
+    np.testing.assert_allclose(metrics["value/outside"], np.mean(shares), rtol=1e-5)
+
+
+def test_what_bins_cover_by_default() -> None:
+    """Values and sums of a horizon's rewards, of rewards in [-1, 1]; 1,000 of them where nothing is discounted."""
+    for settings, largest in (
+        ({"discount": 0.99}, 100.0),
+        ({"discount": 1.0}, 1000.0),
+        ({"discount": 0.5, "horizon": 5}, 5.0),
+        ({"discount": 0.5, "max_value": 7.0}, 7.0),
+    ):
+        assert efficientzero._bins(EfficientZeroConfig(**settings)).largest == pytest.approx(largest)
 
 
 def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
@@ -312,7 +326,7 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     np.testing.assert_array_equal(extras["policy"][K + 1 :], batch.trajectory.extras["policy"][K + 1 :])
     model = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES))
     said = jax.jit(lambda p: model.call("predict", p, {}, model.call("represent", p, {}, observation))[1])(target)
-    value = Bins(11, agent.config.max_value).expectation(said)
+    value = efficientzero._bins(agent.config).expectation(said)
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
 
 
@@ -589,7 +603,7 @@ def actor_values(agent: Agent, actor: Any, observation: jax.Array) -> jax.Array:
     """V of observations [rows, B, 3]."""
     model, flat = prefix_models.make(SPEC, prefix_models.Sizes(**SIZES)), observation.reshape(-1, 3)
     _, said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))
-    return Bins(11, agent.config.max_value).expectation(said).reshape(observation.shape[:2])
+    return efficientzero._bins(agent.config).expectation(said).reshape(observation.shape[:2])
 
 
 class NoForecast(prefix_models._Vectors):

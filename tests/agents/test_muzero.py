@@ -110,7 +110,7 @@ def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
 
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called one state at a time."""
-    agent = made(unroll_length=2, absorbing=False)
+    agent = made(unroll_length=2, absorbing=False, max_reward=0.02)
     batch, learner = batch_of(agent), learner_of(agent)
     config, hyper = agent.config, harness.hyper(agent)
     model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
@@ -138,6 +138,12 @@ def test_the_loss_is_the_loops() -> None:
     _, metrics, priorities = learn(agent, taken(batch, at), learner)
     assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
     np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
+    outside = [
+        np.mean([max(abs(target.value[k, i]), abs(target.reward[k, i])) > 2.0 for k in range(3) if target.valid[k, i]])
+        for i in at
+    ]
+    assert 0 < float(metrics["value/outside"]) < 1
+    np.testing.assert_allclose(metrics["value/outside"], np.mean(outside), rtol=1e-5)
 
 
 def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:

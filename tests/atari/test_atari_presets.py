@@ -165,14 +165,14 @@ def test_presets_are_the_papers(name, table):
 def test_presets_differ_as_papers_do():
     for name, preset in papers.DQN.items():
         if preset.base:
-            assert len(preset.agent) + len(preset.run) + bool(preset.protocol) <= 8, name
+            assert len(preset.agent) + len(preset.run) + bool(preset.protocol) <= 9, name
     nature = vars(resolved("dqn", "nature")[0])
     changes = {
         name: {field: value for field, value in vars(resolved("dqn", name)[0]).items() if value != nature[field]}
         for name in ("fast_dqn", "double", "c51", "qr")
     }
     c51 = {"optimizer": "adam", "optimizer_eps": 0.01 / 32, "max_grad_norm": 10.0}
-    c51 |= {"epsilon_final": 0.01, "evaluation_epsilon": 1e-3}
+    c51 |= {"epsilon_final": 0.01, "evaluation_epsilon": 1e-3, "v_max": 10.0}
     assert changes == {
         "fast_dqn": {"rollout_length": 1_250},
         "double": {"double": True, "target_period": 30_000, "epsilon_final": 0.01, "evaluation_epsilon": 0.01},

@@ -302,7 +302,13 @@ def test_play_names_the_fault(fault):
     assert "\n" not in str(error.value)
 
 
+def nan_at(step):
+    changed = lambda state, reward: jnp.where(state.steps == step, jnp.nan, reward)  # noqa: E731
+    return stepping(lambda state, transition: (state, transition._replace(reward=changed(state, transition.reward))))
+
+
 BRIEF_FAULTS = {
+    "nan reward now and then": (nan_at(2), r"Mine\.step returned reward nan after 2 steps .*expected a finite number"),
     "late": PLAYED_FAULTS["late"],
     "nan observation": PLAYED_FAULTS["nan observation"],
     "host randomness": (HostRandom(), r"HostRandom\.reset is another function each time it is traced"),
@@ -316,6 +322,31 @@ def test_a_brief_play_names_the_fault(fault):
     with pytest.raises(ConformanceError, match="^envs_jax conformance: " + message) as error:
         check_briefly(environment)
     assert "\n" not in str(error.value)
+
+
+TABLE = np.array([np.nan, 1.0, 2.0], np.float32)
+HOLDING_NAN = {
+    "choice": lambda key: jax.random.choice(key, 3, p=jnp.full(3, 1 / 3)),
+    "binomial": lambda key: jax.random.binomial(key, 9.0, 0.5),
+    "multinomial": lambda key: jax.random.multinomial(key, 9.0, jnp.full(3, 1 / 3))[0],
+    "while": lambda key: jax.lax.while_loop(lambda x: jnp.isfinite(x), lambda x: x * jnp.nan, jax.random.uniform(key)),
+    "cond": lambda key: jax.lax.cond(jax.random.bernoulli(key), lambda: jnp.float32(jnp.nan), lambda: jnp.float32(0)),
+    "table": lambda key: jnp.nansum(jnp.asarray(TABLE)[jax.random.permutation(key, 3)[:2]]),
+    "scan": lambda key: jax.lax.scan(lambda x, row: (x + row, ()), jax.random.uniform(key), jnp.asarray(TABLE))[0],
+}
+
+
+@pytest.mark.parametrize("name", HOLDING_NAN)
+def test_nan_among_the_constants_is_no_fault(name):
+    """JAX's own functions hold it, and so do tables of one's own."""
+
+    class Drawing(Good):
+        def step(self, state, action, key):
+            state, transition = super().step(state, action, key)
+            drawn = jnp.asarray(HOLDING_NAN[name](key), jnp.float32)
+            return state, transition._replace(reward=transition.reward + jnp.nan_to_num(drawn))
+
+    play._check_purity(Drawing())
 
 
 def test_a_brief_play_is_of_whole_episodes(monkeypatch):

@@ -27,7 +27,7 @@ from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
 from podracer.result import Result
 from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
-from podracer.types import EnvSpec, Transition
+from podracer.types import Caution, EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -596,7 +596,10 @@ def test_an_agent_of_ones_own(tmp_path):
     env = envs_jax.make("catch")
     config = podracer.agents.VTraceConfig(**AGENT)
     made = podracer.agents.vtrace.make(env.spec, config)._replace(name="mine")
-    result = podracer.train(made, env, run_dir=tmp_path / "run", **RUN)
+    made = made._replace(cautions=(Caution("loss/value", 0.0, "mind it"),))
+    with pytest.warns(UserWarning, match=r"^loss/value is [0-9.]+: mind it$") as said:
+        result = podracer.train(made, env, run_dir=tmp_path / "run", **RUN)
+    assert len(said) == 1, "once"
     assert result.summary["agent"] == "mine"
     with pytest.raises(ValueError, match="your own agent"):
         podracer.load(tmp_path / "run")
