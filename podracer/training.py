@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from podracer import config as configs
+from podracer import console
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.remote.settings import Remote
@@ -140,7 +141,7 @@ def train(
             result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
-            print(result)
+            console.write(sys.stdout, f"{result}\n")
         return result
 
 
@@ -381,7 +382,7 @@ def load(
     finally:
         checkpoints.close()
     for problem in problems:
-        print(problem, file=sys.stderr)
+        console.say(problem)
     updates = int(np.max(jax.device_get(state.learner.num_updates)))
     steps = int(counter_values(state.env_steps).max())
     rows = metrics.read(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []

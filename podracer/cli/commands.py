@@ -7,13 +7,13 @@ of a pod that ends because of another one gives 3.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import jax
 
 import podracer
 from podracer import config as configs
+from podracer import console
 from podracer.cli import bench, games, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
@@ -82,7 +82,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _complain(error: object, code: int) -> int:
-    print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+    console.say(f"podracer: error: {' '.join(str(error).split())}")
     return code
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from typing import Annotated, Any
 
 import tyro
 
 from podracer import config as configs
-from podracer import environments
+from podracer import console, environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
 
@@ -59,7 +58,7 @@ def run(argv: list[str]) -> int:
     try:
         return serve(argv)
     except (ValueError, TypeError) as error:
-        print(f"podracer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        console.say(f"podracer: error: {' '.join(str(error).split())}")
         return 2
 
 

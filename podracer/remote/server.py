@@ -9,7 +9,6 @@ import os
 import pathlib
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from podracer import console
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Session
@@ -99,7 +99,7 @@ class Server:
         settings: Remote,
         options: str | None,
         spec: EnvSpec | None,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = console.say,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert settings.listen is not None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from podracer import console as lines
 from podracer.run import rundir
 
 Row = dict[str, Any]
@@ -191,7 +192,7 @@ class Display:
     def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, file=lines.Lasting(sys.stderr))
         self._enabled = enabled
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
@@ -215,7 +216,7 @@ class Display:
         if self._bar:
             self._bar.say(text)
         elif self._enabled:
-            print(text, file=sys.stderr, flush=True)
+            lines.say(text)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

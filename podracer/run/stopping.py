@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from podracer import console
 
 
 class StopSignal:
@@ -32,11 +33,11 @@ class StopSignal:
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.requested and number == signal.SIGINT:
-            os.write(2, b"\nstopping in good order; Ctrl-C again to interrupt at once\n")  # print is not reentrant
-        self.requested, self.number = True, number
+        first, self.requested, self.number = not self.requested, True, number
         if self._tell:
             self._tell()
+        if first and number == signal.SIGINT:
+            console.say("\nstopping in good order; Ctrl-C again to interrupt at once", at_once=True)
 
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._previous.items():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from podracer import console
 from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring
 
 POLL_SECONDS = 0.2
@@ -100,6 +100,6 @@ class Crew:
                     )
                 actor.stop()
                 self.restarts -= 1
-                print(f"{problem}; starting new ones ({self.restarts} restart(s) left).", file=sys.stderr, flush=True)
+                console.say(f"{problem}; starting new ones ({self.restarts} restart(s) left).")
                 self.actors[i] = self._replace(actor)
                 self.actors[i].start()
