@@ -24,6 +24,7 @@ from podracer.remote.settings import Remote
 from podracer.result import Result
 from podracer.run import checkpoint, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
+from podracer.run.lock import RunLock
 from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
@@ -135,9 +136,13 @@ def train(
             experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
         processes.agree(configs.to_json(experiment.description))
         notes = []
-        if directory is not None:
-            notes = _by_first(processes, rundir.prepare, directory, experiment.description, resume)
-        with memory_explained(), StopSignal() as stop:
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                lock = stack.enter_context(contextlib.closing(RunLock(directory)))
+                _by_first(processes, lock.take)
+                notes = _by_first(processes, rundir.prepare, directory, experiment.description, resume)
+            stack.enter_context(memory_explained())
+            stop = stack.enter_context(StopSignal())
             result = Session(experiment, directory, resume, log, progress, stop, source, notes, processes).run()
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
