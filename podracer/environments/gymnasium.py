@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import multiprocessing.resource_tracker
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 from podracer import config as configs
 from podracer.environments import gymnasium_check
 from podracer.environments.gymnasium_spaces import action_checker, action_space, convert, observation_space
+from podracer.run.children import interrupts_blocked
 from podracer.types import EnvSpec, HostStep, check_metric_names
 
 
@@ -112,7 +114,10 @@ class GymnasiumEnvironments:
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
         spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
-        lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
+        if spawned:
+            multiprocessing.resource_tracker.ensure_running()  # the first one would undo what is blocked
+        with interrupts_blocked():
+            lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
         if len({id(lane) for lane in getattr(lanes, "envs", range(num_lanes))}) < num_lanes:
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
         return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed)

@@ -68,9 +68,9 @@ class RunConfig:
       prepare_ahead: with these; whether they work on the next group of updates while this one is learnt from.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
       queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
-      env_timeout: of Sebulba; seconds that environments may take to answer.
+      env_timeout: of Sebulba; seconds that environments may take to answer, in evaluations too.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
-        before the run ends with an error.
+        before the run ends with an error; and as often, an evaluation is begun again.
       updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
         again, a tenth of a second of them if None.
       final_updates: with agents that replay; updates behind the last step, in which nobody acts.

@@ -86,7 +86,8 @@ class Session:
             experiment.agent,
             experiment.environment,
             experiment.run.eval_episodes,  # type: ignore[arg-type]
-            stop,
+            experiment.run.env_timeout,
+            experiment.run.env_restarts,
         )
         self._cut = False
         self._last_evaluation: list[evaluation.Evaluation] = []
@@ -144,6 +145,7 @@ class Session:
             self._processes.doing("compiling")
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
+            self._evaluate_at(self._state, self._position(self._state)[1])
             self._processes.doing("training")
             self._cpu_clock = time.process_time()
             self._state, complete = driver.run(
@@ -172,7 +174,14 @@ class Session:
                     checkpoints.close()
 
     def _should_stop(self) -> bool:
-        if self._stop.requested or self._watcher.stop:
+        if self._watcher.stop:
+            self._processes.stop()
+            return True
+        return self._asked_to_stop()
+
+    def _asked_to_stop(self) -> bool:
+        """Whether a signal has come, here or to another process."""
+        if self._stop.requested:
             self._processes.stop()
             return True
         return self._processes.stopping
@@ -239,8 +248,6 @@ class Session:
         run = self._experiment.run
         final = env_steps >= run.total_steps
         self._processes.doing("evaluating and saving")
-        if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
-            self._evaluate(state, env_steps)
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         taken = max(self._snapshots.steps(), default=-1) if self._snapshots else env_steps
         if self._snapshots and _crossed(taken, env_steps, self._snapshot_every):
@@ -251,11 +258,17 @@ class Session:
             self._checkpoints.delete(env_steps)
         if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
             self._checkpoints.save(env_steps, self._saved(state))
+        self._evaluate_at(state, env_steps, final)
         self._processes.doing("training")
         self._cpu_clock = time.process_time()
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
+
+    def _evaluate_at(self, state: RunState, env_steps: int, final: bool = False) -> None:
+        """Evaluates where it is time, after the checkpoint, for environments may hang; a run that goes on does it then."""
+        if final or _crossed(self._evaluated_at, env_steps, self._experiment.run.eval_every):
+            self._evaluate(state, env_steps)
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
         own = self._here(state)
@@ -293,7 +306,7 @@ class Session:
         if not self._processes.is_first:
             return [evaluation.of(told) for told in self._processes.told()]
         try:
-            found = self._evaluator(params, self._experiment.seeds)
+            found = self._evaluator(params, self._experiment.seeds, self._asked_to_stop)
         except Closed:
             found = []
         self._processes.told([configs.to_json(dataclasses.asdict(one)) for one in found])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from podracer import console
+
+SOON_SECONDS = 0.3
+"""Between the first and the last process of a group that a signal reaches."""
 
 
 class StopSignal:
@@ -15,7 +19,6 @@ class StopSignal:
 
     requested = False
     number = 0
-    _tell: Callable[[], None] | None = None
 
     def __enter__(self) -> StopSignal:
         self._previous = {}
@@ -24,21 +27,24 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def tell(self, wake: Callable[[], None]) -> None:
-        """Calls `wake`, and nothing that was told before, once a stop is requested; at once if it was."""
-        self._tell = wake
-        if self.requested:
-            wake()
-
     def _handle(self, number: int, frame: Any) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         first, self.requested, self.number = not self.requested, True, number
-        if self._tell:
-            self._tell()
         if first and number == signal.SIGINT:
             console.say("\nstopping in good order; Ctrl-C again to interrupt at once", at_once=True)
 
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def soon(should_stop: Callable[[], bool]) -> bool:
+    """Whether a request to stop is there, or on its way.
+
+    For errors that may come of it: a signal to a whole group may end processes that step environments first.
+    """
+    until = time.monotonic() + SOON_SECONDS
+    while not should_stop() and time.monotonic() < until:
+        time.sleep(0.01)
+    return should_stop()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer import console
+from podracer.run.stopping import soon
 from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring
 
 POLL_SECONDS = 0.2
@@ -67,7 +68,12 @@ class Crew:
         """
         wiring, rollouts = self.wiring, []
         while not should_stop():
-            self.check()
+            try:
+                self.check()
+            except ActorError:
+                if soon(should_stop):
+                    return None
+                raise
             source = len(rollouts) * wiring.num_actors + number % wiring.num_actors if wiring.ordered else None
             rollout = wiring.channel.get(POLL_SECONDS, source)
             if rollout is not None:
