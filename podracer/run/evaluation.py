@@ -110,6 +110,7 @@ class Evaluator:
       episodes: how many to play at once.
       timeout: seconds that host environments may take to answer.
       restarts: how often an evaluation in which they do not is begun again.
+      should_stop: polled.
     """
 
     def __init__(
@@ -119,23 +120,22 @@ class Evaluator:
         episodes: int,
         timeout: float = 60.0,
         restarts: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
     ):
         self._environment, self._timeout, self._restarts = environment, timeout, restarts
+        self._should_stop = should_stop
         if isinstance(environment, HostEnvironments):
             self._play = on_host(agent, environment, episodes)
         else:
             play = games if environment.spec.num_players == 2 else make
             self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
 
-    def __call__(
-        self, params: ActorParams, seeds: np.ndarray, should_stop: Callable[[], bool] = lambda: False
-    ) -> list[Evaluation]:
+    def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
         """Evaluates every member of a population.
 
         Args:
           params: leading dim [P].
           seeds: int [P]; of the runs.
-          should_stop: polled.
 
         Raises:
           Closed: where it should stop.
@@ -144,7 +144,7 @@ class Evaluator:
         while True:
             try:
                 play = functools.partial(self._evaluate, params, seeds)
-                return watched(play, self._environment.spec.name, should_stop, self._timeout)
+                return watched(play, self._environment.spec.name, self._should_stop, self._timeout)
             except UnansweredError as error:
                 if not self._restarts:
                     raise

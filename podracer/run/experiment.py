@@ -78,6 +78,7 @@ class RunConfig:
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_minutes: a run that dies loses no more than what it did in this time, whatever `checkpoint_every` is.
       checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
         run that goes on fills a new one before it learns.
       keep_checkpoints: how many of the newest are kept.
@@ -106,6 +107,7 @@ class RunConfig:
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
+    checkpoint_minutes: float = configs.field(15.0, low=0.001)
     checkpoint_replay: bool = True
     keep_checkpoints: int = configs.field(3, low=1)
 

@@ -88,6 +88,7 @@ class Session:
             experiment.run.eval_episodes,  # type: ignore[arg-type]
             experiment.run.env_timeout,
             experiment.run.env_restarts,
+            self._asked_to_stop,
         )
         self._cut = False
         self._last_evaluation: list[evaluation.Evaluation] = []
@@ -145,6 +146,7 @@ class Session:
             self._processes.doing("compiling")
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
+            self._saved_at = time.monotonic()
             self._evaluate_at(self._state, self._position(self._state)[1])
             self._processes.doing("training")
             self._cpu_clock = time.process_time()
@@ -155,6 +157,7 @@ class Session:
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
                 should_stop=self._should_stop,
+                should_save=lambda: self._processes.is_first and self._is_late(),
                 processes=self._processes,
             )
             result = self._finish(compile_seconds, complete)
@@ -246,7 +249,7 @@ class Session:
 
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run
-        final = env_steps >= run.total_steps
+        final = env_steps >= run.total_steps and not self._in_final_updates(state)
         self._processes.doing("evaluating and saving")
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         taken = max(self._snapshots.steps(), default=-1) if self._snapshots else env_steps
@@ -254,19 +257,38 @@ class Session:
             everywhere = NamedSharding(self._experiment.driver.mesh, PartitionSpec())
             self._snapshots.save(env_steps, topology.spread(self._actor_params(state), everywhere))
         newest = max(self._saved_steps(), default=-1)
-        if self._checkpoints and final and newest == env_steps:  # of a stop before the last of the pending updates
-            self._checkpoints.delete(env_steps)
-        if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
-            self._checkpoints.save(env_steps, self._saved(state))
+        late = self._processes.told(self._is_late())
+        if final or late or _crossed(newest, env_steps, run.checkpoint_every):
+            self._save(state, env_steps)
         self._evaluate_at(state, env_steps, final)
         self._processes.doing("training")
         self._cpu_clock = time.process_time()
+
+    def _save(self, state: RunState, env_steps: int) -> None:
+        """Writes a checkpoint, if there is a directory."""
+        if self._checkpoints is None:
+            return
+        if (
+            self._experiment.run.total_steps <= env_steps in self._saved_steps()
+        ):  # among the updates after the last step
+            self._checkpoints.delete(env_steps)
+        self._checkpoints.save(env_steps, self._saved(state))
+        self._saved_at = time.monotonic()
+
+    def _is_late(self) -> bool:
+        """Whether more would be lost by now than may be."""
+        late = time.monotonic() - self._saved_at > 60 * self._experiment.run.checkpoint_minutes
+        return self._checkpoints is not None and late
+
+    def _in_final_updates(self, state: RunState) -> bool:
+        """Whether a state after the last step is not the last."""
+        return self._experiment.run.final_updates > 0 and bool(topology.here(state.experience.counts.pending))
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
 
     def _evaluate_at(self, state: RunState, env_steps: int, final: bool = False) -> None:
-        """Evaluates where it is time, after the checkpoint, for environments may hang; a run that goes on does it then."""
+        """Evaluates where it is time, after the checkpoint: environments may hang. A run that goes on does it then."""
         if final or _crossed(self._evaluated_at, env_steps, self._experiment.run.eval_every):
             self._evaluate(state, env_steps)
 
@@ -306,7 +328,7 @@ class Session:
         if not self._processes.is_first:
             return [evaluation.of(told) for told in self._processes.told()]
         try:
-            found = self._evaluator(params, self._experiment.seeds, self._asked_to_stop)
+            found = self._evaluator(params, self._experiment.seeds)
         except Closed:
             found = []
         self._processes.told([configs.to_json(dataclasses.asdict(one)) for one in found])
@@ -328,10 +350,8 @@ class Session:
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
             complete = not self._cut
-        if not complete and self._checkpoints:
-            if env_steps >= experiment.run.total_steps:  # of an earlier stop among the updates behind the last step
-                self._checkpoints.delete(env_steps)
-            self._checkpoints.save(env_steps, self._saved(state))
+        if not complete:
+            self._save(state, env_steps)
         result = Result(experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._agree_on_the_end()
         # Of process 0, whose clocks are others than ours.

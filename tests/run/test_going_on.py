@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 
 import harness
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.anakin import runner
 from podracer.result import Result
-from podracer.run import checkpoint, experiment, metrics, processes
+from podracer.run import checkpoint, experiment, metrics, processes, session
 from podracer.run.transfer import transferred
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -151,6 +153,28 @@ def test_other_processes_stay_until_the_first_has_written(tmp_path):
     with pytest.raises(KeyError, match="mine"):
         train(path.parent, log=log, topology=Watched())
     assert there == [False, True], "after compiling, and at the end"
+
+
+def test_checkpoints_come_by_time_as_well(finished, tmp_path, monkeypatch):
+    """Where process 0 says so, between the steps for which others are due; and they change nothing."""
+    harness.late_after(6, monkeypatch)
+    monkeypatch.setattr(runner, "SECONDS_PER_CALL", 0.0)
+    result = train(tmp_path / "run", keep_checkpoints=100, checkpoint_every=10**6, eval_every=10**6)
+    saved = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert len(saved) > 1, saved
+    np.testing.assert_array_equal(parameters(result), parameters(finished))
+    with pytest.raises(ValueError, match="checkpoint_minutes"):
+        podracer.RunConfig(checkpoint_minutes=0.0)
+
+
+def test_it_is_late_when_the_minutes_are_over(monkeypatch):
+    run = types.SimpleNamespace(run=podracer.RunConfig(checkpoint_minutes=2.0))
+    here = types.SimpleNamespace(_experiment=run, _saved_at=1000.0, _checkpoints=object())
+    for now, late in ((1119.0, False), (1121.0, True)):
+        monkeypatch.setattr(session.time, "monotonic", lambda now=now: now)
+        assert session.Session._is_late(here) == late
+    here._checkpoints = None
+    assert not session.Session._is_late(here)
 
 
 def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
