@@ -27,6 +27,7 @@ from podracer import console
 from podracer.cli.arguments import InputError, parse
 from podracer.run.children import start
 from podracer.run.processes import LOST
+from podracer.run.stopping import Ending
 
 PATIENCE = 10.0
 """Seconds that the others are given when one process has failed, before SIGTERM, and again before SIGKILL."""
@@ -192,4 +193,7 @@ def _reserved_port() -> socket.socket:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending = Ending()
+    ending.code = main()
+    ending()
+    sys.exit(ending.code)

@@ -135,6 +135,8 @@ def run(
                 return state, False
         if reader.env_steps >= target or reader.saves:
             milestone(state)
+            if processes.count == 1 and reader.env_steps < total_steps and should_stop():
+                return state, False  # a vote would wait for an evaluation that was left behind on the device
         elif reader.stopped:
             return state, False
     return state, True

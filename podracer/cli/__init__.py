@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from podracer.run.stopping import Ending
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and exits with its code."""
+    """Runs a command and exits with its code, or by the signal that stopped it."""
+    ending = Ending()
+    atexit.register(ending)  # the first to be registered is the last to be called
     # As `python -m` has it: `gymnasium:my_module:Reach-v0` finds modules beside the shell.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    ending.code = run(list(sys.argv[1:] if argv is None else argv))
+    sys.exit(ending.code)
 
 
 def run(argv: list[str]) -> int:

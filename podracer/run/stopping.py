@@ -1,8 +1,10 @@
-"""Signals that end a run in good order."""
+"""Signals that end a run in good order, and a process as shells expect."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -48,3 +50,27 @@ def soon(should_stop: Callable[[], bool]) -> bool:
     while not should_stop() and time.monotonic() < until:
         time.sleep(0.01)
     return should_stop()
+
+
+class Ending:
+    """Ends a process at last by the signal that stopped it, if one did, as shells expect.
+
+    A shell's loop ends with Ctrl-C only where its command was ended by it: one that exits with 130 has dealt with it.
+
+    Attributes:
+      code: what the process exits with; 128 and the number of a signal that stopped it.
+    """
+
+    def __init__(self):
+        self.code = 0
+        if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            # No signal ends the first process of a container, unless it asks for that.
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def __call__(self) -> None:
+        """To be called after all else that happens at the end; returns where no signal stopped the process."""
+        number = self.code - 128
+        if number in (signal.SIGINT, signal.SIGTERM):
+            console.write(sys.stdout, "")
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
