@@ -65,10 +65,10 @@ class Session:
         self._log = metrics.Log(directory, self._watcher, at, write=processes.is_first)
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         evaluated = processes.told(self._evaluated())
-        scores = [score for _, score in evaluated]
-        self._best = (
-            checkpoint.Best(directory, scores, self._position(self._state)[1], processes) if directory else None
-        )
+        here = self._position(self._state)[1]
+        self._best = checkpoint.Best(directory, evaluated, here, processes) if directory else None
+        if self._best and (scores := [score for steps, score in evaluated if steps == here]):
+            self._best.offer(here, max(scores), only_learner(self._state))  # a run that was killed before it could
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._snapshots = None
         if directory and experiment.environment.spec.num_players == 2:
@@ -321,6 +321,8 @@ class Session:
             self._log.write(row)
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
+            if self._best.wants(best) and env_steps not in self._saved_steps():
+                self._save(state, env_steps)  # a run that goes on goes never back before its best
             self._best.offer(env_steps, best, only_learner(state))
 
     def _played(self, params: ActorParams) -> list[evaluation.Evaluation]:

@@ -42,13 +42,9 @@ ending()
 """)
     loop = f"until {sys.executable} {tmp_path}/stopped.py; do test $? -ge 128 || exit 1; done"
     variables = os.environ | {"PYTHONPATH": str(pathlib.Path(stopping.__file__).parents[2])}
-    shell = subprocess.Popen(
-        ["bash", "-c", loop],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=variables,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
-    )
+    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp('bash', sys.argv[1:])"
+    command = [sys.executable, "-c", heard, "bash", "-c", loop]  # in the background it would be ignored
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=variables)
     try:
         os.kill(int(shell.stdout.readline()), signal.SIGTERM)
         assert int(shell.stdout.readline())
