@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.run import durable
 from podracer.run.processes import ALONE, Processes
 from podracer.topology import is_key
 from podracer.types import ArrayTree
@@ -143,11 +144,16 @@ class Checkpoints:
             state=self._ocp.args.PyTreeSave(leaves),
             checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
-        _, problem = _attempt(lambda: self._manager.save(step, args=arguments))
+        _, problem = _attempt(lambda: self._write(step, arguments))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
             )
+
+    def _write(self, step: int, arguments: Any) -> None:
+        self._manager.save(step, args=arguments)
+        if self._processes.is_first:
+            durable.to_disk(self.directory / str(step))
 
     def delete(self, step: int) -> None:
         """Removes a checkpoint."""

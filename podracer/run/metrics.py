@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import math
+import os
 import pathlib
 import socket
 import struct
@@ -73,6 +74,12 @@ class Log:
                 self._board.write(row["env_steps"], {name: value for name, value in row.items() if "/" in name})
         if self._callback:
             self._callback(row["env_steps"], row)
+
+    def to_disk(self) -> None:
+        """Waits until the rows are on the disk, as what a checkpoint goes with."""
+        if self._file:
+            with rundir.writing(pathlib.Path(self._file.name)):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes files."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from podracer import config as configs
+from podracer.run import durable
 from podracer.run.experiment import RunConfig
 from podracer.topology import LayoutError, continues_on
 
@@ -149,9 +150,7 @@ def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(configs.to_json(value), indent=2) + "\n")
-    partial.replace(path)
+    durable.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")
 
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:

@@ -273,6 +273,7 @@ class Session:
         ):  # among the updates after the last step
             self._checkpoints.delete(env_steps)
         self._checkpoints.save(env_steps, self._saved(state))
+        self._log.to_disk()
         self._saved_at = time.monotonic()
 
     def _is_late(self) -> bool:
