@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Row:
       task: of `TASKS`.
       stop: the signal's name.
       tee: whether its output went through `tee`.
-      at: seconds until the signal; of a run that was complete before, it did not come.
+      at: seconds until the signal, or until the run was complete before.
       code: as a shell says it.
       lost: seconds of training that were lost; negative where there was nothing yet.
       problems: what is not as it should be.
@@ -69,22 +70,10 @@ class Row:
 
 def command(task: str, run_dir: pathlib.Path, minutes: float) -> list[str]:
     """`podracer train`, as it is typed."""
-    words = TASKS[task].split()
-    steps = int(words[words.index("--total-steps") + 1])
-    every = (
-        f"--eval-every {steps // EVALUATIONS} --checkpoint-every {steps // CHECKPOINTS} --checkpoint-minutes {minutes}"
-    )
-    return [
-        sys.executable,
-        "-m",
-        "podracer",
-        "train",
-        *words,
-        *COMMON.split(),
-        *every.split(),
-        "--run-dir",
-        str(run_dir),
-    ]
+    steps = _steps(task)
+    every = f"--eval-every {steps // EVALUATIONS} --checkpoint-every {steps // CHECKPOINTS}"
+    every += f" --checkpoint-minutes {minutes} --run-dir {run_dir}"
+    return [sys.executable, "-m", "podracer", "train", *TASKS[task].split(), *COMMON.split(), *every.split()]
 
 
 def steps_of(run_dir: pathlib.Path) -> list[int]:
@@ -103,15 +92,49 @@ def arrays(run_dir: pathlib.Path) -> dict[str, Any]:
 
 
 @functools.cache
-def undisturbed(task: str, directory: pathlib.Path, minutes: float) -> tuple[dict[str, Any], float]:
-    """The last arrays of a run that nothing happens to, and how many seconds it takes."""
-    begin = time.monotonic()
+def undisturbed(task: str, directory: pathlib.Path, minutes: float) -> dict[str, Any]:
+    """The last arrays of a run that nothing happens to."""
     subprocess.run(command(task, directory / task, minutes), check=True)
-    return arrays(directory / task), time.monotonic() - begin
+    return arrays(directory / task)
 
 
-def stop(run: list[str], run_dir: pathlib.Path, number: signal.Signals, after: float, tee: bool) -> tuple[int, float]:
-    """Starts a run and sends the signal after so many seconds; returns the code that a shell says, and when it came."""
+def moment(task: str, run_dir: pathlib.Path, chance: random.Random) -> Callable[[float], bool]:
+    """Says whether it is time, so many seconds after the start; for one run in ten before its first step.
+
+    Steps, and not seconds, so that a machine that is busy changes little.
+    """
+    share, later = chance.uniform(-0.1, 1.0), chance.uniform(0.0, 0.5)
+    if share < 0:
+        return lambda seconds: seconds > 20 * later
+    reached: list[float] = []
+
+    def due(seconds: float) -> bool:
+        if not reached and _newest(run_dir) >= share * _steps(task):
+            reached.append(seconds)
+        return bool(reached) and seconds >= reached[0] + later
+
+    return due
+
+
+def _newest(run_dir: pathlib.Path) -> int:
+    """The step of the newest row of metrics."""
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4000))
+            return json.loads(file.read().split(b"\n")[-2])["env_steps"]
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def _steps(task: str) -> int:
+    words = TASKS[task].split()
+    return int(words[words.index("--total-steps") + 1])
+
+
+def stop(
+    run: list[str], run_dir: pathlib.Path, number: signal.Signals, due: Callable[[float], bool], tee: bool
+) -> tuple[int, float]:
+    """Starts a run and sends the signal when it is due; returns the code that a shell says, and when it came."""
     pipe = f" 2>&1 | tee {shlex.quote(str(run_dir))}.log" if tee else f" 2> {shlex.quote(str(run_dir))}.log"
     script = f"trap : INT TERM; echo begun; {shlex.join(run)}{pipe}; echo code ${{PIPESTATUS[0]}} >&3"
     reader, writer = os.pipe()
@@ -123,7 +146,7 @@ def stop(run: list[str], run_dir: pathlib.Path, number: signal.Signals, after: f
     )
     os.close(writer)
     begin = time.monotonic()
-    while time.monotonic() - begin < after and shell.poll() is None:
+    while not due(time.monotonic() - begin) and shell.poll() is None:
         time.sleep(0.01)
     at = time.monotonic() - begin
     if shell.poll() is None:
@@ -147,9 +170,10 @@ def try_once(
     task: str, number: signal.Signals, tee: bool, chance: random.Random, directory: pathlib.Path, minutes: float
 ) -> Row:
     """One run, its end and how it goes on."""
-    reference, seconds = undisturbed(task, directory, minutes)
+    reference = undisturbed(task, directory, minutes)
     run_dir = directory / f"{task}-{number.name}-{chance.randrange(10**9)}"
-    code, at = stop(command(task, run_dir, minutes), run_dir, number, chance.uniform(0.2, 1.1) * seconds, tee)
+    due = moment(task, run_dir, chance)
+    code, at = stop(command(task, run_dir, minutes), run_dir, number, due, tee)
     died, problems = time.time(), []
     saved, summary = steps_of(run_dir), run_dir / "summary.json"
     complete = summary.exists() and json.loads(summary.read_text())["complete"]
