@@ -75,7 +75,7 @@ def once(run_dir: pathlib.Path, chance: random.Random) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         launcher.kill()
         said, _ = launcher.communicate()
-    expected = 128 + number
+    expected = 128 + number if number == signal.SIGKILL else -number  # as the launcher ends
     return {
         "signal": number.name,
         "process": victim,

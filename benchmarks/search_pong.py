@@ -120,7 +120,7 @@ def main() -> int:
         f"resumed with exit code {resumed}: {summary['env_steps']:,} steps, {summary['updates']} updates, {wall:.0f} s"
     )
     rows = metrics.read(directory / "metrics.jsonl")
-    good = code == 128 + signal.SIGTERM and not stopped["complete"] and resumed == 0 and summary["complete"]
+    good = code == -signal.SIGTERM and not stopped["complete"] and resumed == 0 and summary["complete"]
     good = good and summary["updates"] > stopped["updates"] > 0
     results = {
         "went well": good,

@@ -188,6 +188,7 @@ class Driver(Protocol):
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         """Trains until every member has `total_steps`, or `should_stop()`.
@@ -199,6 +200,7 @@ class Driver(Protocol):
           on_progress: called every now and then.
           on_milestone: called with a state that is safe to read until it returns, and the steps done.
           should_stop: polled.
+          should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
           processes: that share the run; told when this one waits for the others.
 
         Returns:

@@ -1,8 +1,9 @@
-"""Files that others see as a whole or not at all."""
+"""Files that others see as a whole or not at all, and that outlive a power cut."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import uuid
@@ -25,9 +26,9 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     partial = path.with_name(f".{path.stem}.{uuid.uuid4().hex}.partial{path.suffix}")
     try:
         yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())  # else a machine that loses power may keep the new name without its bytes
+        to_disk(partial)  # else a machine that loses power may keep the new name without its bytes
         partial.replace(path)
+        _sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -37,3 +38,24 @@ def write(path: pathlib.Path, data: str | bytes) -> None:
     """Writes a file, text as UTF-8, that takes the place of `path` at once."""
     with replacing(path) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def to_disk(path: pathlib.Path) -> None:
+    """Waits until a file, or a folder with all that is in it, is on the disk under its name.
+
+    Raises:
+      OSError: where the disk has lost some of it.
+    """
+    for there in (*path.rglob("*"), path, path.parent):
+        _sync(there)
+
+
+def _sync(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of a file system that cannot be asked
+            raise
+    finally:
+        os.close(descriptor)

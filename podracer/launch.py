@@ -23,9 +23,11 @@ from typing import Annotated, Any
 import tyro
 
 from podracer import config as configs
+from podracer import console
 from podracer.cli.arguments import InputError, parse
 from podracer.run.children import start
 from podracer.run.processes import LOST
+from podracer.run.stopping import Ending
 
 PATIENCE = 10.0
 """Seconds that the others are given when one process has failed, before SIGTERM, and again before SIGKILL."""
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ours_to_run and command[0] in ("train", "resume") and not any(w.startswith("--topology") for w in command):
             raise InputError("the processes would each run by themselves; add --topology pod to the command")
     except (InputError, ValueError) as error:
-        print(f"podracer.launch: error: {error}", file=sys.stderr)
+        console.say(f"podracer.launch: error: {error}")
         return 2
     for attempt in range(arguments.restarts + 1):
         again = attempt and ours_to_run and command[0] == "train" and "--resume" not in command
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code in (0, 2, 130, 143) or stopped:  # done, asked for badly, or stopped in good order
             break
         if attempt < arguments.restarts:
-            print(f"podracer.launch: start {attempt + 2} of {arguments.restarts + 1}", file=sys.stderr, flush=True)
+            console.say(f"podracer.launch: start {attempt + 2} of {arguments.restarts + 1}")
     return code
 
 
@@ -112,7 +114,7 @@ class _Group:
         guilty = first if first in failed else next(iter(failed), None)
         for i in late if guilty is None else [guilty]:
             how = _ending(i, children[i], "did not end with the others and " if i in late else "")
-            print(f"podracer.launch: {how}", file=sys.stderr, flush=True)
+            console.say(f"podracer.launch: {how}")
         if guilty is not None:
             return codes[guilty], bool(self._signal)
         return LOST if late else max(codes), bool(self._signal)
@@ -167,11 +169,10 @@ def _own_platform() -> str:
 
 
 def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
-    """What a process prints, behind its number."""
+    """What a process prints, after its number; also where nobody reads it here, or the process would wait for ever."""
     assert child.stdout is not None
     for line in child.stdout:
-        sys.stdout.write(f"[{index}] {line.decode(errors='replace')}")
-        sys.stdout.flush()
+        console.write(sys.stdout, f"[{index}] {line.decode(errors='replace')}")
 
 
 def _ending(index: int, child: subprocess.Popen[bytes], before: str) -> str:
@@ -192,4 +193,7 @@ def _reserved_port() -> socket.socket:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending = Ending()
+    ending.code = main()
+    ending()
+    sys.exit(ending.code)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+from podracer import console
 
 
 def note(text: str) -> None:
     """Says a line on standard error, also where no progress is shown; without a reader there it is lost."""
-    with contextlib.suppress(OSError):
-        print(f"podracer: note: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    console.say(f"podracer: note: {' '.join(text.split())}")

@@ -12,6 +12,8 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 
+from podracer import console
+
 TRACEBACK = "PODRACER_TRACEBACK"
 """The environment variable that, set to 1, shows whole tracebacks."""
 
@@ -106,4 +108,4 @@ def quotes(error: BaseException) -> bool:
 def show(error: BaseException) -> None:
     """Prints the whole traceback, where that is asked for (`TRACEBACK`)."""
     if os.environ.get(TRACEBACK, "0") not in ("", "0"):
-        traceback.print_exception(error, file=sys.stderr)
+        console.say("".join(traceback.format_exception(error)).rstrip())

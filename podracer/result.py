@@ -104,7 +104,9 @@ class Result:
         if episodes < 1:
             raise ValueError(f"episodes={episodes}: must be at least 1.")
         if episodes not in self._evaluators:
-            self._evaluators[episodes] = evaluation.Evaluator(self.agent, self.environment, episodes)
+            self._evaluators[episodes] = evaluation.Evaluator(
+                self.agent, self.environment, episodes, self.description["run"].get("env_timeout", 60.0)
+            )
         params = jax.tree.map(lambda x: x[None], self.actor_params(member))
         return self._evaluators[episodes](params, np.asarray([seed], np.int32))[0]
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from podracer import config as configs
+from podracer import console
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.notes import note
@@ -26,6 +27,7 @@ from podracer.result import Result
 from podracer.run import checkpoint, masks, metrics, own, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.interruption import Interrupted
+from podracer.run.lock import RunLock
 from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
@@ -141,14 +143,18 @@ def train(
             experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
         processes.agree(configs.to_json(experiment.description))
         notes = [] if resume or names else presets.suggestion(agent, environment)
-        if directory is not None:
-            notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
-        with memory_explained(), StopSignal() as stop:
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                lock = stack.enter_context(contextlib.closing(RunLock(directory)))
+                _by_first(processes, lock.take)
+                notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
+            stack.enter_context(memory_explained())
+            stop = stack.enter_context(StopSignal())
             parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
             result = Session(*parts).run()
         workers.finished = result.summary["complete"]
         if progress and result.summary["complete"] and processes.is_first:
-            print(result)
+            console.write(sys.stdout, f"{result}\n")
     # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
     if stop.requested or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name)
@@ -401,7 +407,7 @@ def load(
     finally:
         checkpoints.close()
     for problem in problems:
-        print(problem, file=sys.stderr)
+        console.say(problem)
     updates = int(np.max(jax.device_get(state.learner.num_updates)))
     steps = int(counter_values(state.env_steps).max())
     rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -197,6 +198,21 @@ def shared_programs() -> Iterator[None]:
 
     with mock.patch.object(experiment, "make_agent", agent_of), keeping(program), keeping(acting), keeping(learning):
         yield
+
+
+def late_after(looks: int, patch: Any) -> None:
+    """Lets the time for a checkpoint be over at so many looks at the clock after the last one."""
+    from podracer.run.session import Session
+
+    save, seen = Session._save, itertools.count()
+
+    def saved(self: Any, *arguments: Any) -> None:
+        nonlocal seen
+        save(self, *arguments)
+        seen = itertools.count()
+
+    patch.setattr(Session, "_save", saved)
+    patch.setattr(Session, "_is_late", lambda self: self._checkpoints is not None and next(seen) >= looks)
 
 
 def initial(

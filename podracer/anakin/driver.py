@@ -91,6 +91,7 @@ class Anakin:
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         assert self._compiled is not None, "compile first"
@@ -107,6 +108,7 @@ class Anakin:
             on_progress=on_progress,
             on_milestone=on_milestone,
             should_stop=should_stop,
+            should_save=should_save,
             processes=processes,
         )
 

@@ -53,6 +53,10 @@ class Member(NamedTuple):
         return RunState(self.learner, self.actors, self.env_steps, Experience(counts, self.ring))
 
 
+SAVE = -1
+"""A vote for a checkpoint."""
+
+
 class Limits(NamedTuple):
     """How far one call goes: `until` environment steps or `max_updates` updates, whichever is first.
 
@@ -60,7 +64,8 @@ class Limits(NamedTuple):
       until: the same on every device.
       total_steps: what schedules run over, the same on every device.
       max_updates: int32 [population, data], one for each device of the mesh, of which the least counts: processes that
-        share a program take what they know of clocks and signals into it as votes. 0 does nothing, and so stops all.
+        share a program take what they know of clocks and signals into it as votes. 0 does nothing, and so stops all;
+        `SAVE` does nothing either, for all to save what there is.
     """
 
     until: Counter

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from podracer import topology
-from podracer.anakin.program import Limits, Program, Report
+from podracer.anakin.program import SAVE, Limits, Program, Report
 from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
 from podracer.learning.learner import means, owing
 from podracer.run.processes import ALONE, Processes
@@ -62,6 +62,7 @@ def run(
     on_progress: Callable[[Progress], None],
     on_milestone: Callable[[RunState, int], None],
     should_stop: Callable[[], bool],
+    should_save: Callable[[], bool] = lambda: False,
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
     final_groups: int = 0,
     processes: Processes = ALONE,
@@ -81,6 +82,7 @@ def run(
       on_progress: called with the numbers of every call that did anything.
       on_milestone: called with a state that is safe to read until it returns, and the steps done.
       should_stop: polled between calls.
+      should_save: likewise; where it is true, `on_milestone` is called at once.
       culprit: says what of the environment is not finite, where a metric is not.
       final_groups: groups of updates behind the last step; those of a run that is resumed are in its state.
       processes: that share the run; told when this one waits for the others.
@@ -94,26 +96,33 @@ def run(
     reader = _Reader(state, on_progress, culprit, processes)
     per_call, pending = 1, None
 
+    def vote(updates: int) -> int:
+        return 0 if should_stop() else SAVE if should_save() else updates
+
+    def milestone(state: RunState) -> None:
+        on_milestone(state, reader.env_steps)
+        reader.restart_clock()
+
     def finish(state: RunState) -> RunState:
         """Does the updates behind the last step, or those until it is stopped."""
         assert compiled.finish is not None
         per_call = 1
         while int(state.experience.counts.pending) and not reader.stopped:
-            vote = 0 if should_stop() else per_call
-            state, report = compiled.finish(state, limits(total_steps, total_steps, vote))
+            state, report = compiled.finish(state, limits(total_steps, total_steps, vote(per_call)))
             per_call = reader.read(report, state, per_call, max(1, final_groups // 100))
+            if reader.saves:
+                milestone(state)
         return state
 
     if final_groups and reader.env_steps >= total_steps and int(state.experience.counts.pending):
         state = finish(state)
         if reader.stopped:
             return state, False
-        on_milestone(state, reader.env_steps)
+        milestone(state)
     while reader.env_steps < total_steps:
         target = next_milestone(reader.env_steps)
-        while reader.env_steps < target and not reader.stopped:
-            vote = 0 if should_stop() else per_call
-            state, report = compiled.call(state, limits(target, total_steps, vote))
+        while reader.env_steps < target and not (reader.stopped or reader.saves):
+            state, report = compiled.call(state, limits(target, total_steps, vote(per_call)))
             if pending is not None:
                 per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = report
@@ -124,9 +133,10 @@ def run(
             state = finish(state._replace(experience=owing(state.experience, final_groups)))
             if reader.stopped:
                 return state, False
-        if reader.env_steps >= target:
-            on_milestone(state, reader.env_steps)
-            reader.restart_clock()
+        if reader.env_steps >= target or reader.saves:
+            milestone(state)
+            if processes.count == 1 and reader.env_steps < total_steps and should_stop():
+                return state, False  # a vote would wait for an evaluation that was left behind on the device
         elif reader.stopped:
             return state, False
     return state, True
@@ -147,20 +157,23 @@ class _Reader:
             env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
             self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
         self._clock = time.perf_counter()
-        self.stopped = False
+        self.stopped = self.saves = False
 
     @property
     def env_steps(self) -> int:
         return int(self._steps.min())
 
     def restart_clock(self) -> None:
+        """After a milestone."""
+        self.saves = False
         self._clock = time.perf_counter()
 
     def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> int:
         """Waits for a report; returns how many updates the next call should do."""
         with self._processes.together():
             report = jax.device_get(report)
-        self.stopped |= not report.max_updates[0]
+        self.stopped |= report.max_updates[0] == 0
+        self.saves |= report.max_updates[0] == SAVE
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         updates = int(np.max(report.updates))

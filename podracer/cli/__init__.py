@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from podracer.run.stopping import Ending
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and exits with its code."""
+    """Runs a command and exits with its code, or by the signal that stopped it."""
+    ending = Ending()
+    atexit.register(ending)  # the first to be registered is the last to be called
     argv = list(sys.argv[1:] if argv is None else argv)
     # Modules beside the shell, such as that of `gymnasium:my_module:Reach-v0`, are found where one was asked for, and
     # last: a file `tyro.py` there is none of ours.
     if "--trust" in argv or any(re.fullmatch("gymnasium:[^:]+:.+", word) for word in argv):
         sys.path.append(os.getcwd())
-    sys.exit(run(argv))
+    ending.code = run(argv)
+    sys.exit(ending.code)
 
 
 def run(argv: list[str]) -> int:

@@ -17,7 +17,7 @@ import jax
 
 import podracer
 from podracer import config as configs
-from podracer import own_code
+from podracer import console, own_code
 from podracer.cli import bench, games, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.driver import memory_explained
@@ -114,7 +114,7 @@ def _complain(error: object, code: int, said: str | None = None) -> int:
     if isinstance(error, BaseException):
         own_code.show(error)
         said = said or own_code.said(error)
-    print(f"podracer: error: {' '.join((said or str(error)).split())}", file=sys.stderr)
+    console.say(f"podracer: error: {' '.join((said or str(error)).split())}")
     return code
 
 

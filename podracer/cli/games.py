@@ -7,13 +7,12 @@ import itertools
 import json
 import pathlib
 import re
-import sys
 from typing import Annotated, Any, NamedTuple
 
 import tyro
 
 import podracer
-from podracer import matches
+from podracer import console, matches
 from podracer.cli.arguments import InputError, parse
 from podracer.run import checkpoint, plots
 
@@ -116,7 +115,7 @@ def elo(argv: list[str]) -> int:
     played = []
     for i, (a, b) in enumerate(pairs):
         played.append(matches.play(environment, a, b, arguments.games, arguments.seed + i))
-        print(played[-1], file=sys.stderr, flush=True)
+        console.say(str(played[-1]))
     ratings = matches.elo(played)
     if arguments.json:
         print(json.dumps([rating._asdict() for rating in ratings]))
@@ -131,5 +130,5 @@ def elo(argv: list[str]) -> int:
         directory = pathlib.Path(next(iter(curves))) if len(curves) == 1 else pathlib.Path()
         levels = [by_name["tactical"], by_name["random"]]
         path = arguments.output or directory / "elo.png"
-        print(f"picture: {plots.elo_curve(curves, levels, path, title=environment.spec.name)}", file=sys.stderr)
+        console.say(f"picture: {plots.elo_curve(curves, levels, path, title=environment.spec.name)}")
     return 0

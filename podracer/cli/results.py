@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 from typing import Annotated, Literal
 
 import tyro
 
 import podracer
+from podracer import console
 from podracer.cli import games
 from podracer.cli.arguments import InputError, parse
 from podracer.run import members, metrics, plots, rundir
@@ -66,9 +66,7 @@ def evaluate(argv: list[str]) -> int:
         whose = f", member {member} of {result.population}" if result.population > 1 else ""
         print(f"{result.agent.name} on {result.description['env']}{whose}: {evaluation}")
     if arguments.gif:
-        print(
-            f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}", file=sys.stderr
-        )
+        console.say(f"animation: {result.animate(arguments.gif, seed=arguments.seed, member=arguments.member)}")
     return 0
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from typing import Annotated, Any
 
 import tyro
 
 from podracer import config as configs
-from podracer import environments, own_code
+from podracer import console, environments, own_code
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
 
@@ -60,7 +59,7 @@ def run(argv: list[str]) -> int:
         return serve(argv)
     except (ValueError, TypeError) as error:
         own_code.show(error)
-        print(f"podracer: error: {' '.join(own_code.said(error).split())}", file=sys.stderr)
+        console.say(f"podracer: error: {' '.join(own_code.said(error).split())}")
         return 2
 
 

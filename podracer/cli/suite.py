@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-import sys
 from typing import Annotated, Any
 
 import tyro
 
 from podracer import config as configs
+from podracer import console
 from podracer.cli import train
 from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
 from podracer.run import rundir
@@ -106,7 +106,7 @@ def train_on(name: str, argv: list[str]) -> int:
     planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
     if not share:
-        print(f"--part {arguments.part} has no runs: there are {len(planned.jobs)}.", file=sys.stderr)
+        console.say(f"--part {arguments.part} has no runs: there are {len(planned.jobs)}.")
         return 0
     if arguments.dry_run:
         return _print(planned, share, [name, agent], arguments, flags)
@@ -177,7 +177,7 @@ def _run(planned: Any, share: Any, workers: int, again: list[str]) -> int:
         *([f"{len(outcome.stopped)} were stopped"] if outcome.stopped else []),
         *([f"{len(outcome.elsewhere)} are run by others"] if outcome.elsewhere else []),
     ]
-    print(f"{', '.join(counts)}; {_how_to_go_on(planned, outcome, len(share), again)}", file=sys.stderr)
+    console.say(f"{', '.join(counts)}; {_how_to_go_on(planned, outcome, len(share), again)}")
     if outcome.failed:
         return 1
     return 1 if outcome.stopped and not stop.requested else 0
@@ -222,10 +222,8 @@ def report(argv: list[str]) -> int:
     paths = reports.write(found, output, arguments.partial)
     for one in found:
         if one.part:
-            print(
-                f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}", file=sys.stderr
-            )
+            console.say(f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}")
     if differ := reports.mixed([one.settings for one in found]):
-        print(differ, file=sys.stderr)
+        console.say(differ)
     print("\n".join(map(str, paths)))
     return 0

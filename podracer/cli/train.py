@@ -8,6 +8,7 @@ import dataclasses
 import pathlib
 import re
 import signal
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ import tyro
 
 import envs_jax
 import podracer
-from podracer import atari, environments
+from podracer import atari, console, environments
 from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.pod.settings import Pod
@@ -85,7 +86,8 @@ def train(argv: list[str]) -> int:
             return code
         finals.append(result.summary["eval_return_mean"])
     if len(finals) > 1 and not arguments.quiet:
-        print(f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})")
+        spread = f"{min(finals):.3f} to {max(finals):.3f}"
+        console.write(sys.stdout, f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({spread})\n")
     return 0
 
 
@@ -204,9 +206,9 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
     if gif:
         result.animate(gif)
     if not quiet:
-        print(f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)")
-        if gif:
-            print(f"animation: {gif}")
+        lines = [f"run directory: {result.run_dir} (curve.png, metrics.jsonl, summary.json, checkpoints/)"]
+        lines += [f"animation: {gif}"] if gif else []
+        console.write(sys.stdout, "\n".join(lines) + "\n")
     return 0
 
 

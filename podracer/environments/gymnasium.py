@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import multiprocessing.resource_tracker
 import pickle
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from podracer.environments import gymnasium_check, gymnasium_processes, gymnasiu
 from podracer.environments.gymnasium_lane import lane
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
 from podracer.notes import note
+from podracer.run.children import interrupts_blocked
 from podracer.types import EnvSpec, HostEnvironment, HostStep, check_metric_names
 
 
@@ -127,8 +129,11 @@ class GymnasiumEnvironments:
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
         spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+        if spawned:
+            multiprocessing.resource_tracker.ensure_running()  # the first one would undo what is blocked
         try:
-            lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
+            with interrupts_blocked():
+                lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
         except (EOFError, ConnectionError) as error:
             script = getattr(sys.modules.get("__main__"), "__file__", "the script")
             raise RuntimeError(

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from podracer import console
 from podracer.pod import rollcall
 from podracer.run.processes import LOST
 
@@ -179,7 +180,7 @@ class Lifeline:
                 os._exit(LOST)  # the main thread waits for what will not come
             if time.monotonic() > self._interrupted and not self._leaving:
                 self.end(f"{self._names[self._index]} was interrupted")
-                os.write(2, b"podracer: error: interrupted; the newest checkpoint is intact.\n")
+                console.say("podracer: error: interrupted; the newest checkpoint is intact.", at_once=True)
                 os._exit(130)
 
     def _heed(self, signals: bytes) -> None:
@@ -223,7 +224,7 @@ class Lifeline:
         if own.doing == WAITING and own.round > self._named and now - own.since > max(self._stall / 6, 2 * BEAT):
             self._named = own.round
             for index, status in late.items():
-                os.write(2, f"podracer: waiting for {self._names[index]}: {status.doing}\n".encode())
+                console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
 
     def _lose(self, index: int, how: str) -> None:
         """Process 0's verdict on one."""
@@ -241,7 +242,7 @@ class Lifeline:
     def _say(self) -> None:
         if not self.said:
             self.said = True
-            os.write(2, f"podracer: error: {self.ended}\n".encode())
+            console.say(f"podracer: error: {self.ended}", at_once=True)
 
     def _accept(self) -> None:
         assert self._server is not None

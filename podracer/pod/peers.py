@@ -26,6 +26,7 @@ import jax
 import jaxlib.version
 
 import podracer
+from podracer import console
 from podracer.pod import lifeline, rollcall
 from podracer.pod.settings import Pod, find
 from podracer.run.processes import LOST, DisagreementError, PeerError, Processes
@@ -168,7 +169,7 @@ class Peers(Processes):
                     raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None
                 if waited > self._pod.stall_timeout / 6 and not said:
                     said = True
-                    print(f"podracer: waiting for {name}", file=sys.stderr, flush=True)
+                    console.say(f"podracer: waiting for {name}")
 
 
 def start(pod: Pod) -> Peers:
@@ -239,7 +240,7 @@ def _reach(coordinator: str, seconds: float) -> None:
 
 
 def _end(error: Exception) -> None:
-    os.write(2, f"podracer: error: {error}\n".encode())
+    console.say(f"podracer: error: {error}", at_once=True)
     os._exit(2)
 
 
@@ -259,8 +260,8 @@ def _leave_without_waiting(error: BaseException) -> None:
 
 
 def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    console.write(sys.stdout, "")
+    console.write(sys.stderr, "")
     os._exit(code)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer import console
 from podracer.environments.seeds import first_seed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
@@ -62,7 +62,7 @@ class Hub:
         patience: Patience,
         where: str = "",
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = console.say,
     ):
         self.layout, self.patience, self.where = layout, patience, where
         self._clock, self._told = clock, say

@@ -8,7 +8,6 @@ import hmac
 import pathlib
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from podracer import console
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.announcement import Announcement
@@ -107,7 +107,7 @@ class Server:
         settings: Remote,
         options: str | None,
         spec: EnvSpec | None,
-        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = console.say,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert settings.listen is not None

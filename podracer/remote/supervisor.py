@@ -8,12 +8,11 @@ import os
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Any
 
-from podracer import own_code
+from podracer import console, own_code
 
 BACK_OFF = (0.5, 10.0)
 """Seconds before a process is replaced, the first and the longest."""
@@ -79,7 +78,7 @@ def run(environment: str, settings: dict[str, Any], processes: int) -> int:
                 delay = min(BACK_OFF[0] * 2 ** failures[place], BACK_OFF[1]) * random.uniform(0.5, 1.5)
                 known = {75: "its environments hang", UNMADE: "its environments cannot be made"}
                 why = known.get(child.exitcode, f"exit code {child.exitcode}")
-                print(f"{child.name} ended ({why}); a new one in {delay:.1f} s.", file=sys.stderr, flush=True)
+                console.say(f"{child.name} ended ({why}); a new one in {delay:.1f} s.")
                 again[place] = now + delay
             for place in [place for place, when in again.items() if when <= now]:
                 del again[place]
@@ -135,5 +134,5 @@ def _end_with_parent() -> None:
 
 def _die(error: Exception, code: int) -> None:
     own_code.show(error)
-    print(f"podracer: error: {' '.join(own_code.said(error).split())}", file=sys.stderr, flush=True)
+    console.say(f"podracer: error: {' '.join(own_code.said(error).split())}")
     os._exit(code)  # threads of environments that hang must not be waited for

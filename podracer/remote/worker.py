@@ -10,7 +10,6 @@ import queue
 import random
 import secrets
 import socket
-import sys
 import threading
 import time
 import zlib
@@ -20,8 +19,8 @@ from typing import Any
 import grpc
 
 from podracer import config as configs
+from podracer import console, own_code
 from podracer import environments as registry
-from podracer import own_code
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.settings import address, is_private, read, read_token
@@ -182,7 +181,7 @@ def serve_envs(
     """
     settings = configs.from_json(Connection, {"connect": connect, **connection})
     worker = name or f"{socket.gethostname()}-{os.getpid()}"
-    say = (lambda line: None) if quiet else lambda line: print(f"{worker}: {line}", file=sys.stderr, flush=True)
+    say = (lambda line: None) if quiet else lambda line: console.say(f"{worker}: {line}")
     if not 1 <= lanes <= wire.MAX_LANES:
         raise ValueError(f"lanes={lanes}: must be 1 to {wire.MAX_LANES}.")
     token = read_token(settings.token_file)

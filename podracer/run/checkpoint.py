@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import console, files
 from podracer.run.processes import ALONE, Processes
 from podracer.topology import is_key
 from podracer.types import ArrayTree
@@ -51,6 +52,10 @@ PAUSES = (1.0, 4.0)
 
 SEEN_SECONDS = 60.0
 """How long what process 0 sees in a directory may take to be seen by the others, over a network."""
+
+
+LOGGERS = ("absl", "asyncio", "orbax")
+"""Of Orbax and its tasks; what others log meanwhile is theirs to see."""
 
 
 class CheckpointError(RuntimeError):
@@ -151,7 +156,7 @@ class Checkpoints:
             state=self._ocp.args.PyTreeSave(leaves),
             checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
-        _, problem = _attempt(lambda: self._manager.save(step, args=arguments))
+        _, problem = _attempt(lambda: self._write(step, arguments))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
@@ -177,7 +182,12 @@ class Checkpoints:
             self._stuck = True
             with contextlib.suppress(OSError):
                 why = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
-                print(why, file=sys.stderr)
+                console.say(why)
+
+    def _write(self, step: int, arguments: Any) -> None:
+        self._manager.save(step, args=arguments)
+        if self._processes.is_first:
+            files.to_disk(self.directory / str(step))
 
     def delete(self, step: int) -> None:
         """Removes a checkpoint."""
@@ -327,18 +337,29 @@ class Best:
 
     Args:
       directory: the run directory.
-      scores: of the evaluations so far.
+      scores: the evaluations so far, as (steps, score).
       env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
     """
 
-    def __init__(self, directory: pathlib.Path, scores: Sequence[float], env_steps: int, processes: Processes = ALONE):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        scores: Sequence[tuple[int, float]],
+        env_steps: int,
+        processes: Processes = ALONE,
+    ):
         self._checkpoints = Checkpoints(directory, keep=1, name=BEST, processes=processes)
         self._checkpoints.forget(env_steps)
-        self._score = max(scores, default=-math.inf) if self._checkpoints.steps() else -math.inf
+        kept = self._checkpoints.steps()
+        self._score = max((score for steps, score in scores if steps in kept), default=-math.inf)
+
+    def wants(self, score: float) -> bool:
+        """Whether a state of this score is better than the one that is kept."""
+        return score > self._score
 
     def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:
         """Keeps a state, if it is better than the one that is kept."""
-        if score > self._score:
+        if self.wants(score):
             self._checkpoints.save(env_steps, state)
             self._score = score
 
@@ -447,10 +468,11 @@ class _Quiet:
             if self._inside > 1:
                 return
             self._before.enter_context(warnings.catch_warnings())
-            self._before.callback(logging.disable, logging.root.manager.disable)
+            for logger in map(logging.getLogger, LOGGERS):
+                self._before.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.CRITICAL)
             self._before.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
             warnings.simplefilter("ignore")
-            logging.disable(logging.ERROR)
             sys.unraisablehook = lambda unraisable: None
 
     def __exit__(self, *error: object) -> None:

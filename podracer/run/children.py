@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 FOLLOW = """
@@ -40,3 +42,16 @@ def start(
         env=environment,
         start_new_session=True,  # Ctrl-C is for the parent, which passes it on once
     )
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Within, this thread starts processes that do not hear Ctrl-C.
+
+    A terminal sends it to all of them: those that step environments would end, while others wait for them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import matches
+from podracer import console, matches
 from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
 from podracer.run.failures import playing
-from podracer.run.stopping import StopSignal
+from podracer.run.watched import UnansweredError, Watch, watched
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -134,7 +134,9 @@ class Evaluator:
       agent: the agent.
       environment: pure JAX, or host environments.
       episodes: how many to play at once.
-      stop: wakes host environments that may wait for others, which ends the evaluation with `Closed`.
+      timeout: seconds that host environments may take to answer.
+      restarts: how often an evaluation in which they do not is begun again.
+      should_stop: polled.
       max_steps: rows after which an episode is cut; the environment's own, or `DEFAULT_MAX_STEPS`, if None.
     """
 
@@ -143,12 +145,15 @@ class Evaluator:
         agent: Agent,
         environment: Environment | HostEnvironments,
         episodes: int,
-        stop: StopSignal | None = None,
+        timeout: float = 60.0,
+        restarts: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
         max_steps: int | None = None,
     ):
-        self._environment, self._episodes = environment, episodes
+        self._environment, self._timeout, self._restarts = environment, timeout, restarts
+        self._should_stop = should_stop
         if isinstance(environment, HostEnvironments):
-            self._play = on_host(agent, environment, episodes, max_steps, stop=stop)
+            self._play = on_host(agent, environment, episodes, max_steps)
         else:
             play = games if environment.spec.num_players == 2 else functools.partial(make, max_steps=max_steps)
             self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
@@ -159,10 +164,25 @@ class Evaluator:
         Args:
           params: leading dim [P].
           seeds: int [P]; of the runs.
+
+        Raises:
+          Closed: where it should stop.
+          ActorError: where host environments do not answer.
         """
+        while True:
+            try:
+                play = functools.partial(self._evaluate, params, seeds)
+                return watched(play, self._environment.spec.name, self._should_stop, self._timeout)
+            except UnansweredError as error:
+                if not self._restarts:
+                    raise
+                self._restarts -= 1
+                console.say(f"{error} Evaluating again ({self._restarts} restart(s) left).")
+
+    def _evaluate(self, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
         if isinstance(self._environment, HostEnvironments):
             members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
-            return [self._play(member, int(seed)) for member, seed in zip(members, seeds)]
+            return [self._play(member, int(seed), watch) for member, seed in zip(members, seeds)]
         keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
         returns, lengths, finished = self._compiled(params, keys)
         return [summarize(*member) for member in zip(returns, lengths, finished)]
@@ -225,28 +245,31 @@ def on_host(
     environments: HostEnvironments,
     episodes: int,
     max_steps: int | None = None,
-    stop: StopSignal | None = None,
-) -> Callable[[ActorParams, int], Evaluation]:
-    """`(actor_params, seed) -> Evaluation` in host environments; `stop` as in `Evaluator`."""
+) -> Callable[..., Evaluation]:
+    """`(actor_params, seed, watch=None) -> Evaluation` in host environments; `watch` hears of waits for them."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
     @playing(environments.spec.name)
-    def play(params: ActorParams, seed: int) -> Evaluation:
-        environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
-        if stop and (wake := getattr(environment, "wake", None)):
-            stop.tell(wake)
+    def play(params: ActorParams, seed: int, watch: Watch | None = None) -> Evaluation:
+        watch = watch or Watch()
+        with watch.waiting():
+            environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
+        watch.wake = getattr(environment, "wake", None)
         memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
         key = run_keys(seed)[2]
         returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
         playing, sign = np.ones(episodes, bool), np.ones(episodes, np.float32)
         try:
-            lanes, step = environment.recv()
+            with watch.waiting():
+                lanes, step = environment.recv()
             while playing.any() and lengths.max() < limit:
                 last = step.timestep.last
+                watch.check()
                 action, memory, key = act(params, memory, step.timestep, key)
-                environment.send(lanes, jax.tree.map(np.asarray, action))
-                lanes, step = environment.recv()
+                with watch.waiting():
+                    environment.send(lanes, jax.tree.map(np.asarray, action))
+                    lanes, step = environment.recv()
                 if (broken := playing & step.timestep.first & ~last).any():  # an episode that begins again
                     returns[broken], lengths[broken], sign[broken] = 0.0, 0.0, 1.0
                 returns += np.where(playing, sign * step.raw_reward, 0)
@@ -255,7 +278,8 @@ def on_host(
                 lengths += playing & ~step.timestep.first
                 playing &= ~step.game_over
         finally:
-            environment.close()
+            with watch.waiting():
+                environment.close()
         return Evaluation(returns, lengths, int(playing.sum()))
 
     return play

@@ -73,9 +73,9 @@ class RunConfig:
       prepare_ahead: with these; whether they work on the next group of updates while this one is learnt from.
       updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
       queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
-      env_timeout: of Sebulba; seconds that environments may take to answer.
+      env_timeout: of Sebulba; seconds that environments may take to answer, in evaluations too.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
-        before the run ends with an error.
+        before the run ends with an error; and as often, an evaluation is begun again.
       updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
         again, a tenth of a second of them if None.
       final_updates: with agents that replay; updates behind the last step, in which nobody acts.
@@ -83,6 +83,7 @@ class RunConfig:
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_minutes: a run that dies loses no more than what it did in this time, whatever `checkpoint_every` is.
       checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
         run that goes on fills a new one before it learns.
       keep_checkpoints: how many of the newest are kept.
@@ -111,6 +112,7 @@ class RunConfig:
     eval_every: int | None = configs.field(None, low=1)
     eval_episodes: int | None = configs.field(None, low=1)
     checkpoint_every: int | None = configs.field(None, low=1)
+    checkpoint_minutes: float = configs.field(15.0, low=0.001)
     checkpoint_replay: bool = True
     keep_checkpoints: int = configs.field(3, low=1)
 

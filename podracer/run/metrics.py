@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import math
+import os
 import pathlib
 import socket
 import struct
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from podracer import console as lines
 from podracer import files
 from podracer.run import rundir
 from podracer.run.heartbeat import Heartbeat
@@ -87,6 +89,12 @@ class Log:
                 self._board.write(row["env_steps"], {name: value for name, value in row.items() if "/" in name})
         if self._callback:
             self._callback(row["env_steps"], row)
+
+    def to_disk(self) -> None:
+        """Waits until the rows are on the disk, as what a checkpoint goes with."""
+        if self._file:
+            with rundir.writing(pathlib.Path(self._file.name)):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes files."""
@@ -182,11 +190,7 @@ def _line(row: Row) -> str:
     return json.dumps(row) + "\n"
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def stream(path: pathlib.Path, say: Callable[[str], object] = _tell) -> Iterator[Row]:
+def stream(path: pathlib.Path, say: Callable[[str], object] = lines.say) -> Iterator[Row]:
     """The rows of a JSONL file, one after the other, as a long run's may not fit into memory.
 
     Args:
@@ -238,7 +242,7 @@ class Display:
     def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, file=lines.Lasting(sys.stderr))
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)
@@ -279,7 +283,7 @@ class Display:
             self._print(text)
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        lines.say(text)
 
     def warn(self, text: str) -> None:
         """A line for everybody; a Python warning where nothing is shown."""

@@ -15,7 +15,10 @@ from podracer import files
 from podracer.run.experiment import RunConfig
 from podracer.topology import LayoutError, continues_on
 
-FREE_TO_CHANGE = ("eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints", "env_timeout", "env_restarts")
+FREE_TO_CHANGE = (
+    *("eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
+    *("env_timeout", "env_restarts"),
+)
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")

@@ -68,10 +68,10 @@ class Session:
         self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         evaluated = processes.told(self._evaluated())
-        scores = [score for _, score in evaluated]
-        self._best = (
-            checkpoint.Best(directory, scores, self._position(self._state)[1], processes) if directory else None
-        )
+        here = self._position(self._state)[1]
+        self._best = checkpoint.Best(directory, evaluated, here, processes) if directory else None
+        if self._best and (scores := [score for steps, score in evaluated if steps == here]):
+            self._best.offer(here, max(scores), only_learner(self._state))  # a run that was killed before it could
         before = [row for row in self._log.rows if "time/train_seconds" in row][-1:]
         self._snapshots = None
         if directory and experiment.environment.spec.num_players == 2:
@@ -90,8 +90,10 @@ class Session:
             experiment.agent,
             experiment.environment,
             experiment.run.eval_episodes,  # type: ignore[arg-type]
-            stop,
-            max_steps=evaluation.step_limit(
+            experiment.run.env_timeout,
+            experiment.run.env_restarts,
+            self._asked_to_stop,
+            evaluation.step_limit(
                 experiment.environment.spec,
                 experiment.run.eval_episodes,  # type: ignore[arg-type]
                 experiment.run.eval_every,  # type: ignore[arg-type]
@@ -159,6 +161,8 @@ class Session:
             self._display.doing("compiling")
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
+            self._saved_at = time.monotonic()
+            self._evaluate_at(self._state, self._position(self._state)[1])
             self._processes.doing("training")
             self._display.doing("training")
             self._cpu_clock = time.process_time()
@@ -169,6 +173,7 @@ class Session:
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
                 should_stop=self._should_stop,
+                should_save=lambda: self._processes.is_first and self._is_late(),
                 processes=self._processes,
             )
             result = self._finish(compile_seconds, complete)
@@ -188,7 +193,14 @@ class Session:
                     checkpoints.close()
 
     def _should_stop(self) -> bool:
-        if self._stop.requested or self._watcher.stop:
+        if self._watcher.stop:
+            self._processes.stop()
+            return True
+        return self._asked_to_stop()
+
+    def _asked_to_stop(self) -> bool:
+        """Whether a signal has come, here or to another process."""
+        if self._stop.requested:
             self._processes.stop()
             return True
         return self._processes.stopping
@@ -263,27 +275,50 @@ class Session:
 
     def _on_milestone(self, state: RunState, env_steps: int) -> None:
         run = self._experiment.run
-        final = env_steps >= run.total_steps
+        final = env_steps >= run.total_steps and not self._in_final_updates(state)
         self._processes.doing("evaluating and saving")
         self._display.doing("evaluating and saving")
-        if final or _crossed(self._evaluated_at, env_steps, run.eval_every):
-            self._evaluate(state, env_steps)
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         taken = max(self._snapshots.steps(), default=-1) if self._snapshots else env_steps
         if self._snapshots and _crossed(taken, env_steps, self._snapshot_every):
             everywhere = NamedSharding(self._experiment.driver.mesh, PartitionSpec())
             self._snapshots.save(env_steps, topology.spread(self._actor_params(state), everywhere))
         newest = max(self._saved_steps(), default=-1)
-        if self._checkpoints and final and newest == env_steps:  # of a stop before the last of the pending updates
-            self._checkpoints.delete(env_steps)
-        if self._checkpoints and (final or _crossed(newest, env_steps, run.checkpoint_every)):
-            self._checkpoints.save(env_steps, self._saved(state))
+        late = self._processes.told(self._is_late())
+        if final or late or _crossed(newest, env_steps, run.checkpoint_every):
+            self._save(state, env_steps)
+        self._evaluate_at(state, env_steps, final)
         self._processes.doing("training")
         self._display.doing("training")
         self._cpu_clock = time.process_time()
 
+    def _save(self, state: RunState, env_steps: int) -> None:
+        """Writes a checkpoint, if there is a directory."""
+        if self._checkpoints is None:
+            return
+        # A stop among the updates after the last step has left one of these steps.
+        if self._experiment.run.total_steps <= env_steps in self._saved_steps():
+            self._checkpoints.delete(env_steps)
+        self._checkpoints.save(env_steps, self._saved(state))
+        self._log.to_disk()
+        self._saved_at = time.monotonic()
+
+    def _is_late(self) -> bool:
+        """Whether more would be lost by now than may be."""
+        late = time.monotonic() - self._saved_at > 60 * self._experiment.run.checkpoint_minutes
+        return self._checkpoints is not None and late
+
+    def _in_final_updates(self, state: RunState) -> bool:
+        """Whether a state after the last step is not the last."""
+        return self._experiment.run.final_updates > 0 and bool(topology.here(state.experience.counts.pending))
+
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []
+
+    def _evaluate_at(self, state: RunState, env_steps: int, final: bool = False) -> None:
+        """Evaluates where it is time, after the checkpoint: environments may hang. A run that goes on does it then."""
+        if final or _crossed(self._evaluated_at, env_steps, self._experiment.run.eval_every):
+            self._evaluate(state, env_steps)
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
         own = self._here(state)
@@ -316,6 +351,8 @@ class Session:
             self._log.write(row)
         if self._best and not diverged.all():
             best = max(result.mean for result, bad in zip(self._last_evaluation, diverged) if not bad)
+            if self._best.wants(best) and env_steps not in self._saved_steps():
+                self._save(state, env_steps)  # a run that goes on goes never back before its best
             self._best.offer(env_steps, best, only_learner(state))
 
     def _say_endless(self, cut: str) -> None:
@@ -357,10 +394,8 @@ class Session:
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
             complete = not self._cut
-        if not complete and self._checkpoints:
-            if env_steps >= experiment.run.total_steps:  # of an earlier stop among the updates behind the last step
-                self._checkpoints.delete(env_steps)
-            self._checkpoints.save(env_steps, self._saved(state))
+        if not complete:
+            self._save(state, env_steps)
         result = Result(experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._agree_on_the_end()
         # Of process 0, whose clocks are others than ours.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import gate, own_code
+from podracer.run.children import interrupts_blocked
 from podracer.sebulba.acting import Carry
 from podracer.sebulba.channels import Channel, Closed, ParamsStore
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
@@ -153,6 +155,10 @@ class Actor(threading.Thread):
             self._wake()
 
     def run(self) -> None:
+        with interrupts_blocked():
+            self._run()
+
+    def _run(self) -> None:
         environment = None
         try:
             self.waiting_since = time.perf_counter()
@@ -172,7 +178,8 @@ class Actor(threading.Thread):
         finally:
             self._carry = None
             if environment is not None:
-                environment.close()
+                with contextlib.suppress(Exception):  # nobody needs it any more, and its processes may be gone
+                    environment.close()
 
     def _act(self, environment: HostEnvironment) -> None:
         wiring, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from podracer import console
+from podracer.run.stopping import soon
 from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring, failed
 
 POLL_SECONDS = 0.2
@@ -68,7 +69,12 @@ class Crew:
         """
         wiring, rollouts = self.wiring, []
         while not should_stop():
-            self.check()
+            try:
+                self.check()
+            except ActorError:
+                if soon(should_stop):
+                    return None
+                raise
             source = len(rollouts) * wiring.num_actors + number % wiring.num_actors if wiring.ordered else None
             rollout = wiring.channel.get(POLL_SECONDS, source)
             if rollout is not None:
@@ -104,6 +110,6 @@ class Crew:
                     )
                 actor.stop()
                 self.restarts -= 1
-                print(f"{problem}; starting new ones ({self.restarts} restart(s) left).", file=sys.stderr, flush=True)
+                console.say(f"{problem}; starting new ones ({self.restarts} restart(s) left).")
                 self.actors[i] = self._replace(actor)
                 self.actors[i].start()

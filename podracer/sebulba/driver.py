@@ -322,6 +322,7 @@ class Sebulba:
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[RunState, int], None],
         should_stop: Callable[[], bool],
+        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         loop = self.learner(state, total_steps, processes)
@@ -339,6 +340,7 @@ class Sebulba:
                 on_progress=on_progress,
                 on_milestone=lambda: on_milestone(self._snapshot(loop, crew), loop.env_steps),
                 should_stop=should_stop,
+                should_save=should_save,
             )
             return self._snapshot(loop, crew), complete
 

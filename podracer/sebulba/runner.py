@@ -78,6 +78,7 @@ class Learner:
         on_progress: Callable[[Progress], None],
         on_milestone: Callable[[], None],
         should_stop: Callable[[], bool],
+        should_save: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
         report = Report(int(self.learner.num_updates), self.ballots, self._processes)
@@ -104,6 +105,11 @@ class Learner:
                     send()
                 if not complete:
                     return False
+                with self._processes.together():
+                    saves = bool(self.ballots(should_save())[0, 0])
+                if saves and self.pending:
+                    with report.clock_stopped():
+                        on_milestone()
             return True
 
         if self.pending and self.env_steps >= self._total_steps:
@@ -120,7 +126,8 @@ class Learner:
                 rollouts = crew.next_rollouts(self.rollouts, should_stop)
                 clock.append(time.perf_counter())
                 with self._processes.together():
-                    stops, transitions, seconds = self.ballots(*_ballot(rollouts, report.seconds)).T
+                    ballots = self.ballots(*_ballot(rollouts, report.seconds), should_save())
+                stops, transitions, seconds, saves = ballots.T
                 clock.append(time.perf_counter())
                 if rollouts is None or stops.any():
                     send()
@@ -140,6 +147,8 @@ class Learner:
                         self.resumes[place * threads + (self.rollouts - 1) % threads] = rollout.resume
                 if not self.pending:
                     self._publish_to(crew)
+                if saves[0]:
+                    target = min(target, self.env_steps)
                 at_milestone = target <= self.env_steps < self._total_steps
                 complete = at_milestone or ended or finish()
                 metrics[0] = self._with_sums(metrics[0])

@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import tempfile
 from typing import Any, Literal, NamedTuple
+
+from podracer.run.lock import identity, lives, machine
 
 TOUCH_SECONDS = 60.0
 """Between two touches of a claim."""
@@ -38,7 +39,7 @@ class Claim(NamedTuple):
 
     def sign(self, *processes: int) -> None:
         """Writes who works at the job: this machine, this process and others."""
-        signature = {"machine": machine(), "processes": [_identity(pid) for pid in (os.getpid(), *processes)]}
+        signature = {"machine": machine(), "processes": [identity(pid) for pid in (os.getpid(), *processes)]}
         self.path.write_text(json.dumps(signature))
 
     def touch(self) -> bool:
@@ -94,7 +95,7 @@ def _state(directory: pathlib.Path, name: str, number: int) -> State:
         return "free"
     signature = _read(path)
     if signature.get("machine") == machine():
-        worker, *others = (_lives(identity) for identity in signature["processes"])
+        worker, *others = (lives(process) for process in signature["processes"])
         return "held" if worker else "ending" if any(others) else "free"
     return "free" if now(directory) - touched > STALE_SECONDS else "held"
 
@@ -115,33 +116,3 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except ValueError:
         return {}
-
-
-def machine() -> str:
-    """Where process numbers mean the same processes: a host since it started, and a container's own numbers."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def _identity(pid: int) -> list[int]:
-    """A process and, on Linux, when it began: numbers are used again."""
-    with contextlib.suppress(OSError):
-        status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return [pid, int(status[19])] if status[0] != "Z" else [0]
-    return [pid]
-
-
-def _lives(identity: list[int]) -> bool:
-    pid = identity[0]
-    if len(identity) > 1:
-        return _identity(pid) == identity
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0

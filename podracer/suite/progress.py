@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from podracer import console as lines
 from podracer.suite.jobs import Job, Suite
 
 REFRESH_SECONDS = 2.0
@@ -28,7 +29,7 @@ class Display:
 
         self._suite, self._shown = suite, 0.0
         self._jobs: tuple[int, Sequence[Job]] | None = None
-        console = Console(stderr=True)
+        console = Console(stderr=True, file=lines.Lasting(sys.stderr))
         self._bar: Any = None
         if console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -61,7 +62,7 @@ class Display:
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            lines.say(text)
 
     def close(self) -> None:
         """Leaves the bar as it is."""

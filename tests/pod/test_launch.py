@@ -197,3 +197,12 @@ def test_processes_divide_the_gpus(platforms, gpus, ids, monkeypatch):
 def test_what_cannot_be_launched(argv, message, capsys):
     assert launch.main(argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_processes_go_on_where_nobody_reads_what_they_print(tmp_path):
+    process = started(tmp_path, "for k in range(20000): print(k)\nprint('end', file=sys.stderr)")
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""

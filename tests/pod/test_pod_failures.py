@@ -262,7 +262,7 @@ def assert_resumes(pod, begin, index=0, flags=()):
     again = begin(run_dir=pod.run_dir, flags=(flags, flags))
     pods.until(lambda: max(again.steps()) > max(before) or again.processes[0].poll() is not None, 120, "resumed")
     codes, said = again.send(index, signal.SIGTERM).end()
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     assert "stopped by a signal" in said[0]
     assert "error" not in said[0] + said[1]
 
@@ -312,7 +312,7 @@ def test_a_signal_to_one_process_of_sebulba(begin):
     """To process 1 at first, and to 0 when it goes on."""
     pod = begin(flags=(SEBULBA, SEBULBA)).train()
     codes, said = pod.send(1, signal.SIGTERM).end(timeout=15)
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     assert_resumes(pod, begin, 0, SEBULBA)
 
 
@@ -322,7 +322,7 @@ def test_a_signal_does_not_wait_for_the_others_environments(begin):
     pod = begin("its environment hangs", (flags, flags)).train()
     time.sleep(1)
     codes, said = pod.send(0, signal.SIGTERM).end(timeout=15)
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
 
 
 def test_an_actor_that_fails_in_one_process(begin):
@@ -352,7 +352,7 @@ def test_an_environment_that_is_replaced_in_one_process(begin):
     time.sleep(3)
     pods.until(lambda: max(pod.steps()) > max(seen) + 8000, 60, "after the environment was replaced")
     codes, said = pod.send(0, signal.SIGTERM).end(timeout=15)
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     assert "starting new ones (0 restart(s) left)" in said[1]
     assert re.search(r"podracer: waiting for process 1 \(\S+, pid \d+\): waiting for its environments", said[0])
 
@@ -386,7 +386,7 @@ def test_training_that_diverges(begin):
 def test_a_signal_while_compiling_stops_all(begin):
     pod = begin().hear("compiling")
     codes, said = pod.send(1, signal.SIGTERM).end()
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     assert len(pod.steps()) == 1
 
 
@@ -395,14 +395,14 @@ def test_a_signal_at_a_milestone_stops_all(fault, begin):
     """To process 1, while process 0 evaluates, or is about to write a checkpoint."""
     pod = begin(f"{fault}@0").hear("now _")
     codes, said = pod.send(1, signal.SIGTERM).end(timeout=30)
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     assert "stopped by a signal" in said[0]
 
 
 def test_a_signal_to_both_is_one(begin):
     pod = begin().train().send(0, signal.SIGTERM)
     codes, said = pod.send(1, signal.SIGTERM).end(timeout=30)
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
 
 
 def test_a_log_that_raises_ends_all_in_order(begin):
@@ -510,7 +510,7 @@ def test_a_damaged_part_of_one_process(begin):
     pod = begin(flags=(keep, keep)).train()
     pods.until(lambda: len(pod.steps()) > 3 or pod.processes[0].poll() is not None, 120)
     codes, said = pod.send(1, signal.SIGTERM).end()
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     before, *newest = pod.steps()
     assert len(newest) == 3
     for step, damage in zip(newest, (_flip, _truncate, pathlib.Path.unlink)):
@@ -523,7 +523,7 @@ def test_a_damaged_part_of_one_process(begin):
     pods.until(lambda: (pod.run_dir / "damaged").exists() or again.processes[0].poll() is not None, 60)
     pods.until(lambda: max(pod.steps()) > before or again.processes[0].poll() is not None, 60)
     codes, said = again.send(0, signal.SIGTERM).end()
-    assert codes == {0: 143, 1: 143}, said
+    assert codes == {0: -15, 1: -15}, said
     for step in newest:
         assert re.search(rf"checkpoint {step} is damaged .*; used {before}\.", said[0])
     assert {path.name for path in (pod.run_dir / "damaged").iterdir()} == set(map(str, newest))

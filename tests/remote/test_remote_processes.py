@@ -163,7 +163,7 @@ def test_a_learner_that_goes_finds_its_workers_when_it_is_back(tmp_path, monkeyp
         with podracer_process("train", "vtrace", "remote:counted", *TRAIN[2:], *flags, *REMOTE) as learner:
             assert hosts.within(90.0, lambda: steps(run) > 3000)
             learner.send_signal(signal.SIGTERM)
-            assert ended(learner, 30)[0] == 143
+            assert ended(learner, 30)[0] == -signal.SIGTERM
         stopped = json.loads((run / "summary.json").read_text())
         assert max(int(path.name) for path in (run / "checkpoints").iterdir()) == stopped["env_steps"] > 3000
         assert worker.poll() is None, "it waits for the learner"
@@ -311,7 +311,7 @@ def test_exit_codes(capfd):
         stopped = start(COUNTED, made.where, "--lanes", "2")
         assert hosts.within(40.0, lambda: made.metrics()["remote/sessions"] == 1)
         stopped.send_signal(signal.SIGTERM)
-        assert ended(stopped, 20)[0] == 143
+        assert ended(stopped, 20)[0] == -signal.SIGTERM
         player.stop()
 
 

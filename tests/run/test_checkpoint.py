@@ -286,14 +286,20 @@ def test_a_directory_that_cannot_be_used(tmp_path):
         Checkpoints(pathlib.Path(tmp_path))
 
 
-def test_silence_ends_with_the_last_who_asked_for_it():
-    """Threads that write or read checkpoints overlap in any order: each gave back what it found, the last one silence."""
-    before = logging.root.manager.disable, sys.unraisablehook, list(warnings.filters)
+def test_silence_ends_with_the_last_who_asked_for_it(caplog):
+    """Threads that write or read checkpoints overlap in any order: each gave back what it found, the last one silence.
+
+    What others log meanwhile is not silenced.
+    """
+    absl = logging.getLogger("absl")
+    before = absl.level, sys.unraisablehook, list(warnings.filters)
     first, second = (contextlib.ExitStack() for _ in range(2))
     for stack in (first, second):
         stack.enter_context(checkpoint._QUIET)
     first.close()
-    assert logging.root.manager.disable == logging.ERROR
+    absl.error("is not seen")
     warnings.warn("is not seen", stacklevel=1)
+    logging.getLogger("mine").error("is seen")
     second.close()
-    assert (logging.root.manager.disable, sys.unraisablehook, list(warnings.filters)) == before
+    assert (absl.level, sys.unraisablehook, list(warnings.filters)) == before
+    assert caplog.messages == ["is seen"]

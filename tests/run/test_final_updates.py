@@ -1,11 +1,15 @@
 """Updates behind the last step: how many, that they survive stops bit for bit, and who cannot do them."""
 
+import shutil
+
 import harness
+import jax
 import numpy as np
 import pytest
 
 import podracer
 from podracer.anakin import runner as anakin
+from podracer.run import session
 from podracer.sebulba import runner as sebulba
 
 STEPS, FINAL = 160, 24
@@ -70,6 +74,30 @@ def test_they_survive_stops(driver, tmp_path):
     assert done.summary["complete"]
     harness.assert_same(done.learner, whole.learner)
     again = train(run_dir=tmp_path, resume=True, **driver)
+    harness.assert_same(again.learner, whole.learner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", [pytest.param({}, marks=pytest.mark.nightly), LOCKSTEP], ids=["anakin", "sebulba"])
+def test_checkpoints_by_time_come_among_them(driver, tmp_path, monkeypatch):
+    """And change nothing; a run that is killed after one goes on there."""
+    whole, kept = train(**driver), []
+
+    def saving(self, state, env_steps):
+        save(self, state, env_steps)
+        done = int(np.max(jax.device_get(state.learner.num_updates)))
+        if updates(whole) - FINAL < done < updates(whole):
+            kept.append(tmp_path / str(done))
+            shutil.copytree(tmp_path / "run", kept[-1])
+
+    with monkeypatch.context() as patch:
+        harness.late_after(6, patch)
+        save = session.Session._save
+        patch.setattr(session.Session, "_save", saving)
+        harness.assert_same(train(run_dir=tmp_path / "run", **driver).learner, whole.learner)
+    assert kept
+    again = train(run_dir=kept[-1], resume=True, **driver)
+    assert next(row["updates"] for row in behind_the_last_step(again)) <= int(kept[-1].name)
     harness.assert_same(again.learner, whole.learner)
 
 

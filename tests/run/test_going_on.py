@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import types
 
 import harness
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import podracer
+from podracer.anakin import runner
 from podracer.result import Result
-from podracer.run import checkpoint, experiment, metrics, processes
+from podracer.run import checkpoint, experiment, metrics, processes, session
 from podracer.run.transfer import transferred
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -153,6 +155,28 @@ def test_other_processes_stay_until_the_first_has_written(tmp_path):
     assert there == [False, True], "after compiling, and at the end"
 
 
+def test_checkpoints_come_by_time_as_well(finished, tmp_path, monkeypatch):
+    """Where process 0 says so, between the steps for which others are due; and they change nothing."""
+    harness.late_after(6, monkeypatch)
+    monkeypatch.setattr(runner, "SECONDS_PER_CALL", 0.0)
+    result = train(tmp_path / "run", keep_checkpoints=100, checkpoint_every=10**6, eval_every=10**6)
+    saved = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert len(saved) > 1, saved
+    np.testing.assert_array_equal(parameters(result), parameters(finished))
+    with pytest.raises(ValueError, match="checkpoint_minutes"):
+        podracer.RunConfig(checkpoint_minutes=0.0)
+
+
+def test_it_is_late_when_the_minutes_are_over(monkeypatch):
+    run = types.SimpleNamespace(run=podracer.RunConfig(checkpoint_minutes=2.0))
+    here = types.SimpleNamespace(_experiment=run, _saved_at=1000.0, _checkpoints=object())
+    for now, late in ((1119.0, False), (1121.0, True)):
+        monkeypatch.setattr(session.time, "monotonic", lambda now=now: now)
+        assert session.Session._is_late(here) == late
+    here._checkpoints = None
+    assert not session.Session._is_late(here)
+
+
 def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
     """Evaluations of these steps are told to be 0.1, 0.9, 0.3 and 0.5."""
     told = iter([0.1, 0.9, 0.3, 0.5])
@@ -174,11 +198,35 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
         podracer.load(run.run_dir, step=17)
 
 
+@pytest.mark.slow
+def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
+    """After an evaluation that was the best so far there is a checkpoint, and the best one is made up for."""
+    told = iter([0.1, 0.9, 0.3, 0.5])
+
+    def evaluated(self, params, seeds):
+        return [podracer.Evaluation(np.float32([next(told)]), np.float32([1.0]), 0)]
+
+    def killed(self, env_steps, score, state):
+        if score > 0.8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(podracer.run.evaluation.Evaluator, "__call__", evaluated)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Best, "offer", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", 2000, checkpoint_every=10**6)
+    again = train(tmp_path / "run", 2000, checkpoint_every=10**6, resume=True)
+    returns = {row["env_steps"]: row["eval/return_mean"] for row in again.history if "eval/return_mean" in row}
+    assert list(returns.values()) == pytest.approx([0.1, 0.9, 0.3, 0.5])
+    (best,) = [step for step, value in returns.items() if value == pytest.approx(0.9)]
+    assert checkpoint.Checkpoints(tmp_path / "run", name=checkpoint.BEST, read_only=True).steps() == [best]
+
+
 def test_the_best_of_a_part_that_is_done_again_is_not_kept(finished, tmp_path):
     (step,) = checkpoint.Checkpoints(finished.run_dir, name=checkpoint.BEST, read_only=True).steps()
     for at, there in ((step, [step]), (step - 1, [])):
         directory = pathlib.Path(shutil.copytree(finished.run_dir, tmp_path / str(at)))
-        best = checkpoint.Best(directory, [0.5], at)
+        best = checkpoint.Best(directory, [(step, 0.5)], at)
         assert best._checkpoints.steps() == there
         best.close()
 

@@ -151,7 +151,14 @@ def test_config_is_resolved(finished):
             "updates_per_call": None,
             "final_updates": 0,
         },
-        **{"arch": "anakin", "eval_every": 500, "eval_episodes": 16, "checkpoint_every": 500, "keep_checkpoints": 3},
+        **{
+            "arch": "anakin",
+            "eval_every": 500,
+            "eval_episodes": 16,
+            "checkpoint_every": 500,
+            "checkpoint_minutes": 15.0,
+        },
+        "keep_checkpoints": 3,
     }
 
 

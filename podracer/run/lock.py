@@ -1,0 +1,142 @@
+"""The lock of a run directory: one run at a time writes there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import time
+from typing import IO, Any
+
+NAME = "lock"
+"""The file in a run directory that says who has it; it is there while somebody has."""
+
+
+class RunLock:
+    """Keeps a second run out of a run directory.
+
+    The operating system holds the lock, so that it is free when its process is gone, however it ended. On file systems
+    without locks, only the processes of one machine see each other.
+
+    Args:
+      directory: the run directory.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self._path = directory / NAME
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Takes the lock, also of a process that is gone.
+
+        Raises:
+          ValueError: where another process has it, saying which and since when, or the directory cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            while self._file is None:
+                self._file = self._try()
+            self._file.truncate(0)
+            json.dump(_signature(), self._file)
+            self._file.flush()
+        except OSError as error:
+            raise ValueError(f"cannot write to run directory {self._path.parent}: {error}.") from error
+
+    def _try(self) -> IO[str] | None:
+        """The locked file, or nothing where another process has just removed the one that was opened.
+
+        Raises:
+          ValueError: where it is another's.
+        """
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(self._path.open("a+"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken: bool | None = False
+            except BlockingIOError:
+                taken = True
+            except OSError:  # there are no locks here
+                taken = None
+            holder = _read(file)
+            here = holder.get("machine") == machine()
+            if (taken and not here) or (taken is not False and here and lives(holder["process"])):
+                raise ValueError(
+                    f"{self._path.parent} is in use: {_described(holder)} trains there; wait for its end, stop it, or "
+                    "use another run directory."
+                )
+            if taken:  # by what a process that is gone has started
+                self._path.unlink(missing_ok=True)
+            if taken or not self._is_at(file):
+                return None
+            stack.pop_all()
+            return file
+
+    def _is_at(self, file: IO[str]) -> bool:
+        """Whether an open file is still the one of that name."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        return False
+
+    def close(self) -> None:
+        """Gives the directory back."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _signature() -> dict[str, Any]:
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return {"host": socket.gethostname(), "process": identity(os.getpid()), "since": since, "machine": machine()}
+
+
+def _read(file: IO[str]) -> dict[str, Any]:
+    """The signature; {} where it is not written yet."""
+    file.seek(0)
+    with contextlib.suppress(ValueError):
+        found = json.loads(file.read())
+        if isinstance(found, dict) and isinstance(found.get("process"), list):
+            return found
+    return {}
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder['process'][0]} on {holder.get('host')}, since {holder.get('since')},"
+
+
+def machine() -> str:
+    """Where process numbers mean the same processes: a host since it started, and a container's own numbers."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def identity(pid: int) -> list[int]:
+    """A process and, on Linux, when it began: numbers are used again."""
+    with contextlib.suppress(OSError):
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return [pid, int(status[19])] if status[0] != "Z" else [0]
+    return [pid]
+
+
+def lives(process: list[int]) -> bool:
+    """Whether the process of an identity is there."""
+    pid = process[0]
+    if len(process) > 1:
+        return identity(pid) == process
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
