@@ -319,7 +319,7 @@ def test_an_animation_that_cannot_be_made_is_refused_before_the_work(command, co
     description = rundir.read(copied) | {"env": "gymnasium:Pendulum-v1", "env_options": {"max_episode_steps": None}}
     rundir.write_json(copied / "config.json", description)
     loaded = types.SimpleNamespace(environment=environments.make("gymnasium:Pendulum-v1"), evaluate=pytest.fail)
-    monkeypatch.setattr(podracer, "load", lambda directory, step: loaded)
+    monkeypatch.setattr(podracer, "load", lambda directory, step, trust: loaded)
     monkeypatch.setattr(podracer, "train", pytest.fail)
     monkeypatch.setattr(podracer, "resume", pytest.fail)
     message = complaint(capsys, f"{command} --gif pendulum.gif")
