@@ -156,7 +156,7 @@ def train(
         if progress and result.summary["complete"] and processes.is_first:
             console.write(sys.stdout, f"{result}\n")
     # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
-    if stop.requested or result.summary["stopped_by"]:
+    if stop.number or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name)
     return result
 

@@ -98,7 +98,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
         # Beside those of an earlier export, which stay if these cannot be written or act differently.
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory, ignore_cleanup_errors=True) as name:
             beside = pathlib.Path(name)
-            files.write(beside / "policy.stablehlo", data)
+            files.write(beside / "policy.stablehlo", bytes(data))
             files.write(beside / "spec.json", json.dumps(description, indent=2) + "\n")
             with files.replacing(beside / "check.npz") as path:
                 np.savez(path, **rows, action=actions)  # type: ignore[arg-type]
