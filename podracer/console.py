@@ -31,8 +31,9 @@ def write(stream: Any, text: str) -> None:
     """
     if stream is None:  # it was closed before Python began, and its descriptor may be another file's by now
         return
+    standard: Any = sys.__stderr__
     try:
-        if stream is sys.__stderr__:
+        if stream is standard:
             # Not by way of a buffer, which would keep what could not be written, and is not reentrant.
             os.write(stream.fileno(), text.encode(stream.encoding or "utf-8", "backslashreplace"))
         else:
@@ -48,9 +49,12 @@ def write(stream: Any, text: str) -> None:
                 os.close(null)
 
 
-class Lasting:
-    """A text stream for Rich that writes to another one as `write` does."""
+def lasting(stream: Any) -> Any:
+    """A text stream, for Rich, that writes to another one as `write` does."""
+    return _Lasting(stream)
 
+
+class _Lasting:
     def __init__(self, stream: Any):
         self._stream = stream
 
