@@ -33,7 +33,7 @@ def write(stream: Any, text: str) -> None:
         return
     standard: Any = sys.__stderr__
     try:
-        if stream is standard:
+        if stream == standard:
             # Not by way of a buffer, which would keep what could not be written, and is not reentrant.
             os.write(stream.fileno(), text.encode(stream.encoding or "utf-8", "backslashreplace"))
         else:
