@@ -31,9 +31,8 @@ def write(stream: Any, text: str) -> None:
     """
     if stream is None:  # it was closed before Python began, and its descriptor may be another file's by now
         return
-    standard: Any = sys.__stderr__
     try:
-        if stream == standard:
+        if stream is sys.__stderr__:
             # Not by way of a buffer, which would keep what could not be written, and is not reentrant.
             os.write(stream.fileno(), text.encode(stream.encoding or "utf-8", "backslashreplace"))
         else:
@@ -42,7 +41,7 @@ def write(stream: Any, text: str) -> None:
     except (ValueError, RuntimeError):  # closed, or interrupted in the middle of a line
         return
     except OSError as error:
-        if error.errno in GONE and stream in (sys.__stdout__, sys.__stderr__):
+        if error.errno in GONE and any(stream is each for each in (sys.__stdout__, sys.__stderr__)):
             with contextlib.suppress(OSError):
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, stream.fileno())
