@@ -141,6 +141,7 @@ def stop(
     shell = subprocess.Popen(
         ["bash", "-c", f"exec 3>&{writer}; {script}"],
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # the shell's own words on who was killed
         pass_fds=[writer],
         start_new_session=True,
     )

@@ -41,16 +41,19 @@ def write(stream: Any, text: str) -> None:
     except (ValueError, RuntimeError):  # closed, or interrupted in the middle of a line
         return
     except OSError as error:
-        if error.errno in GONE and stream in (sys.__stdout__, sys.__stderr__):
+        if error.errno in GONE and any(stream is each for each in (sys.__stdout__, sys.__stderr__)):
             with contextlib.suppress(OSError):
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, stream.fileno())
                 os.close(null)
 
 
-class Lasting:
-    """A text stream for Rich that writes to another one as `write` does."""
+def lasting(stream: Any) -> Any:
+    """A text stream, for Rich, that writes to another one as `write` does."""
+    return _Lasting(stream)
 
+
+class _Lasting:
     def __init__(self, stream: Any):
         self._stream = stream
 

@@ -6,8 +6,23 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import uuid
 from collections.abc import Iterator
+
+
+def local(directory: str | pathlib.Path) -> pathlib.Path:
+    """A directory of a file system.
+
+    Raises:
+      ValueError: for an address such as gs://bucket/run, of which a local folder would be made.
+    """
+    if found := re.match(r"([A-Za-z][\w+.-]+):/", str(directory)):
+        raise ValueError(
+            f"{directory} is no directory: podracer writes to file systems; mount what is at {found[1]}:// and give "
+            "the path."
+        )
+    return pathlib.Path(directory)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from podracer import config as configs
-from podracer import console
+from podracer import console, files
 from podracer.driver import counter_values, memory_explained, only_learner
 from podracer.nets import Network
 from podracer.notes import note
@@ -120,7 +120,7 @@ def train(
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
-        directory = _shared(None if run_dir is None else rundir.local(run_dir), processes)
+        directory = _shared(None if run_dir is None else files.local(run_dir), processes)
         if resume:
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
@@ -347,7 +347,7 @@ def resume(
       PeerError: as in `train`.
     """
     with _start(topology) as processes:
-        directory = rundir.local(run_dir)
+        directory = files.local(run_dir)
         # Whether the others see the directory is not known yet.
         stored = _by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
@@ -388,7 +388,7 @@ def load(
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
     _use_compilation_cache()
-    directory = rundir.local(run_dir)
+    directory = files.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(

@@ -28,7 +28,6 @@ from jax import export as jax_export
 
 from podracer import files, gate, spaces
 from podracer.policy import Actor, Policy
-from podracer.run import rundir
 from podracer.types import ArrayTree, EnvSpec
 from podracer.version import __version__
 
@@ -76,7 +75,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
       ValueError: where the directory cannot be written, or actions depend on chance.
       RuntimeError: where the files do not act as the policy.
     """
-    directory = rundir.local(directory)
+    directory = files.local(directory)
     data = _exported(policy).serialize()
     rows = _rows(policy.spec)
     actions = _play(Actor(policy), rows)

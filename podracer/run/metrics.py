@@ -242,7 +242,7 @@ class Display:
     def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
 
-        console = Console(stderr=True, file=lines.Lasting(sys.stderr))
+        console = Console(stderr=True, file=lines.lasting(sys.stderr))
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)

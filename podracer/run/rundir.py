@@ -166,20 +166,6 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")
 
 
-def local(directory: str | pathlib.Path) -> pathlib.Path:
-    """A directory of a file system.
-
-    Raises:
-      ValueError: for an address such as gs://bucket/run, of which a local folder would be made.
-    """
-    if found := re.match(r"([A-Za-z][\w+.-]+):/", str(directory)):
-        raise ValueError(
-            f"{directory} is no directory: podracer writes to file systems; mount what is at {found[1]}:// and give "
-            "the path."
-        )
-    return pathlib.Path(directory)
-
-
 @contextlib.contextmanager
 def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Path]:
     """`default`, made at once, so that runs that start together have one each; removed if nothing was written there."""

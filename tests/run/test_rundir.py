@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import podracer
-from podracer import training
+from podracer import files, training
 from podracer.run import rundir
 from podracer.run.experiment import RunConfig, resolve
 
@@ -39,7 +39,7 @@ def test_an_address_is_no_directory(tmp_path, monkeypatch):
             with pytest.raises(ValueError, match=r"is no directory: podracer writes to file systems; mount what is at"):
                 function(address)
     assert not list(tmp_path.iterdir())
-    assert rundir.local("runs/pgx:go_9x9").name == "pgx:go_9x9"
+    assert files.local("runs/pgx:go_9x9").name == "pgx:go_9x9"
 
 
 def test_another_version_that_goes_on_is_said(tmp_path):
