@@ -23,6 +23,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import distributions, spaces, tree
+from podracer.exploration import value_of
 from podracer.tree import Rule, Seed, Tree
 from podracer.types import ActorParams, ArrayTree
 
@@ -31,6 +32,10 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 EmbeddingDtype = Literal["float32", "bfloat16", "float16"]
+
+RootValue = Literal["mean", "action", "mixed"]
+"""What a search says that its root is worth: V, the mean over all simulations; Q of the action that it chose; or the
+network's value mixed with the Q of all that was tried, weighted by the prior (Danihelka et al. 2022, appendix D)."""
 
 
 class Root(NamedTuple):
@@ -87,7 +92,7 @@ class Searched(NamedTuple):
 
     Attributes:
       policy: float32 [N, A]; a target for the policy: fractions of visits (PUCT), the improved policy (Gumbel).
-      value: float32 [N]; V of the root.
+      value: float32 [N]; of the root, as `SearchConfig.root_value` says.
       action: int32 [N]; what to do.
       visits: int32 [N, A].
       q: float32 [N, A]; Q at the root, 0 where not visited.
@@ -123,6 +128,7 @@ class SearchConfig:
       visit_offset: Gumbel's c_visit (50).
       embedding_dtype: what floating-point embeddings are stored as, such as "bfloat16"; models are given back their own
         dtype. Scalars of a root, [N], stay as they are.
+      root_value: what `Searched.value` is (see `RootValue`); None for "mean" of PUCT and "mixed" of Gumbel.
     """
 
     algorithm: Literal["puct", "gumbel"] = "puct"
@@ -138,6 +144,7 @@ class SearchConfig:
     value_scale: float = configs.field(0.1, low=0.0)
     visit_offset: float = configs.field(50.0, low=0.0)
     embedding_dtype: EmbeddingDtype | None = None
+    root_value: RootValue | None = None
 
     def __post_init__(self):
         configs.check(self)
@@ -175,6 +182,9 @@ class Settings:
       considered: actions that gumbel tries at the root (Danihelka et al.: 16).
       value_scale: what completed values count in gumbel's policy (mctx: 0.1).
       embedding_dtype: what trees keep a model's states as, "float32", "bfloat16" or "float16"; None for its own.
+      root_value: the value that targets bootstrap from, where it is a search's: "mean", of all simulations; "action", Q
+        of the action that the search chose; or "mixed", of the network and all that was tried. None for "mean" with
+        puct (paper), and "mixed" with gumbel, which at first tries bad actions as often as good ones.
     """
 
     search: Literal["puct", "gumbel"] = "puct"
@@ -185,6 +195,7 @@ class Settings:
     considered: int = configs.field(16, low=1)
     value_scale: float = configs.field(0.1, low=0.0)
     embedding_dtype: EmbeddingDtype | None = None
+    root_value: RootValue | None = None
 
 
 def settings(config: Any, **others: Any) -> SearchConfig:
@@ -254,13 +265,21 @@ def search(
         action = jnp.argmax(jnp.where(most, noise + improved, -jnp.inf), -1)
     return Searched(
         policy=policy,
-        value=first.V[:, 0],
+        value=_root_value(config, first, action),
         action=action.astype(jnp.int32),
         visits=first.n.astype(jnp.int32),
         q=first.Q,
         depth=state.depth.astype(jnp.float32) / config.simulations,
         tree=tree.kept(state) if keep_tree else (),
     )
+
+
+def _root_value(config: SearchConfig, root: Tree, action: jax.Array) -> jax.Array:
+    """What roots [N] are worth."""
+    wanted = config.root_value or ("mean" if config.algorithm == "puct" else "mixed")
+    if wanted == "action":
+        return value_of(root.Q, action)
+    return (_mixed_value(config, root) if wanted == "mixed" else root.V)[:, 0]
 
 
 @functools.cache
@@ -338,12 +357,18 @@ def _beside(x: jax.Array, node: Tree) -> jax.Array:
     return x.reshape((1,) * (node.n.ndim - x.ndim) + x.shape)
 
 
+def _mixed_value(config: SearchConfig, node: Tree) -> jax.Array:
+    """A node's own value, mixed with the Q of what was visited by its prior, [..., 1]."""
+    visited, tiny = node.n > 0, np.finfo(np.float32).tiny
+    prior = jnp.exp(node.P) if config.algorithm == "gumbel" else node.P
+    weight = jnp.where(visited, jnp.maximum(prior, tiny), 0.0)
+    mean = jnp.sum(weight * node.Q, -1, keepdims=True) / jnp.maximum(jnp.sum(weight, -1, keepdims=True), tiny)
+    return (node.v[..., None] + (node.N - 1) * mean) / node.N
+
+
 def _sigma(config: SearchConfig, node: Tree) -> jax.Array:
     """Gumbel's sigma of completed Q, [..., A] (Danihelka et al. 2022, equation 8 and appendix D)."""
-    visited, tiny = node.n > 0, np.finfo(np.float32).tiny
-    weight = jnp.where(visited, jnp.maximum(jnp.exp(node.P), tiny), 0.0)
-    mean = jnp.sum(weight * node.Q, -1, keepdims=True) / jnp.maximum(jnp.sum(weight, -1, keepdims=True), tiny)
-    completed = jnp.where(visited, node.Q, (node.v[..., None] + (node.N - 1) * mean) / node.N)
+    completed = jnp.where(node.n > 0, node.Q, _mixed_value(config, node))
     low, high = jnp.min(completed, -1, keepdims=True), jnp.max(completed, -1, keepdims=True)
     scale = config.value_scale * (config.visit_offset + jnp.max(node.n, -1, keepdims=True))
     return scale * _scaled(config, completed, low, high)

@@ -77,4 +77,4 @@ def run(model, tables, state, key, config, explore=False, keep_tree=False, tempe
 
 KEY = jax.random.key(0)
 PUCT = SearchConfig("puct", simulations=24)
-GUMBEL = SearchConfig("gumbel", simulations=24, considered=4)
+GUMBEL = SearchConfig("gumbel", simulations=24, considered=4, root_value="mean")

@@ -12,6 +12,7 @@ import scipy.stats
 from tables import GUMBEL, KEY, MDP, PUCT, A, M, Tables, run, table_model
 
 from podracer import search, tree
+from podracer.agents import MuZeroConfig
 from podracer.search import Root, SearchConfig
 
 
@@ -91,6 +92,17 @@ def test_counts_add_up(config):
         found.value, (mdp.value[:M] + (found.q * found.visits).sum(-1)) / (1 + config.simulations), atol=1e-5
     )
     assert len(np.unique(child + 100 * lane)) == M * config.simulations, "every simulation adds a node"
+    root, prior = jax.tree.map(lambda x: jnp.asarray(x[:, 0]), kept[:8]), scipy.special.softmax(mdp.logits[:M], axis=-1)
+    weight = np.where(found.visits > 0, np.maximum(kept.P[:, 0], 0) if config.algorithm == "puct" else prior, 0)
+    tried = (weight * found.q).sum(-1) / weight.sum(-1)
+    expected = {
+        "mean": found.value,
+        "action": found.q[np.arange(M), found.action],
+        "mixed": (mdp.value[:M] + config.simulations * tried) / (1 + config.simulations),
+    }
+    for name, value in expected.items():
+        worth = functools.partial(search._root_value, dataclasses.replace(config, root_value=name))
+        np.testing.assert_allclose(jax.jit(worth)(tree.Tree(*root), found.action), value, rtol=1e-4, atol=1e-5)
     if config.algorithm == "gumbel":
         return
     capped = dataclasses.replace(config, max_depth=1, bounds=(-0.01, 0.01))
@@ -100,6 +112,18 @@ def test_counts_add_up(config):
     chosen = np.asarray(found.visits) > 0
     behind = mdp.reward + mdp.discount * mdp.value[mdp.next]
     np.testing.assert_allclose(np.asarray(found.q)[chosen], behind[chosen], atol=1e-5)
+
+
+def test_what_gumbel_tries_first_does_not_lower_values():
+    """A reward of 1 for action 0 for ever, which network and search know: V tells how often others were tried too."""
+    gamma, logits = 0.99, jnp.float32([[4.0, 0.0, 0.0]])
+    worth = jnp.float32([1 / (1 - gamma)])
+    step = lambda _, state, action: search.Step(jnp.float32(action == 0), jnp.full(1, gamma), logits, worth, state)  # noqa: E731
+    model, root = search.Model(lambda *_: root, step), Root(logits, worth, jnp.zeros((1, 1)))
+    config = search.settings(MuZeroConfig(search="gumbel", simulations=8))
+    found = jax.jit(lambda: search.search(model, (), root, KEY, config, explore=False))()
+    np.testing.assert_allclose(found.value, worth, atol=0.1)
+    assert np.sum(np.asarray(found.visits) * np.asarray(found.q)) / 8 < 99.6
 
 
 @pytest.mark.parametrize("config", [PUCT, GUMBEL], ids=lambda config: config.algorithm)
@@ -148,6 +172,8 @@ def test_with_an_optimal_prior_values_stay_optimal(config):
         np.testing.assert_allclose(found.value, V, atol=2e-5)
     else:
         assert np.mean(found.value - V) < -0.01, "it tries others"
+        found = run(table_model(), mdp.tables, jnp.arange(M), KEY, dataclasses.replace(config, root_value="action"))
+        np.testing.assert_allclose(found.value, V, atol=2e-5)
     mdp.logits[:] = 0
     found = run(table_model(), mdp.tables, jnp.arange(M), KEY, config)
     assert np.mean(np.abs(found.value - V) > 1e-3) > 0.5, "a uniform prior tries others too"

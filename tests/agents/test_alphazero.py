@@ -191,7 +191,7 @@ def test_early_moves_are_drawn_and_late_ones_are_the_best() -> None:
 
 def test_a_win_in_one_is_found_without_having_learnt() -> None:
     """And a loss in one is prevented, by a search that sees two moves ahead."""
-    agent = made(simulations=64)
+    agent = made(simulations=64, root_value="mean")
     win = jnp.int8([[1, 1, 0], [-1, -1, 0], [0, 0, 0]])
     save = jnp.int8([[-1, -1, 0], [1, 0, 0], [0, 0, 1]])
     boards = jnp.stack([win, save])
