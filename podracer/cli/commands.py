@@ -53,8 +53,7 @@ def run(argv: list[str]) -> int:
     try:
         with memory_explained():
             code = _dispatch(argv)
-            if sys.stdout:
-                sys.stdout.flush()
+            print(end="", flush=True)  # whose reader may be gone
             return code
     except (ValueError, TypeError) as error:
         return _complain(error, 2)

@@ -407,7 +407,9 @@ def test_an_environment_that_raises_is_a_line_on_both_sides_and_its_block_alone_
         why = "failed: RuntimeError: the plug was pulled"
         said = {f"w: connected to {made.where}.", f"w: environments of block 0 {why}"}
         said.add(f"remote: environments of worker w {why}")
-        assert sorted(capfd.readouterr().err.splitlines()) == sorted(said)
+        lines = capfd.readouterr().err.splitlines()
+        assert sorted(line.partition(", in misbehave, ")[0] for line in lines) == sorted(said)
+        assert sum(line.endswith('`raise RuntimeError("the plug was pulled")`') for line in lines) == 2, "and where"
         environment.close()
     thread.join(5.0)
     assert thread.error is None

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import signal
 import threading
 import time
 import types
@@ -193,6 +194,7 @@ def stop_after(seconds, monkeypatch):
 
     monkeypatch.setattr(crew.Crew, "__enter__", begin)
     monkeypatch.setattr(session.StopSignal, "requested", property(lambda self: bool(requested), lambda self, x: None))
+    monkeypatch.setattr(session.StopSignal, "number", signal.SIGTERM)
     return requested
 
 
@@ -211,8 +213,9 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
 
     monkeypatch.setattr(runner.Learner, "_learn", slowly)
     mode = "lockstep" if where == "lockstep" else "async"
-    result = train(environments, total_steps=10**6, eval_every=10**6, mode=mode, actor_threads=2, num_envs=8)
-    assert not result.summary["complete"]
+    with pytest.raises(podracer.Interrupted) as stopped:
+        train(environments, total_steps=10**6, eval_every=10**6, mode=mode, actor_threads=2, num_envs=8)
+    assert not stopped.value.result.summary["complete"]
     assert time.monotonic() - requested[0] < 4.0
 
 
