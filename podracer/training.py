@@ -24,7 +24,7 @@ from podracer.nets import Network
 from podracer.notes import note
 from podracer.remote.settings import Remote
 from podracer.result import Result
-from podracer.run import checkpoint, masks, metrics, own, presets, rundir
+from podracer.run import checkpoint, imports, masks, metrics, presets, rundir
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.interruption import Interrupted
 from podracer.run.lock import RunLock
@@ -426,10 +426,10 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
     """
     for part in stored["own"]:
         if given[part] is None:
-            given[part] = own.restored(directory, stored, part, trust)
+            given[part] = imports.restored(directory, stored, part, trust)
     by_name = given["environment"] is None
     if by_name:
-        own.check_name(directory, stored, trust)
+        imports.check_name(directory, stored, trust)
     options = stored["env_options"] if "environment" in stored["own"] else None
     return {
         "agent": given["agent"] or stored["agent"],

@@ -24,7 +24,7 @@ from podracer import config as configs
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
-from podracer.run import own, presets, rundir
+from podracer.run import imports, presets, rundir
 from podracer.run.evaluation import check_rendering
 from podracer.run.experiment import AGENTS, stored_options
 
@@ -175,7 +175,7 @@ def resume(argv: list[str]) -> int:
         stored = rundir.read(arguments.run_dir)
         # Else that is what is wrong, or the workers'.
         if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
-            own.check_name(arguments.run_dir, stored, arguments.trust)
+            imports.check_name(arguments.run_dir, stored, arguments.trust)
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
     result = _result(
         podracer.resume,

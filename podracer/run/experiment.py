@@ -16,8 +16,7 @@ from podracer.anakin.driver import Anakin
 from podracer.driver import Driver
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import Network
-from podracer.run import choices
-from podracer.run import own as own_code
+from podracer.run import choices, imports
 from podracer.search import Planner
 from podracer.sebulba.actor import Mode
 from podracer.sebulba.driver import Sebulba
@@ -211,7 +210,7 @@ def resolve(
     """
     from envs_jax import testing  # which imports podracer
 
-    path = own_code.import_path(environment)
+    path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
     env_name, options = "", {}

@@ -14,7 +14,7 @@ import envs_jax
 import podracer
 from podracer import environments, spaces
 from podracer.environments.gymnasium import GymnasiumEnvironments
-from podracer.run import own
+from podracer.run import imports
 from podracer.run.experiment import RunConfig, resolve
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -203,14 +203,14 @@ def test_a_module_that_a_run_names_is_not_imported_without_consent(tmp_path, mon
     with pytest.raises(SystemExit, match="it ran"):
         podracer.load(tmp_path, trust=True)
     monkeypatch.setitem(sys.modules, "whose", json)
-    own.check_name(tmp_path, stored, trust=False)  # whoever has imported it knows
+    imports.check_name(tmp_path, stored, trust=False)  # whoever has imported it knows
 
 
 def test_the_way_to_a_class_or_function():
-    assert own.import_path(Reach) == "test_own_gymnasium:Reach"
-    assert own.import_path(environments.make) == "podracer.environments:make"
+    assert imports.import_path(Reach) == "test_own_gymnasium:Reach"
+    assert imports.import_path(environments.make) == "podracer.environments:make"
     for unnamed in (lambda: Reach(), Reach(), "catch", type("Reach", (Reach,), {})):
-        assert own.import_path(unnamed) is None
+        assert imports.import_path(unnamed) is None
 
 
 def test_packages_that_are_missing(monkeypatch):
