@@ -25,6 +25,7 @@ from podracer.notes import note
 from podracer.remote.settings import Remote
 from podracer.result import Result
 from podracer.run import checkpoint, imports, masks, metrics, presets, rundir
+from podracer.run.choices import flat_images
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.interruption import Interrupted
 from podracer.run.lock import RunLock
@@ -133,8 +134,10 @@ def train(
         _use_compilation_cache()
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
-        if processes.is_first and (line := masks.ignored(experiment.agent, experiment.environment.spec)):
-            note(line)
+        if processes.is_first:
+            learner, spec = experiment.agent, experiment.environment.spec
+            for line in masks.ignored(learner, spec) + flat_images(learner, spec, experiment.description["chosen"]):
+                note(line)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
         experiment.driver.check()
         source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from

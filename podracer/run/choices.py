@@ -37,22 +37,24 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
     return chosen | {"torso": torso, "memory": " and ".join(memory) or "none"}
 
 
-def lines(agent: Agent, spec: EnvSpec, chosen: dict[str, str]) -> list[str]:
-    """What to say of the choices at the start: what they are, and which images pass for flat numbers."""
-    if "torso" not in chosen:
+def line(chosen: dict[str, str]) -> str:
+    """The choices in a line, for the start of a run; "" where there are none."""
+    return ", ".join(f"{name}: {value}" for name, value in chosen.items() if name != "arch")
+
+
+def flat_images(agent: Agent, spec: EnvSpec, chosen: dict[str, str]) -> list[str]:
+    """A line for each image that "auto" takes for flat numbers, with what to do."""
+    if chosen.get("torso") != "mlp" or agent.config.torso != "auto":
         return []
-    said = [", ".join(f"{name}: {value}" for name, value in chosen.items() if name != "arch")]
-    if chosen["torso"] == "mlp" and agent.config.torso == "auto":
-        space = spec.observation_space
-        remedy = "they take one uint8 image [H, W] or [H, W, C] (frame_stack stacks several), or give your own network"
-        if nets.is_image(space) and (*space.shape, 1)[2] <= MOST_CHANNELS:  # type: ignore[union-attr]
-            remedy = "torso='resnet' takes images of any size"
-        said += [
-            f"{name}, {space.dtype} {list(space.shape)}, goes into the network as {math.prod(space.shape):,} numbers, "
-            f"without convolutions: {remedy}"
-            for name, space in _images(space, "the observation")
-        ]
-    return said
+    space = spec.observation_space
+    remedy = "they take one uint8 image [H, W] or [H, W, C] (frame_stack stacks several), or give your own network"
+    if nets.is_image(space) and (*space.shape, 1)[2] <= MOST_CHANNELS:  # type: ignore[union-attr]
+        remedy = "torso='resnet' takes images of any size"
+    return [
+        f"{name}, {space.dtype} {list(space.shape)}, goes into the network as {math.prod(space.shape):,} numbers, "
+        f"without convolutions: {remedy}"
+        for name, space in _images(space, "the observation")
+    ]
 
 
 def _images(space: spaces.Space, name: str) -> list[tuple[str, Any]]:

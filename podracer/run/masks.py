@@ -18,16 +18,16 @@ NAME = "action_mask"
 _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
 
 
-def ignored(agent: Agent, spec: EnvSpec) -> str | None:
-    """A line where observations have a mask that an agent of this library takes for numbers to see, or None."""
+def ignored(agent: Agent, spec: EnvSpec) -> list[str]:
+    """A line where observations have a mask that an agent of this library takes for numbers to see."""
     found = list(_masks(spec.observation_space, spec.action_space))
     honours = agent.name in PLANNERS
     if not found or agent.name not in AGENTS or (honours and NAME in found):
-        return None
+        return []
     said = f"{agent.name} takes {found[0]} in the observations of {spec.name} for numbers to see"
     if honours:
-        return f"{said}: a mask of legal actions is called {NAME}."
-    return f"{said} and plays illegal actions too; {', '.join(PLANNERS)} honour a mask that is called {NAME}."
+        return [f"{said}: a mask of legal actions is called {NAME}."]
+    return [f"{said} and plays illegal actions too; {', '.join(PLANNERS)} honour a mask that is called {NAME}."]
 
 
 def _masks(space: Any, actions: Any) -> Iterator[str]:

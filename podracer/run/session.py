@@ -153,8 +153,7 @@ class Session:
                 self._display.say(f"complete at {done.summary['env_steps']:,} steps")
                 return done
             self._display.say(driver.describe())
-            experiment = self._experiment
-            for line in choices.lines(experiment.agent, experiment.environment.spec, experiment.description["chosen"]):
+            if line := choices.line(self._experiment.description["chosen"]):
                 self._display.say(line)
             self._display.say("compiling ...")
             self._processes.doing("compiling")

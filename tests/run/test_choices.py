@@ -14,7 +14,7 @@ def said(make, config, space):
     spec = EnvSpec("seen", space, spaces.Discrete(3))
     agent = make(spec, config)
     chosen = choices.of(agent, spec, "anakin", False)
-    return chosen, choices.lines(agent, spec, chosen)
+    return chosen, [choices.line(chosen), *choices.flat_images(agent, spec, chosen)]
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,6 @@ def test_choices():
     ]
     spec = EnvSpec("seen", BYTES, spaces.Discrete(3))
     own = choices.of(agents.ppo.make(spec), spec, "sebulba", True)
-    assert choices.lines(agents.ppo.make(spec), spec, own) == ["torso: your own network"]
+    assert choices.line(own) == "torso: your own network"
+    assert not choices.flat_images(agents.ppo.make(spec), spec, own)
     assert own["arch"] == "sebulba"
