@@ -183,8 +183,9 @@ class Settings:
       value_scale: what completed values count in gumbel's policy (mctx: 0.1).
       embedding_dtype: what trees keep a model's states as, "float32", "bfloat16" or "float16"; None for its own.
       root_value: the value that targets bootstrap from, where it is a search's: "mean", of all simulations; "action", Q
-        of the action that the search chose; or "mixed", of the network and all that was tried. None for "mean" with
-        puct (paper), and "mixed" with gumbel, which at first tries bad actions as often as good ones.
+        of the action that the search chose; or "mixed", of the network and all that was tried, weighed by the prior
+        (with puct: with its noise). None for "mean" with puct (paper), and "mixed" with gumbel, which at first tries
+        bad actions as often as good ones.
     """
 
     search: Literal["puct", "gumbel"] = "puct"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -9,7 +10,7 @@ import inspect
 import multiprocessing.resource_tracker
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -131,21 +132,35 @@ class GymnasiumEnvironments:
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
         if spawned:
             multiprocessing.resource_tracker.ensure_running()  # the first one would undo what is blocked
+        begun: list[gymnasium.Env] = []
+
+        def here() -> gymnasium.Env:
+            begun.append(one())
+            return begun[-1]
+
         try:
             with interrupts_blocked():
-                lanes = vector([one] * num_lanes, copy=False, autoreset_mode=mode, **spawned)
+                made = [one if spawned else here] * num_lanes
+                lanes = vector(made, copy=False, autoreset_mode=mode, **spawned)
         except (EOFError, ConnectionError) as error:
+            if not spawned:
+                _close(begun)
+                raise
             script = getattr(sys.modules.get("__main__"), "__file__", "the script")
             raise RuntimeError(
                 f"a lane's process ended as it began; {gymnasium_processes.GUARD.format(script)}"
             ) from error
         except (TypeError, pickle.PicklingError) as error:
             if not spawned or "pickle" not in str(error):
+                _close(begun)
                 raise
             raise TypeError(
                 f"{self.spec.name} cannot be sent to the process of a lane ({error}); use a class or function that "
                 'makes all of it there, or vectorization="sync".'
             ) from error
+        except BaseException:
+            _close(begun)
+            raise
         if len({id(made.unwrapped) for made in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
             lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
@@ -186,6 +201,13 @@ class GymnasiumEnvironments:
         return gymnasium.wrappers.TimeLimit(made, limit) if limit else made
 
 
+def _close(environments: Sequence[gymnasium.Env]) -> None:
+    """Closes the lanes that there are already where another one cannot be made."""
+    for environment in environments:
+        with contextlib.suppress(Exception):
+            environment.close()
+
+
 def _copied(source: gymnasium.Env) -> gymnasium.Env:
     try:
         return copy.deepcopy(source)
@@ -222,7 +244,8 @@ class GymnasiumEnvironment:
     def recv(self) -> tuple[np.ndarray, HostStep]:
         if self._actions is None:
             observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
-            self._notice(self._vector, observation, info)
+            with contextlib.suppress(Exception):  # it asks objects of others, and only to say a line
+                self._notice(self._vector, observation, info)
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
             if found := outside(observation, self._vector.single_observation_space):

@@ -43,7 +43,12 @@ class _Lane(gymnasium.Wrapper):
 
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
-        if len(result) == 5 and NUMBERS.issuperset(map(type, result[1:4])) and self._fits(result[0]):
+        if (
+            isinstance(result, tuple | list)
+            and len(result) == 5
+            and NUMBERS.issuperset(map(type, result[1:4]))
+            and self._fits(result[0])
+        ):
             return result
         gymnasium_check.check_step(result, self._space, self._name)
         observation, *numbers, info = result

@@ -63,7 +63,9 @@ def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
         return False
     if attribute.lstrip("_") in STATISTICS:
         return True
-    described = hasattr(value, "mean") and (hasattr(value, "var") or hasattr(value, "std")) and hasattr(value, "update")
+    moments = getattr(value, "mean", None), getattr(value, "var", getattr(value, "std", None))
+    # Numbers, where a table or an array that is kept has methods.
+    described = not any(x is None or callable(x) for x in moments) and hasattr(value, "update")
     counted = any(hasattr(value, count) for count in ("count", "n", "_n", "num"))
     return isinstance(layer, gymnasium.Wrapper) and described and counted
 

@@ -85,9 +85,10 @@ class _Training:
     def lend(self) -> None:
         """Closes the lanes after their step; `recv` waits until they are taken back."""
         self._turn.acquire()
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            with contextlib.suppress(Exception):  # the turn is given all the same
+                running.close()
 
     def take_back(self) -> None:
         self._turn.release()

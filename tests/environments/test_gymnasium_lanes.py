@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
+import pandas
 import pytest
 
 from podracer import environments
@@ -61,6 +62,12 @@ def frozen():
     return made
 
 
+def with_a_table():
+    made = gymnasium.Wrapper(Walk())
+    made.prices = pandas.DataFrame({"price": [1.0, 2.0]})
+    return made
+
+
 def itself():
     made = Walk()
     made.obs_rms = RunningMoments()
@@ -86,7 +93,7 @@ def test_running_statistics_are_refused(make, layer, setting):
 
 
 @pytest.mark.parametrize(
-    "make", [frozen, kept("rms", training=False), lambda: WRAPPERS.RecordEpisodeStatistics(Walk())]
+    "make", [frozen, kept("rms", training=False), with_a_table, lambda: WRAPPERS.RecordEpisodeStatistics(Walk())]
 )
 def test_what_does_not_learn_is_no_statistics(make):
     assert environments.adopt(make).spec.name == "Walk"
@@ -182,6 +189,21 @@ def test_an_instance_is_closed_before_the_next_is_made():
     assert Only.alive == 0
 
 
+def test_an_environment_that_cannot_be_reached_says_so():
+    """And not that its script cannot be imported, which is what ends a process of a lane."""
+
+    class Far(Walk):
+        reached = 0
+
+        def __init__(self):
+            Far.reached += 1
+            if Far.reached > 1:
+                raise ConnectionRefusedError("nobody listens")
+
+    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+        environments.adopt(Far).make(1, 0)
+
+
 def test_an_evaluation_takes_the_place_of_training_where_both_cannot_be(capsys):
     """Training waits for it, and goes on with another episode as a break in its stream."""
     source = environments.adopt(Only)
@@ -207,7 +229,7 @@ def test_an_evaluation_takes_the_place_of_training_where_both_cannot_be(capsys):
     assert len(set(seen)) == 3
     with pytest.raises(AssertionError, match="there is another one"):  # of two lanes one is too many
         source.make(2, 7, evaluation=True)
-    Only.alive = 0  # the first of them, which its vector has lost
+    assert Only.alive == 0, "the first of them is closed"
     training.send(np.arange(1), action)
     assert training.recv()[1].timestep.first[0]
     training.close()
