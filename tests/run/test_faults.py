@@ -66,8 +66,10 @@ def test_a_signal_in_every_phase(phase, undisturbed, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, signalled)
-        stopped = train(tmp_path)
+        with pytest.raises(podracer.Interrupted) as interrupted:
+            train(tmp_path)
     assert sent
+    stopped = interrupted.value.result
     assert stopped.summary["complete"] == complete
     assert stopped.summary["stopped_by"] == (None if complete else "SIGTERM")
     assert checkpoint.there_are(tmp_path)

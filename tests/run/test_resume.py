@@ -218,6 +218,7 @@ def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
         "arch": arch,
         "num_envs": 8,
         "total_steps": 12_000,
+        "eval_every": 12_000,  # each of which may write a checkpoint
         "checkpoint_every": 3_000,
         "checkpoint_replay": False,
         "keep_checkpoints": 10,
