@@ -93,7 +93,7 @@ def test_processes_that_environments_start_do_not_hear_ctrl_c():
 def test_lanes_with_processes_do_not_hear_ctrl_c():
     running = GymnasiumEnvironments("CartPole-v1", GymnasiumOptions("async")).make(1, 0)
     try:
-        (process,) = running._vector.processes
+        (process,) = running._running._vector.processes
         with open(f"/proc/{process.pid}/status") as status:
             (mask,) = (line.split()[1] for line in status if line.startswith("SigBlk"))
         assert int(mask, 16) & 1 << signal.SIGINT - 1
