@@ -36,7 +36,10 @@ def write(stream: Any, text: str) -> None:
             # Not by way of a buffer, which would keep what could not be written, and is not reentrant.
             os.write(stream.fileno(), text.encode(stream.encoding or "utf-8", "backslashreplace"))
         else:
-            stream.write(text)
+            try:
+                stream.write(text)
+            except UnicodeEncodeError as error:
+                stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             stream.flush()
     except (ValueError, RuntimeError):  # closed, or interrupted in the middle of a line
         return

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import pathlib
 import re
@@ -38,6 +39,13 @@ def test_output_that_nobody_reads():
     with unread("stdout") as stream:
         console.write(sys.stdout, "one\n")
         stream.flush()  # nothing is kept that would fail at the end
+
+
+def test_a_stream_without_unicode_has_the_line_all_the_same(monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    console.write(stream, "return 1.0 ± 0.1\n")
+    assert raw.getvalue() == b"return 1.0 \\xb1 0.1\n"
 
 
 def test_a_stream_that_was_closed_is_not_what_its_descriptor_is_now(monkeypatch):

@@ -59,12 +59,13 @@ def train(argv: list[str]) -> int:
     if arguments.gif:
         check_rendering(environments.make(environment, **vars(arguments.env)))
     finals = []
-    for seed in arguments.seeds or (arguments.run.seed,):
+    seeds = arguments.seeds or (arguments.run.seed,)
+    for seed in seeds:
         directory = arguments.run_dir
         if directory and arguments.seeds:
             directory = directory.with_name(f"{directory.name}-{seed}")
         with _directory(directory, arguments, agent, environment, seed) as run_dir:
-            result = _result(
+            result, stopped_by = _result(
                 podracer.train,
                 agent,
                 environment,
@@ -84,6 +85,8 @@ def train(argv: list[str]) -> int:
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
             return code
+        if stopped_by and seed != seeds[-1]:
+            return 128 + stopped_by  # this seed is complete, and the next are not to begin
         finals.append(result.summary["eval_return_mean"])
     if len(finals) > 1 and not arguments.quiet:
         spread = f"{min(finals):.3f} to {max(finals):.3f}"
@@ -177,7 +180,7 @@ def resume(argv: list[str]) -> int:
         if "environment" not in stored["own"] and not stored["env"].startswith(environments.REMOTE):
             imports.check_name(arguments.run_dir, stored, arguments.trust)
             check_rendering(environments.make(stored["env"], **stored_options(stored["env"], stored["env_options"])))
-    result = _result(
+    result, _ = _result(
         podracer.resume,
         arguments.run_dir,
         total_steps=arguments.total_steps,
@@ -189,12 +192,12 @@ def resume(argv: list[str]) -> int:
     return _conclude(result, arguments.gif, arguments.quiet)
 
 
-def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> podracer.Result:
-    """The result also of a run that a signal stopped, for its exit code says so."""
+def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> tuple[podracer.Result, int]:
+    """The result also of a run that a signal stopped, and the signal's number, or 0."""
     try:
-        return function(*arguments, **named)
+        return function(*arguments, **named), 0
     except podracer.Interrupted as error:
-        return error.result
+        return error.result, signal.Signals[error.signal]
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:

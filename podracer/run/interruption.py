@@ -17,6 +17,7 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
       result: what was learnt until then; `summary` says how far it came.
+      signal: its name, such as "SIGINT".
     """
 
     def __init__(self, result: Result, signal: str):
@@ -28,4 +29,4 @@ class Interrupted(KeyboardInterrupt):
         else:
             then = f"continue with {rundir.how_to_resume(result.run_dir, own)}"
         super().__init__(f"stopped by {signal} at {summary['env_steps']:,} steps; {then}")
-        self.result = result
+        self.result, self.signal = result, signal

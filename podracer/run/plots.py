@@ -68,8 +68,10 @@ def learning_curve(
 
 
 def save(drawn: Any, path: str | pathlib.Path) -> Picture:
-    """Writes a Matplotlib figure."""
+    """Writes a Matplotlib figure, as PNG where the path has no suffix."""
     path = Picture(path)
+    if not path.suffix:
+        path = Picture(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
         drawn.savefig(partial)

@@ -68,7 +68,7 @@ class Session:
         self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         evaluated = processes.told(self._evaluated())
-        here = self._position(self._state)[1]
+        here = self._env_steps(self._state)
         self._best = checkpoint.Best(directory, evaluated, here, processes) if directory else None
         if self._best and (scores := [score for steps, score in evaluated if steps == here]):
             self._best.offer(here, max(scores), only_learner(self._state))  # a run that was killed before it could
@@ -78,7 +78,7 @@ class Session:
             self._snapshots = checkpoint.Checkpoints(
                 directory, keep=None, name=checkpoint.SNAPSHOTS, processes=processes
             )
-            self._snapshots.forget(self._position(self._state)[1])
+            self._snapshots.forget(here)
         self._train_seconds = sum(row["time/train_seconds"] for row in before)
         self._began -= sum(row.get("time/wall_seconds", 0.0) for row in before)
         self._rate = 0.0
@@ -135,6 +135,10 @@ class Session:
         """Steps and returns of the evaluations so far."""
         return [(row["env_steps"], row["eval/return_mean"]) for row in self._log.rows if "eval/return_mean" in row]
 
+    def _env_steps(self, state: RunState) -> int:
+        """Steps that every member has taken, by which evaluations and checkpoints are dated."""
+        return int(counter_values(self._here(state).env_steps).min())
+
     def _position(self, state: RunState) -> tuple[int, int]:
         """The newest update and step."""
         own = self._here(state)
@@ -161,7 +165,7 @@ class Session:
             compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._saved_at = time.monotonic()
-            self._evaluate_at(self._state, self._position(self._state)[1])
+            self._evaluate_at(self._state, self._env_steps(self._state))
             self._processes.doing("training")
             self._display.doing("training")
             self._cpu_clock = time.process_time()
@@ -316,6 +320,8 @@ class Session:
 
     def _evaluate_at(self, state: RunState, env_steps: int, final: bool = False) -> None:
         """Evaluates where it is time, after the checkpoint: environments may hang. A run that goes on does it then."""
+        if not final and env_steps >= self._experiment.run.total_steps and self._in_final_updates(state):
+            return  # of this step the last state is evaluated
         if final or _crossed(self._evaluated_at, env_steps, self._experiment.run.eval_every):
             self._evaluate(state, env_steps)
 
@@ -388,12 +394,12 @@ class Session:
 
     def _finish(self, compile_seconds: float, complete: bool) -> Result:
         state, experiment, own = self._state, self._experiment, self._here(self._state)
-        env_steps = int(counter_values(own.env_steps).min())
-        complete = complete and not self._cut
+        env_steps = self._env_steps(state)
+        trained, complete = complete, complete and not self._cut
         if complete and not self._last_evaluation:
             self._evaluate(state, env_steps)  # a finished run that was resumed
             complete = not self._cut
-        if not complete:
+        if not complete and not (trained and env_steps in self._saved_steps()):  # whose evaluation alone was cut
             self._save(state, env_steps)
         result = Result(experiment, own.learner, self._log.rows, self._directory)
         stopped_by, failed = self._agree_on_the_end()

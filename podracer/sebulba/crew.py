@@ -68,13 +68,7 @@ class Crew:
           ActorError: where an actor failed, or its environment does not answer.
         """
         wiring, rollouts = self.wiring, []
-        while not should_stop():
-            try:
-                self.check()
-            except ActorError:
-                if soon(should_stop):
-                    return None
-                raise
+        while not stops(should_stop, self.check):
             source = len(rollouts) * wiring.num_actors + number % wiring.num_actors if wiring.ordered else None
             rollout = wiring.channel.get(POLL_SECONDS, source)
             if rollout is not None:
@@ -113,3 +107,20 @@ class Crew:
                 console.say(f"{problem}; starting new ones ({self.restarts} restart(s) left).")
                 self.actors[i] = self._replace(actor)
                 self.actors[i].start()
+
+
+def stops(should_stop: Callable[[], bool], check: Callable[[], None]) -> bool:
+    """Says whether a run should stop; the error of an actor that a signal to all processes brings is such a request.
+
+    Raises:
+      ActorError: another one, from `check`.
+    """
+    if should_stop():
+        return True
+    try:
+        check()
+    except ActorError:
+        if not soon(should_stop):
+            raise
+        return True
+    return False

@@ -17,7 +17,7 @@ from podracer.learning.learner import Experience, owing
 from podracer.run.processes import Processes
 from podracer.sebulba.actor import Resume, Rollout
 from podracer.sebulba.ballots import Ballots
-from podracer.sebulba.crew import Crew
+from podracer.sebulba.crew import Crew, stops
 from podracer.sebulba.programs import Programs
 from podracer.sebulba.report import Report
 from podracer.types import LearnerState, Metrics, Trajectory
@@ -178,11 +178,10 @@ class Learner:
         self._pace.restart()
         begin, before = time.perf_counter(), self.pending
         while self.pending:
-            check()
-            own = should_stop(), self._pace.number, time.perf_counter() - begin
+            own = stops(should_stop, check), self._pace.number, time.perf_counter() - begin
             with self._processes.together():
-                stops, numbers, spent = self.ballots(*own).T
-            if stops.any():
+                stopping, numbers, spent = self.ballots(*own).T
+            if stopping.any():
                 return False
             if spent[0] > seconds and self.pending < before:
                 return True

@@ -690,6 +690,22 @@ def test_several_seeds_are_several_runs(monkeypatch, tmp_path, capsys):
     assert "3 seeds: mean 5.333 (4.000 to 7.000)" in capsys.readouterr().out
 
 
+def test_a_signal_at_the_end_of_a_seed_ends_the_others(monkeypatch, tmp_path):
+    """Also where that run was complete by then."""
+    asked = []
+
+    def train(agent, environment, **settings):
+        asked.append(settings["seed"])
+        summary = {"complete": True, "env_steps": 10, "eval_return_mean": 1.0}
+        result = types.SimpleNamespace(summary=summary, run_dir=settings["run_dir"], description={"own": []})
+        raise podracer.Interrupted(result, "SIGINT")
+
+    monkeypatch.setattr(podracer, "train", train)
+    assert run(f"{TRAIN} --seeds 4 7 --run-dir {tmp_path / 'run'}") == 130
+    assert asked == [4]
+    assert run(f"{TRAIN} --seed 7 --run-dir {tmp_path / 'run'}") == 0, "all that was asked for is there"
+
+
 def test_a_sweep_in_the_shell(asked):
     run(f"{TRAIN} --hyper.learning-rate 0 1e-2 --hyper.entropy-cost 0 --init-from other --quiet")
     (settings,) = asked

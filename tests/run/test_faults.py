@@ -76,6 +76,47 @@ def test_a_signal_in_every_phase(phase, undisturbed, tmp_path, monkeypatch):
     np.testing.assert_array_equal(parameters(train(tmp_path)), undisturbed)
 
 
+def test_a_signal_in_the_last_evaluation_keeps_the_checkpoint(tmp_path, monkeypatch):
+    """It was written before, and is not written again."""
+    evaluate, deleted = evaluation.Evaluator._evaluate, []
+
+    def signalled(self, *arguments):
+        if checkpoint.Checkpoints(tmp_path, read_only=True).steps()[-1:] == [final]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)  # an evaluation that is over by then counts
+        return evaluate(self, *arguments)
+
+    final = train(tmp_path / "whole").summary["env_steps"]
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation.Evaluator, "_evaluate", signalled)
+        patch.setattr(checkpoint.Checkpoints, "delete", lambda self, step: deleted.append(step))
+        with pytest.raises(podracer.Interrupted) as interrupted:
+            train(tmp_path, keep_checkpoints=1)
+    assert not interrupted.value.result.summary["complete"]
+    assert not deleted
+    assert train(tmp_path, keep_checkpoints=1).summary["complete"]
+
+
+def test_members_that_go_on_are_evaluated_where_they_were_to_be(tmp_path):
+    """Though their steps differ: the least of them count."""
+    population = {"num_envs": 4, "total_steps": 6000, "eval_every": 1000, "eval_episodes": 4, "progress": False}
+    population |= {"hyper": {"learning_rate": [1e-2, 1e-5, 1e-3]}}
+
+    def evaluated(result):
+        return [(row["env_steps"], row["updates"]) for row in result.history if "eval/return_mean" in row]
+
+    whole = podracer.train("ppo", "cartpole", **population)
+    steps = {}
+    for row in whole.history:
+        steps.setdefault(row["updates"], []).append(row["env_steps"])
+    # A stop where one member has passed an evaluation that another has not.
+    apart = next(u for u, s in steps.items() if u and min(s) // 1000 < max(s) // 1000)
+    stop = lambda _, row: row["updates"] >= apart  # noqa: E731
+    podracer.train("ppo", "cartpole", run_dir=tmp_path, log=stop, **population)
+    again = podracer.train("ppo", "cartpole", run_dir=tmp_path, resume=True, **population)
+    assert evaluated(again) == evaluated(whole)
+
+
 # What Orbax's other tasks say when they are collected, whenever that is.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_more_file_descriptors(undisturbed, tmp_path, monkeypatch):

@@ -80,7 +80,8 @@ def test_they_survive_stops(driver, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("driver", [pytest.param({}, marks=pytest.mark.nightly), LOCKSTEP], ids=["anakin", "sebulba"])
 def test_checkpoints_by_time_come_among_them(driver, tmp_path, monkeypatch):
-    """And change nothing; a run that is killed after one goes on there."""
+    """And change nothing; a run that is killed after one goes on there. The last state alone is evaluated."""
+    driver = driver | {"eval_every": STEPS}
     whole, kept = train(**driver), []
 
     def saving(self, state, env_steps):
@@ -94,7 +95,10 @@ def test_checkpoints_by_time_come_among_them(driver, tmp_path, monkeypatch):
         harness.late_after(6, patch)
         save = session.Session._save
         patch.setattr(session.Session, "_save", saving)
-        harness.assert_same(train(run_dir=tmp_path / "run", **driver).learner, whole.learner)
+        late = train(run_dir=tmp_path / "run", **driver)
+    harness.assert_same(late.learner, whole.learner)
+    evaluated = lambda result: [row["updates"] for row in result.history if "eval/return_mean" in row]  # noqa: E731
+    assert evaluated(late) == evaluated(whole) == [updates(whole)]
     assert kept
     again = train(run_dir=kept[-1], resume=True, **driver)
     assert next(row["updates"] for row in behind_the_last_step(again)) <= int(kept[-1].name)

@@ -182,6 +182,19 @@ def test_an_actor_that_hangs_does_not_hold_up_an_error():
     assert actor.stop.call_count == 2
 
 
+def test_an_error_that_comes_with_a_signal_is_a_stop():
+    requested = []
+
+    def fail():
+        requested.append(True)  # the signal reaches the learner a little later
+        raise podracer.ActorError("its processes are gone")
+
+    assert crew.stops(lambda: bool(requested), fail)
+    with pytest.raises(podracer.ActorError):
+        crew.stops(lambda: False, fail)
+    assert not crew.stops(lambda: False, lambda: None)
+
+
 def stop_after(seconds, monkeypatch):
     """Requests a stop that long after the actors began."""
     enter = crew.Crew.__enter__
