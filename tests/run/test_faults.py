@@ -111,8 +111,9 @@ def test_members_that_go_on_are_evaluated_where_they_were_to_be(tmp_path):
         steps.setdefault(row["updates"], []).append(row["env_steps"])
     # A stop where one member has passed an evaluation that another has not.
     apart = next(u for u, s in steps.items() if u and min(s) // 1000 < max(s) // 1000)
-    stop = lambda _, row: row["updates"] >= apart  # noqa: E731
-    podracer.train("ppo", "cartpole", run_dir=tmp_path, log=stop, **population)
+    stop = lambda _, row: row["updates"] >= apart - 1  # noqa: E731 - the next update is under way by then
+    stopped = podracer.train("ppo", "cartpole", run_dir=tmp_path, log=stop, **population)
+    assert stopped.summary["updates"] == apart
     again = podracer.train("ppo", "cartpole", run_dir=tmp_path, resume=True, **population)
     assert evaluated(again) == evaluated(whole)
 
