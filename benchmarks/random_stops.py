@@ -35,11 +35,11 @@ TASKS = {
     "anakin": "ppo catch --num-envs 8 --total-steps 100000",
     "sebulba": "vtrace catch --num-envs 8 --arch sebulba --mode lockstep --total-steps 20000",
 }
-"""What is trained; bit for bit the same each time (docs/concepts/reproducibility.md)."""
+"""The tasks; their results are bit for bit the same each time (docs/concepts/reproducibility.md)."""
 
 COMMON = "--agent.rollout-length 10 --agent.hidden-sizes 8 --eval-episodes 8 --quiet"
 EVALUATIONS, CHECKPOINTS = 20, 12
-"""Of a run, so many that moments fall into them."""
+"""Evaluations and checkpoints of a run; random moments fall into them."""
 
 STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GRACE_SECONDS = 15.0
@@ -47,7 +47,7 @@ GRACE_SECONDS = 15.0
 
 @dataclasses.dataclass
 class Row:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
       task: of `TASKS`.
@@ -77,7 +77,7 @@ def command(task: str, run_dir: pathlib.Path, minutes: float) -> list[str]:
 
 
 def steps_of(run_dir: pathlib.Path) -> list[int]:
-    """Of the checkpoints that are whole, oldest first."""
+    """The whole checkpoints, oldest first."""
     folder = run_dir / "checkpoints"
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 

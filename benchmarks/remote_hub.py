@@ -1,4 +1,4 @@
-"""How many messages a second of processor time does the hub of a learner take, by the number of workers?
+"""Measures the messages that the hub of a learner takes in a second of processor time, by the number of workers.
 
     python benchmarks/remote_hub.py [--workers 10 100 1000] [--actors 4] [--messages 3000]
 

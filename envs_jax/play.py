@@ -167,7 +167,7 @@ def _constants(closed: Any) -> list[np.ndarray]:
 
 
 def _same_bits(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays are the same. NaN is the same as itself, though no number is equal to it: JAX's own functions
+    """Compares two arrays. NaN is the same as itself, though no number is equal to it: JAX's own functions
     hold it, such as `jax.random.choice`."""
     return (x.dtype, x.shape) == (y.dtype, y.shape) and x.tobytes() == y.tobytes()
 

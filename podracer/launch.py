@@ -169,7 +169,7 @@ def _own_platform() -> str:
 
 
 def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
-    """What a process prints, after its number; also where nobody reads it here, or the process would wait for ever."""
+    """Copies the lines of a process, with its number. It reads on where nobody reads here: the process would wait."""
     assert child.stdout is not None
     for line in child.stdout:
         console.write(sys.stdout, f"[{index}] {line.decode(errors='replace')}")

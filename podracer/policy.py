@@ -106,7 +106,7 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
 def _what_matters(
     act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
 ) -> tuple[list[int], bool, bool]:
-    """Which leaves of the memory later actions depend on, and whether they depend on rewards and on the key."""
+    """Finds the leaves of the memory that later actions depend on, and if they depend on rewards and on the key."""
     observation = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
     closed, shapes = jax.make_jaxpr(act, return_shape=True)(
         begin(1), observation, jnp.zeros(1), jnp.zeros(1, bool), key

@@ -34,7 +34,7 @@ LOWEST = float(np.finfo(np.float32).min)
 EmbeddingDtype = Literal["float32", "bfloat16", "float16"]
 
 RootValue = Literal["mean", "action", "mixed"]
-"""What a search says that its root is worth: V, the mean over all simulations; Q of the action that it chose; or the
+"""The value that a search gives its root: V, the mean over all simulations; Q of the action that it chose; or the
 network's value mixed with the Q of all that was tried, weighted by the prior (Danihelka et al. 2022, appendix D)."""
 
 
@@ -276,7 +276,7 @@ def search(
 
 
 def _root_value(config: SearchConfig, root: Tree, action: jax.Array) -> jax.Array:
-    """What roots [N] are worth."""
+    """The values of roots [N]."""
     wanted = config.root_value or ("mean" if config.algorithm == "puct" else "mixed")
     if wanted == "action":
         return value_of(root.Q, action)

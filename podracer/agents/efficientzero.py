@@ -357,7 +357,7 @@ def make(
 
 
 def _bins(config: EfficientZeroConfig) -> Bins:
-    """What numbers of prefixes and values are."""
+    """The bins of value prefixes and values."""
     largest = max(largest_return(config.discount), config.horizon)
     return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 

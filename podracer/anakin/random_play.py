@@ -15,7 +15,7 @@ LANES, STEPS = 64, 1000
 
 
 def not_finite(environment: Environment) -> str:
-    """What an environment shows under random actions that is not finite, in words, or ""."""
+    """Names what an environment shows under random actions that is not finite; "" for nothing."""
     space = environment.spec.action_space
 
     def bad(lanes: autoreset.Lane) -> jax.Array:

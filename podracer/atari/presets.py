@@ -212,7 +212,7 @@ LARS_ETA = dict.fromkeys(("Asterix", "Gopher"), 0.01) | dict.fromkeys(
 
 
 def by_run(name: str, config: Mapping[str, Any], game: str, total_steps: int) -> dict[str, Any]:
-    """What a preset of `efficientzero` says of a run by its game and length.
+    """Fields that a preset of `efficientzero` fits to the game and length of a run.
 
     Args:
       name: of the preset.

@@ -97,7 +97,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads what is printed any more, as in `podracer envs | head -1`; then the rest is thrown away."""
+    """True where nobody reads standard output any more, as in `podracer envs | head -1`; the rest is thrown away."""
     if not sys.stdout:
         return False
     printed, poll = sys.stdout.fileno(), select.poll()

@@ -223,7 +223,7 @@ class EnvPoolEnvironments:
 
 
 def _opengl() -> list[str]:
-    """What EnvPool brings along to draw without a display: MuJoCo looks for it among what the process has loaded."""
+    """Paths of the library with which EnvPool draws without a display: MuJoCo looks for it in the process."""
     libraries = pathlib.Path(_import().__file__).parent.with_name("envpool.libs")
     return [str(path) for path in libraries.glob("libEGL-*")]
 

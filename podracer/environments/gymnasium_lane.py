@@ -56,7 +56,7 @@ class _Lane(gymnasium.Wrapper):
 
 
 def _fitting(space: gymnasium.Space) -> Callable[[Any], bool]:
-    """Whether an observation has its space's shape, or arrays by name have, and needs no further look."""
+    """Makes a quick test: an observation, or each array of a `Dict`, has the shape of its space."""
     if isinstance(space, gymnasium.spaces.Dict):
         items = {key: _fitting(item) for key, item in space.spaces.items()}
         return lambda shown: (

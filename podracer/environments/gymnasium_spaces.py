@@ -28,7 +28,7 @@ MOST_CHOICES = 1024
 """Whole numbers of a Box that are taken for choices: each is an output of a network."""
 
 ROUNDING = 1e-5
-"""How far a float may lie beyond its bounds, as a share of them."""
+"""The share of its bounds by which a float may exceed them."""
 
 
 def observation_space(space: Any, name: str) -> spaces.Space:
@@ -136,7 +136,7 @@ def actions_for(space: Any, own: Any) -> Callable[[Any], np.ndarray]:
 
 
 def outside(value: Any, space: Any, name: str = "observation") -> str:
-    """What of observations [..., *space.shape] lies outside their space, in words; "" for nothing."""
+    """Names what lies outside its space in observations [..., *space.shape]; "" for nothing."""
     if isinstance(space, gymnasium.spaces.Dict):
         found = (outside(value[key], item, f"{name}[{key!r}]") for key, item in space.spaces.items())
         return next(filter(None, found), "")

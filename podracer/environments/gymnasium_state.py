@@ -23,7 +23,7 @@ MASKS = ("action_mask", "action_masks", "legal_actions", "valid_actions", "avail
 """Names of entries of `info`, and of methods, with which environments say which actions are legal."""
 
 DEPTH, MOST = 3, 1000
-"""How deep generators are looked for, and in how many objects of a layer."""
+"""Limits of the search for generators: levels below a layer, and objects of a layer."""
 
 
 def check_statistics(environment: gymnasium.Env, name: str) -> None:

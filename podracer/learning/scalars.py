@@ -18,7 +18,7 @@ from podracer.returns import rescale, unrescale
 from podracer.types import Caution
 
 SLACK = 1.001
-"""How much larger than the largest number a target may be: less is a rounding."""
+"""The factor by which a target may exceed the largest number: less is a rounding."""
 
 
 def largest_return(discount: float) -> float:
@@ -44,7 +44,7 @@ class Bins(NamedTuple):
     largest: float
 
     def outside(self, x: jax.Array) -> jax.Array:
-        """Which numbers [...] are clipped, bool, but for a rounding."""
+        """Marks numbers [...] that are clipped by more than a rounding, bool."""
         return jnp.abs(x) > SLACK * self.largest
 
     @property

@@ -1,4 +1,4 @@
-"""What numbers of an observation a learner takes from a worker."""
+"""Limits of the numbers that a learner takes from a worker."""
 
 from __future__ import annotations
 

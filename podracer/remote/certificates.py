@@ -12,7 +12,7 @@ FILES = ("tls_cert", "tls_key", "client_ca")
 
 
 class Certificates:
-    """What gRPC is to use for its next connection: read again when a file has changed."""
+    """Certificates for the next connection of gRPC: read again when a file has changed."""
 
     def __init__(self, settings: Remote):
         self._paths = {name: path for name in FILES if (path := getattr(settings, name))}
@@ -27,7 +27,7 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(self._read([]), self.renewed, "client_ca" in self._paths)
 
     def renewed(self) -> Any:
-        """What to use from now on, or None where nothing is new, or cannot be read; any thread of gRPC's calls it."""
+        """New certificates, or None where there are none, or they cannot be read; called by any thread of gRPC."""
         try:
             seen = self._identities()
             return None if seen == self._seen else self._read(seen)

@@ -36,7 +36,7 @@ TICK_SECONDS = 0.2
 GOODBYE_SECONDS = 2.0
 MAX_SESSIONS, MAX_SILENT = 1024, 64
 MAX_CONNECTIONS = 2 * MAX_SESSIONS
-"""Of workers, and of strangers for as long as they may say nothing; one more is closed at once."""
+"""The most connections of workers and silent strangers together; one more is closed at once."""
 
 MAX_SPEC = 1024 * 1024
 """Bytes of a message before it is known what the environment is."""

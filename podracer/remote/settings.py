@@ -180,7 +180,7 @@ def read(path: str, name: str) -> bytes:
 
 
 def identity(path: str | pathlib.Path) -> tuple[int, ...]:
-    """What tells a file from a later one of the same name.
+    """The identity of a file, which differs from that of a later file of the same name.
 
     Raises:
       OSError: where there is none.

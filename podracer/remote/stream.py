@@ -14,7 +14,7 @@ from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 
 SETTLE_SECONDS = 2.0
-"""How long a message may take to be written to a stream that is to end."""
+"""Seconds that a message may take to be written to a stream that is to end."""
 
 
 class Refused(Exception):  # noqa: N818 - how a session ends, not an error of ours

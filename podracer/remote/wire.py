@@ -122,7 +122,7 @@ def leaves(space: spaces.Space, name: str) -> list[Leaf]:
 
 
 class Layout:
-    """Where the numbers of rows and actions of an environment are in payloads.
+    """The places of the numbers of rows and actions in payloads.
 
     Args:
       spec: of the environment.
@@ -253,7 +253,7 @@ class Layout:
 
 
 def _value_check(leaf: Leaf, largest: float) -> Callable[[np.ndarray], None] | None:
-    """What values of a leaf must be: within limits, or one of so many."""
+    """The check of a leaf: its values lie within limits, or are one of so many choices."""
 
     def complain(x: np.ndarray, bad: np.ndarray, low: Any, high: Any) -> None:
         at = tuple(int(i) for i in np.argwhere(bad)[0])

@@ -73,7 +73,7 @@ class Callers:
         self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def _read(self, connection: socket.socket) -> bytes | None:
-        """What was said before the ending; None while that has not come, or never will."""
+        """The text before the ending; None while the ending has not come, or never will."""
         until, before = self._waiting[connection]
         try:
             data = connection.recv(4096)

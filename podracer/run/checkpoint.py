@@ -55,7 +55,7 @@ SEEN_SECONDS = 60.0
 
 
 LOGGERS = ("absl", "asyncio", "orbax")
-"""Of Orbax and its tasks; what others log meanwhile is theirs to see."""
+"""The loggers of Orbax and its tasks. Records of other libraries are shown."""
 
 
 class CheckpointError(RuntimeError):
@@ -233,7 +233,7 @@ class Checkpoints:
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
     def _tried(self, step: int, like: ArrayTree) -> tuple[Any, str | None]:
-        """What is in a checkpoint, or why any of the processes cannot read it: tried again where that may pass.
+        """Reads a checkpoint, or says why a process cannot. An error that may pass is tried again.
 
         Raises:
           CheckpointError: where it is of something else, or what is wrong says nothing of the checkpoint.
@@ -354,7 +354,7 @@ class Best:
         self._score = max((score for steps, score in scores if steps in kept), default=-math.inf)
 
     def wants(self, score: float) -> bool:
-        """Whether a state of this score is better than the one that is kept."""
+        """True for a score that is better than that of the state that is kept."""
         return score > self._score
 
     def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:

@@ -1,4 +1,4 @@
-"""What the settings of a run came to where they say "auto", for the line at its start and its files."""
+"""Choices that a run made for settings that say "auto", for the line at its start and its files."""
 
 from __future__ import annotations
 

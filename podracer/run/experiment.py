@@ -36,7 +36,7 @@ AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
 """Agents that have a name: their config and what makes them."""
 
 MAX_UPDATES = 2**31 - 1
-"""Of a run: `LearnerState.num_updates` is an int32, whose steps (`learning.counter`) may be more."""
+"""The most updates of a run: `LearnerState.num_updates` is an int32. Steps (`learning.counter`) may be more."""
 
 PLANNERS: dict[str, Callable[..., Planner]] = {
     "alphazero": agents.alphazero.planner,

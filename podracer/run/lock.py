@@ -75,7 +75,7 @@ class RunLock:
             return file
 
     def _is_at(self, file: IO[str]) -> bool:
-        """Whether an open file is still the one of that name."""
+        """True while an open file is the one of that name."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         return False
@@ -112,7 +112,7 @@ def _described(holder: dict[str, Any]) -> str:
 
 
 def machine() -> str:
-    """Where process numbers mean the same processes: a host since it started, and a container's own numbers."""
+    """Names the place in which process numbers are unique: a host since its start, and a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -129,7 +129,7 @@ def identity(pid: int) -> list[int]:
 
 
 def lives(process: list[int]) -> bool:
-    """Whether the process of an identity is there."""
+    """True while the process of an identity lives."""
     pid = process[0]
     if len(process) > 1:
         return identity(pid) == process

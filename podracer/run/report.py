@@ -30,7 +30,7 @@ def sentence(result: Result) -> str:
 
 
 def _seconds(summary: Mapping[str, Any]) -> str:
-    """How long one waited, and for what."""
+    """Seconds of the whole wait, and of its parts."""
     training = f"training {summary['train_seconds']:.1f} s at {summary['steps_per_second']:,.0f} steps/s"
     parts = f"{training}, compiling {summary['compile_seconds']:.1f} s"
     if "wall_seconds" not in summary:  # of an earlier version

@@ -150,7 +150,7 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
 
 
 def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) -> list[str]:
-    """What to say of a run that another version of the library goes on with."""
+    """A line for a run that another version of the library continues."""
     before, now = stored["podracer"], description["podracer"]
     if before == now:
         return []

@@ -202,7 +202,7 @@ class Session:
         return self._asked_to_stop()
 
     def _asked_to_stop(self) -> bool:
-        """Whether a signal has come, here or to another process."""
+        """True once a signal has come, here or to another process."""
         if self._stop.requested:
             self._processes.stop()
             return True
@@ -307,12 +307,12 @@ class Session:
         self._saved_at = time.monotonic()
 
     def _is_late(self) -> bool:
-        """Whether more would be lost by now than may be."""
+        """True where the newest checkpoint is older than `checkpoint_minutes`."""
         late = time.monotonic() - self._saved_at > 60 * self._experiment.run.checkpoint_minutes
         return self._checkpoints is not None and late
 
     def _in_final_updates(self, state: RunState) -> bool:
-        """Whether a state after the last step is not the last."""
+        """True for a state that still owes final updates."""
         return self._experiment.run.final_updates > 0 and bool(topology.here(state.experience.counts.pending))
 
     def _saved_steps(self) -> list[int]:

@@ -42,7 +42,7 @@ class StopSignal:
 
 
 def soon(should_stop: Callable[[], bool]) -> bool:
-    """Whether a request to stop is there, or on its way.
+    """True where a request to stop is there, or comes at once.
 
     For errors that may come of it: a signal to a whole group may end processes that step environments first.
     """

@@ -27,7 +27,7 @@ class UnansweredError(ActorError):
 
 
 class Watch:
-    """What the thread says, and is told.
+    """Messages between the thread and its watcher.
 
     Attributes:
       waiting_since: when it began to wait for an environment, if it does; in seconds of `time.monotonic`.

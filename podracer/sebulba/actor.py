@@ -232,7 +232,7 @@ class Actor(threading.Thread):
 
 
 def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> str:
-    """What of rows of observations is not finite, in words, or "".
+    """Names what is not finite in rows of observations; "" for nothing.
 
     Args:
       lanes: int [B]; whose rows they are.

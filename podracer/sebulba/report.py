@@ -139,7 +139,7 @@ class Report:
         return {name: np.asarray([value], np.float64) for name, value in scalars.items()}
 
     def _culprit(self, metrics: dict[str, np.ndarray]) -> str:
-        """What of the rollouts until a metric [updates] was not finite was not either, in words, or ""."""
+        """Names what was not finite in the rollouts until a metric [updates] was not; "" for nothing."""
         first = min(int(np.argmin(np.isfinite(x))) for x in metrics.values() if not np.all(np.isfinite(x)))
         learnt = first * len(self._rewards) // len(self._metrics)
         for rewards in itertools.chain(*jax.device_get(self._rewards[: learnt + 1])):
