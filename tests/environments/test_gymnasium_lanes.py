@@ -193,15 +193,16 @@ def test_an_environment_that_cannot_be_reached_says_so():
     """And not that its script cannot be imported, which is what ends a process of a lane."""
 
     class Far(Walk):
-        reached = 0
+        gone = False
 
         def __init__(self):
-            Far.reached += 1
-            if Far.reached > 1:
+            if Far.gone:
                 raise ConnectionRefusedError("nobody listens")
 
+    source = environments.adopt(Far)
+    Far.gone = True
     with pytest.raises(ConnectionRefusedError, match="nobody listens"):
-        environments.adopt(Far).make(1, 0)
+        source.make(1, 0)
 
 
 def test_an_evaluation_takes_the_place_of_training_where_both_cannot_be(capsys):
