@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 
-.PHONY: demo test test-slow test-pods test-accelerator test-nightly compilers protoc learn picture lint docs notebooks dist bench clean
+.PHONY: demo test test-slow test-pods test-accelerator test-nightly compilers protoc learn pictures lint docs notebooks dist bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.core: pyproject.toml
@@ -56,8 +56,9 @@ learn: $(VENV)/.test  ## controls, which must not learn, and curves of all agent
 	$(BIN)/pytest -m learns -n 2
 	$(BIN)/python benchmarks/learn.py
 
-picture: $(VENV)/.core  ## README's trained policy
-	$(BIN)/podracer train ppo cartpole --gif docs/images/cartpole.gif
+pictures: $(VENV)/.core  ## the animation of README, and the search that the guides show, in docs/images
+	$(BIN)/pip install --quiet --editable '.[sebulba]'
+	$(BIN)/python docs/pictures.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

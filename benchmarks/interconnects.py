@@ -3,7 +3,7 @@
     E = 1 / (1 + t_comm / t_c)        t_comm: sum over an update's all-reduces of  latency + 2 (n - 1) / n bytes / W
 
 Latencies and bandwidths of TPUs are from jax-ml/scaling-book (tpus, sharding); those of an H200, and the rates of
-computing, are estimates. docs/scale.md shows the tables.
+computing, are estimates. docs/results/scaling.md shows the tables.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     make learn                             # all of them
     python benchmarks/learn.py cartpole    # only rows whose name contains a word; of a row's whole name, that row alone
-    python benchmarks/readme.py            # writes what there is into README's table
+    python benchmarks/learn.py --draw cartpole-ppo   # the curve alone, of the seeds whose result is there
+    python benchmarks/readme.py            # writes the results into docs/results/learning.md
 
 Each row is the command line that a user would type, run once a seed, and then evaluated on 1,000 fresh episodes.
 Results go to `benchmarks/results/learning/<row>.json` and `.png`, with versions, seeds, commit and command.
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import podracer
 from podracer.bench import measure
@@ -166,23 +168,17 @@ ROWS = (
 def run(row: Row) -> bool:
     """Trains and evaluates a row's seeds, writes its result, and says whether the claim holds."""
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="podracer-learn-"))
-    seeds, histories = [], {}
-    for seed in SEEDS:
-        directory = scratch / str(seed)
-        command = ["train", *row.arguments.split(), "--seed", str(seed), "--run-dir", str(directory), "--quiet"]
-        subprocess.run([sys.executable, "-m", "podracer", *command], check=True)
-        result = podracer.load(directory)
+    seeds = []
+    for seed, result in trained(row, scratch):
         evaluation = result.evaluate(EPISODES, seed=1000 + seed)
         seeds.append({"seed": seed, "mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval})
         seeds[-1] |= {k: result.summary[k] for k in ("env_steps", "train_seconds", "steps_per_second")}
-        histories[f"seed {seed}"] = metrics.read(directory / "metrics.jsonl")
         print(f"{row.name} seed {seed}: {evaluation}", flush=True)
     holds = all(row.holds(s["mean"]) for s in seeds)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    title = f"podracer train {row.arguments}"
-    plots.learning_curve(histories, RESULTS / f"{row.name}.png", title=title)
+    curve(row, scratch)
     report = {
-        "command": title,
+        "command": f"podracer train {row.arguments}",
         "claim": row.claim,
         "holds": holds,
         "episodes": EPISODES,
@@ -197,8 +193,39 @@ def run(row: Row) -> bool:
     return holds
 
 
+def trained(row: Row, scratch: pathlib.Path) -> Iterator[tuple[int, podracer.Result]]:
+    """Trains each seed by the command line, in a run directory named like the seed."""
+    for seed in SEEDS:
+        directory = scratch / str(seed)
+        command = ["train", *row.arguments.split(), "--seed", str(seed), "--run-dir", str(directory), "--quiet"]
+        subprocess.run([sys.executable, "-m", "podracer", *command], check=True)
+        yield seed, podracer.load(directory)
+
+
+def curve(row: Row, scratch: pathlib.Path) -> None:
+    """Draws the mean of the seeds, with a band from the least to the most."""
+    rows = [found | {"member": seed} for seed in SEEDS for found in metrics.read(scratch / str(seed) / "metrics.jsonl")]
+    label = " on ".join(row.arguments.split()[:2])
+    plots.learning_curve({label: rows}, RESULTS / f"{row.name}.png", title=f"podracer train {row.arguments}")
+
+
+def draw(row: Row) -> None:
+    """Draws a row's curve again; its result stays as it is.
+
+    Raises:
+      ValueError: where a seed ends with other steps than the result says, so that the curve would be of another run.
+    """
+    measured = json.loads((RESULTS / f"{row.name}.json").read_text())["seeds"]
+    with tempfile.TemporaryDirectory(prefix="podracer-learn-") as scratch:
+        for seed, result in trained(row, pathlib.Path(scratch)):
+            steps, before = result.summary["env_steps"], measured[seed]["env_steps"]
+            if steps != before:
+                raise ValueError(f"{row.name}, seed {seed}: {steps} steps, but the result has {before}; run the row.")
+        curve(row, pathlib.Path(scratch))
+
+
 def table() -> list[str]:
-    """README's lines: what was measured, by command."""
+    """The lines of docs/results/learning.md: a result for each command."""
     measured = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     lines = ["| command | required | seeds 0 / 1 / 2 | commit |", "|---|---|---|---|"]
     for result in sorted(measured, key=lambda result: result["command"]):
@@ -209,10 +236,15 @@ def table() -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Runs the rows that have one of the words as their name, or in it, or all."""
+    """Runs the rows that have one of the words as their name, or in it, or all. `--draw` draws their curves alone."""
+    only_draw, words = "--draw" in words, [word for word in words if word != "--draw"]
     names = {row.name for row in ROWS}
     fits = lambda name: any(word == name if word in names else word in name for word in words)  # noqa: E731
     chosen = [row for row in ROWS if not words or fits(row.name)]
+    if only_draw:
+        for row in chosen:
+            draw(row)
+        return 0
     missed = [row.name for row in chosen if not run(row)]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} claims hold")
     if missed:

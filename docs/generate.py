@@ -257,6 +257,7 @@ def generate() -> None:
     navigation = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], DOCS)
     site = {"INHERIT": "../../mkdocs.yml", "docs_dir": "..", "site_dir": "../../site", "nav": navigation}
     site["repo_url"] = notebooks.repository()
+    site["hooks"] = ["../links.py"]
     (out / "mkdocs.yml").write_text(yaml.safe_dump(site, sort_keys=False))
 
 

@@ -49,9 +49,11 @@ def _origin(result: dict[str, Any]) -> str:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    index = "# Results\n\nEvery figure is measured. These pages are made from the files in benchmarks/results.\n\n"
-    index += "| | machine | commit | command |\n|---|---|---|---|\n"
-    index += "| [learning](learning.md): every agent on every environment | | | |\n"
+    index = "# All files\n\nA page for each file in benchmarks/results, with every number of it. "
+    index += (
+        "[Results](../../results/index.md) says what they are about.\n\n| file | machine | commit |\n|---|---|---|\n"
+    )
+    index += "| [learning](learning.md): every agent on every environment | | |\n"
     learning = "# Learning\n\n| command | required | mean return of each seed | commit |\n|---|---|---|---|\n"
     curves = ""
     for path in sorted(RESULTS.rglob("*.json")):
@@ -64,11 +66,8 @@ def pages() -> Iterator[tuple[str, str]]:
             curves += f"\n## {path.stem}\n\n{_measured(path, result)}"
             continue
         runs = [result, *(run for run in result.get("runs", []) if isinstance(run, dict))]
-        origin = {
-            name: next((run[name] for run in runs if name in run), "") for name in ("machine", "commit", "command")
-        }
-        command = origin["command"] and f"`{origin['command']}`"
-        index += f"| [{path.stem}]({path.stem}.md) | {origin['machine']} | {origin['commit'][:12]} | {command} |\n"
+        machine, commit = (next((run[name] for run in runs if name in run), "") for name in ("machine", "commit"))
+        index += f"| [{path.stem}]({path.stem}.md) | {machine} | {commit[:12]} |\n"
         yield f"results/{path.stem}.md", _result(path, result)
     yield "results/learning.md", learning + curves
     yield "results/index.md", index

@@ -1,7 +1,8 @@
 """The notebooks in examples/notebooks: `python docs/notebooks.py [NAME ...]` runs them and keeps what they show.
 
-`python docs/notebooks.py --address` only writes the repository's address, which pyproject.toml has, wherever else it
-stands: where notebooks install from, in the links that open them in Colab, and in those to pictures of results.
+`python docs/notebooks.py --address` runs nothing. It writes the repository's address, which pyproject.toml has, into
+the cells that install, and into the guide's lines on Colab. It also puts pictures of results into the cells that name
+one in their metadata, for Colab shows no file beside a notebook, and no attachment.
 
 The metadata of a notebook says what is particular to it, under `podracer`: `test`, the values that its cell tagged
 `parameters` has in a test, where it must be small; `seconds`, how long a cell may take there; and `code`, which code
@@ -11,6 +12,7 @@ its outputs belong to, and is written here. docs/generate.py makes pages of them
 from __future__ import annotations
 
 import ast
+import base64
 import copy
 import hashlib
 import os
@@ -28,8 +30,15 @@ import nbformat
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "notebooks"
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "start.md")
-"""Pages with links to Colab."""
+PAGE = ROOT / "docs" / "start.md"
+"""The page that says how to open the notebooks in Colab."""
+
+UPLOAD = """\
+In Colab, open one by *File > Upload notebook*. Build a wheel with `make dist`, and drop `dist/podracer_rl-*.whl` into
+*Files* at the left. The first cell installs it. Colab deletes uploaded files when a session ends."""
+
+LINKS = """\
+Colab opens them, and the first cell installs podracer: {links}."""
 
 Notebook = nbformat.NotebookNode
 
@@ -48,21 +57,38 @@ def repository() -> str:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 
+def public() -> str:
+    """The address that anybody can install from, or '' before there is one."""
+    return "" if repository().endswith("/OWNER/NAME") else repository()
+
+
 def colab(path: pathlib.Path) -> str:
-    """The address that opens a notebook in Colab."""
+    """The address that opens a notebook in Colab, or '' before the repository is public."""
     name = path.relative_to(ROOT).as_posix()
-    return f"https://colab.research.google.com/github/{_account()}/blob/main/{name}"
+    account = public().removeprefix("https://github.com/")
+    return account and f"https://colab.research.google.com/github/{account}/blob/main/{name}"
+
+
+def opening() -> str:
+    """The guide's lines on Colab: links, or how to upload a notebook and a wheel."""
+    links = ", ".join(f"[{path.stem}]({colab(path)})" for path in paths())
+    return LINKS.format(links=links) if public() else UPLOAD
 
 
 def addressed(text: str) -> str:
-    """A page, or the file of a notebook, with the repository's address where it has one."""
-    hosts = r'colab\.research\.google\.com/github/|raw\.githubusercontent\.com/|repository = \\?"https://github\.com/'
-    places = rf"({hosts})[\w.-]+/[\w.-]+"
-    return re.sub(places, rf"\g<1>{_account()}", text)
+    """The guide, or the file of a notebook, with the repository's address where it has one."""
+    text = re.sub(r'(repository = \\?")[^"\\]*', lambda found: found[1] + public(), text)
+    lines = f"<!-- colab -->\n{opening()}\n<!-- end -->"
+    return re.sub(r"<!-- colab -->\n.*?<!-- end -->", lambda _: lines, text, flags=re.DOTALL)
 
 
-def _account() -> str:
-    return repository().removeprefix("https://github.com/")
+def with_pictures(notebook: Notebook) -> Notebook:
+    """A notebook in which each cell that names a picture, `picture` in its metadata, holds it as data."""
+    for cell in notebook.cells:
+        if picture := cell.metadata.get("picture"):
+            data = base64.b64encode((ROOT / picture).read_bytes()).decode()
+            cell.source = re.sub(r"(!\[[^]]*\])\([^)]*\)", rf"\1(data:image/png;base64,{data})", cell.source)
+    return notebook
 
 
 def code_of(notebook: Notebook) -> str:
@@ -140,15 +166,14 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
     """Pages of the site and their pictures, by name."""
     from nbconvert import MarkdownExporter
 
-    index = "# Notebooks\n\nFrom `examples/notebooks`, with what they show on two CPU cores. Colab opens them.\n\n"
+    index = "# Notebooks\n\nFrom `examples/notebooks`, with their outputs on two CPU cores.\n\n"
     for path in paths():
         notebook = read(path)
         notebook.cells = [cell for cell in notebook.cells if "install" not in cell.metadata.get("tags", ())]
         text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": path.stem})
-        # The site has the pictures of results itself.
-        text = re.sub(r"https://raw\.githubusercontent\.com/[\w./-]+/benchmarks/results/(\w+/)*", "../results/", text)
-        title, _, rest = text.partition("\n")
-        text = f"{title}\n\n[Open in Colab]({colab(path)})\n{rest}"
+        if public():
+            title, _, rest = text.partition("\n")
+            text = f"{title}\n\n[Open in Colab]({colab(path)})\n{rest}"
         yield f"notebooks/{path.stem}.md", text
         for name, data in resources["outputs"].items():
             yield f"notebooks/{name}", data
@@ -158,7 +183,9 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 
 def main(names: Sequence[str]) -> None:
-    for path in (*PAGES, *paths()):
+    for path in paths():
+        nbformat.write(with_pictures(read(path)), path)
+    for path in (PAGE, *paths()):
         path.write_text(addressed(path.read_text()))
     if "--address" in names:
         return

@@ -121,22 +121,37 @@ def test_the_hash_is_of_code_alone(notebooks):
 
 def test_the_repository_has_one_address(notebooks, monkeypatch):
     """pyproject.toml's, which is everywhere that has any."""
-    readme, start = (page.read_text() for page in notebooks.PAGES)
-    first = notebooks.colab(PATHS[0])
-    assert re.match(
-        r"https://colab\.research\.google\.com/github/[\w.-]+/[\w.-]+/blob/main/examples/notebooks/1_", first
-    )
-    assert f"(https://colab.research.google.com/assets/colab-badge.svg)]({first})" in readme
-    assert f"]({first})" in start
-    files = (*notebooks.PAGES, *PATHS)
+    files = (notebooks.PAGE, *PATHS)
     for file in files:
         assert notebooks.addressed(file.read_text()) == file.read_text(), "python docs/notebooks.py --address"
-    here = notebooks.repository()
+        assert notebooks.public() or "OWNER/NAME" not in file.read_text()
     monkeypatch.setattr(notebooks, "repository", lambda: "https://github.com/a/b.c")
+    first = notebooks.colab(PATHS[0])
+    assert first == "https://colab.research.google.com/github/a/b.c/blob/main/examples/notebooks/1_anakin_colab.ipynb"
+    assert f"]({first})" in notebooks.addressed(notebooks.PAGE.read_text())
+    for file in PATHS:
+        assert r"repository = \"https://github.com/a/b.c\"" in notebooks.addressed(file.read_text())
+    monkeypatch.setattr(notebooks, "repository", lambda: "https://github.com/OWNER/NAME")
+    assert notebooks.colab(PATHS[0]) == ""
     for file in files:
-        text = notebooks.addressed(file.read_text())
-        assert "a/b.c" in text
-        assert here.removeprefix("https://github.com/") not in text
+        text = notebooks.addressed(notebooks.addressed(file.read_text()))
+        assert "a/b.c" not in text
+        assert "OWNER" not in text
+    assert "make dist" in notebooks.addressed(notebooks.PAGE.read_text())
+
+
+def test_pictures_of_results_are_inside_the_notebooks(notebooks):
+    """Colab shows neither files beside a notebook nor attachments."""
+    named = []
+    for path in PATHS:
+        notebook = notebooks.read(path)
+        named += [cell for cell in notebook.cells if "picture" in cell.metadata]
+        assert notebooks.with_pictures(notebooks.read(path)) == notebook, "python docs/notebooks.py --address"
+        shown = [cell for cell in notebook.cells if cell.cell_type == "markdown" and "![" in cell.source]
+        assert shown == [cell for cell in notebook.cells if "picture" in cell.metadata]
+    (cell,) = named
+    (data,) = re.findall(r"\]\(data:image/png;base64,(\S+)\)", cell.source)
+    assert base64.b64decode(data) == (ROOT / cell.metadata["picture"]).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -144,25 +159,33 @@ def test_the_repository_has_one_address(notebooks, monkeypatch):
     [("libtpu", "sebulba,tpu"), ("nvidia-smi", "sebulba,cuda12"), ("", "sebulba")],
     ids=["tpu", "gpu", "cpu"],
 )
-def test_on_colab_what_fits_is_installed(there, extras, notebooks, monkeypatch):
+def test_on_colab_what_fits_is_installed(there, extras, notebooks, monkeypatch, tmp_path):
     calls, killed = [], []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == there)
     monkeypatch.setattr("shutil.which", lambda name: name == there)
     monkeypatch.setattr(subprocess, "check_call", calls.append)
     monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
     code = source_of(notebooks.read(PATHS[0]), "install")
+    if not notebooks.public():
+        with pytest.raises(FileNotFoundError, match="make dist"):
+            exec(code, {})
+    exec(code.replace('repository = "', 'repository = "https://github.com/a/b'), {})
+    wheel = tmp_path / "podracer_rl-0.1.0-py3-none-any.whl"
+    wheel.touch()
     exec(code, {})
-    (command,) = calls
-    assert command[:5] == [sys.executable, "-m", "pip", "install", "-q"]
-    assert command[5] == f"podracer-rl[{extras}] @ git+{notebooks.repository()}"
-    assert killed == [(os.getpid(), 9)], "this process has imported an older jax"
+    address, uploaded = calls
+    assert address[:5] == uploaded[:5] == [sys.executable, "-m", "pip", "install", "-q"]
+    assert address[5].startswith(f"podracer-rl[{extras}] @ git+https://github.com/a/b")
+    assert uploaded[5] == f"podracer-rl[{extras}] @ {wheel.as_uri()}"
+    assert set(killed) == {(os.getpid(), 9)}, "this process has imported an older jax"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     exec(code, {})
     monkeypatch.delenv("COLAB_RELEASE_TAG")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: False)
     exec(code, {})
-    assert len(calls) == len(killed) == 1
+    assert len(calls) == len(killed) == 2
 
 
 def test_notebooks_are_pages_with_pictures(notebooks):
@@ -173,13 +196,10 @@ def test_notebooks_are_pages_with_pictures(notebooks):
         assert f"]({path.stem}.md): " in pages["notebooks/index.md"]
         assert text.startswith("# ")
         assert "COLAB_RELEASE_TAG" not in text
-        assert f"\n\n[Open in Colab]({notebooks.colab(path)})\n\n" in text
-        results = re.findall(r"!\[[^]]+\]\(\.\./results/(.*)\)", text)
-        assert len(results) == path.read_text().count("raw.githubusercontent.com")
-        assert all(list((ROOT / "benchmarks" / "results").rglob(name)) for name in results)
-        assert "githubusercontent" not in text
+        assert ("[Open in Colab]" in text) == bool(notebooks.public())
         shown = re.findall(r"!\[\w+\]\((.*)\)", text)
         assert shown == [name for name in shown if f"notebooks/{name}" in pages]
+        assert text.count("](data:image/png") == path.read_text().count("](data:image/png")
         assert len(shown) == sum(name.startswith(f"notebooks/{path.stem}/") for name in pages)
 
 

@@ -83,6 +83,7 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
     from matplotlib.figure import Figure  # Figure without pyplot: no global state, no display
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
+    from matplotlib.ticker import EngFormatter
 
     many = len(histories) > FEW
     picture = Figure(figsize=(9 if many else 7, 4.2), dpi=120, layout="constrained")
@@ -109,6 +110,7 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
         legend[MAX_LINES - 1 :] = [(Line2D([], [], linestyle="none"), f"and {len(legend) - MAX_LINES + 1} more")]
     legend += [(handle, label) for label, handle in notes.items()]
     axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k
     axes.set_ylabel(metric or "return")
     axes.set_title("\n".join(textwrap.wrap(title, 90)), fontsize="medium")
     axes.grid(alpha=0.3)
@@ -177,7 +179,7 @@ def _curves(history: History, metric: str) -> list[np.ndarray]:
 
 
 def draw(axes: Any, curves: list[np.ndarray], colour: Any, style: str) -> None:
-    """Draws one curve [n, 2] of (steps, value), or the mean of several with a band from the least to the greatest."""
+    """Draws one curve [n, 2] of (steps, value), or the mean of several, with a band of all of them if it is solid."""
     if len(curves) == 1:
         axes.plot(curves[0][:, 0], curves[0][:, 1], style, color=colour, markersize=3)
         return
@@ -185,7 +187,8 @@ def draw(axes: Any, curves: list[np.ndarray], colour: Any, style: str) -> None:
     steps = np.linspace(start, max(start, stop), 200)
     values = np.stack([np.interp(steps, c[:, 0], c[:, 1]) for c in curves])
     axes.plot(steps, values.mean(0), "-" if style == "-" else "--", color=colour)
-    axes.fill_between(steps, values.min(0), values.max(0), alpha=0.2, color=colour)
+    if style == "-":  # a second band would hide the first
+        axes.fill_between(steps, values.min(0), values.max(0), alpha=0.2, color=colour)
 
 
 def animation(images: np.ndarray, path: str | pathlib.Path, frames_per_second: float = 15.0) -> Picture:
@@ -259,7 +262,7 @@ def search_bars(explanation: Explanation) -> Any:
 
 def _heading(explanation: Explanation, width: float) -> str:
     """Title and facts, in lines that are no wider than a picture of so many inches."""
-    return "\n".join([explanation.title, *textwrap.wrap(explanation.facts, int(11.5 * width))])
+    return "\n".join([explanation.title, *textwrap.wrap(explanation.facts, int(13 * width))])
 
 
 def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:

@@ -1,7 +1,7 @@
 """Settings to begin with, by name: what differs from the defaults of an agent for a kind of task.
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
-is for tasks of classic control that defaults do not solve, each with a measured row in README, `mujoco` for the
+is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
 locomotion tasks of Gymnasium, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
 Atari has one, is how games are played and reported (podracer/atari/protocols.py).
 

@@ -1,4 +1,4 @@
-"""Between one device and a pod there is one word: the examples and the README's commands, with it."""
+"""Between one device and a pod there is one word: the examples and the commands of the reference, with it."""
 
 import ast
 
@@ -66,10 +66,14 @@ def runs(commands):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_every_command_of_the_readme_runs_on_a_pod(tmp_path):
+def test_every_command_of_the_reference_runs_on_a_pod(tmp_path):
     # Those that differ in these alone are the same on a pod.
     alike = ("--seed", "--seeds", "--run-dir", "--topology")
-    lines = [line for line in command_lines(ROOT / "README.md") if line[0] == "train" and line[1] in FEWER]
+    lines = [
+        line
+        for line in command_lines(ROOT / "docs" / "reference" / "commands.md")
+        if line[0] == "train" and line[1] in FEWER
+    ]
     commands = list({tuple(line if line[3:4] and line[3] not in alike else line[:3]): line for line in lines}.values())
     assert {line[1] for line in commands} == FEWER.keys()
     (tmp_path / "my_module.py").write_text(MY_MODULE)

@@ -24,4 +24,6 @@ def test_the_generated_module_is_what_the_compiler_makes(tmp_path):
         pytest.skip(f"no grpcio-tools in {COMPILER}: `make protoc` installs them")
     subprocess.run([*command, str(FOLDER / "session.proto")], env=variables, check=True)
     for name in ("session_pb2.py", "session_pb2.pyi"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), f"{name}: see CONTRIBUTING.md"
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), (
+            f"{name}: see docs/development/releases.md"
+        )

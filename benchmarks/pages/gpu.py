@@ -1,0 +1,95 @@
+"""Tables of docs/results/gpu.md: one H100."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pages import NETWORKS, RESULTS, short
+
+
+def _of_gpu(part: str) -> dict[str, Any]:
+    """What one part of `benchmarks/accelerator.py` found."""
+    return json.loads((RESULTS / "accelerator.json").read_text())["results"][part]
+
+
+def learning() -> list[str]:
+    """Returns of agents that learnt there."""
+    lines = [
+        "| command | required | return, seed 0 | seconds of training, of compiling | commit |",
+        "|---|---|---|---|---|",
+    ]
+    for one in _of_gpu("learning").values():
+        said = f"| `{one['command'].removeprefix('podracer ')}` | {one['bound']:g} "
+        if one["code"]:
+            lines.append(said + f"| did not end in 5 minutes | | {one['commit']} |")
+        else:
+            seconds = f"{one['train_seconds']:.0f}, {one['compile_seconds']:.0f}"
+            lines.append(said + f"| {one['eval_return_mean']:.3g} | {seconds} | {one['commit']} |")
+    return lines
+
+
+def anakin() -> list[str]:
+    """Rows a second of Anakin there."""
+    lines = [
+        "| | lanes x rows | training | plain loop | training / plain | compile | commit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in _of_gpu("anakin").values():
+        for row in one["results"]:
+            rows = {"ppo": 32, "vtrace": 20}[row["agent"]]
+            plain = f"{short(row['yardstick'])} | **{row['ratio']:.2f}**" if row["yardstick"] else "- | -"
+            env = row["env"].replace("_random_goals", ", random goals")
+            lines.append(
+                f"| {row['agent']} on {env} | {row['num_envs']:,} x {rows} | {short(row['training'])} | {plain} "
+                f"| {row['compile_seconds']:.0f} s | {one['commit']} |"
+            )
+    return lines
+
+
+def sebulba() -> list[str]:
+    """Rows a second of Sebulba there, and what its actors and its learner wait for."""
+    lines = ["| Pong, 256 lanes, V-trace | acting | training | environments | inference | learning | commit |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for one in _of_gpu("sebulba").values():
+        for row in one["results"]:
+            shares = " | ".join(
+                f"{row['stages'][f'sebulba/{stage}_share']:.0%}" for stage in ("environment", "inference", "learn")
+            )
+            network = NETWORKS[row["preset"]].removeprefix("Pong, ")
+            lines.append(f"| {network} | {row['acting']:,.0f} | {row['training']:,.0f} | {shares} | {one['commit']} |")
+    return lines
+
+
+def dqn() -> list[str]:
+    """The paper's table 1 there."""
+    kinds = ("standard", "concurrent", "synchronised", "both")
+    lines = [f"| DQN on Pong, rows/s | {' | '.join(kinds)} | commit |", "|---" * 6 + "|"]
+    cells = _of_gpu("dqn")["pong"]["results"]["cells"]
+    for lanes in sorted({cell["lanes"] for cell in cells}):
+        of = {cell["kind"]: cell for cell in cells if cell["lanes"] == lanes}
+        texts = (f"{of[k]['rows_per_second']:,.0f} ({of[k]['speed_up']:.2f} x)" if k in of else "-" for k in kinds)
+        lines.append(
+            f"| {lanes} lane{'s' if lanes > 1 else ''} | {' | '.join(texts)} | {_of_gpu('dqn')['pong']['commit']} |"
+        )
+    return lines
+
+
+def search() -> list[str]:
+    """Simulations a second there."""
+    lines = ["| roots, actions, network | program | simulations/s | of the network alone | of mctx's | commit |"]
+    lines.append("|---|---|---|---|---|---|")
+    for one in _of_gpu("search").values():
+        network = one["settings"]["network"]
+        for row in one["results"]:
+            for ours, other in (("puct", "muzero_policy"), ("gumbel", "gumbel_muzero_policy")):
+                alone, mctx = (row["ratios"][f"{ours} / {name}"][1] for name in ("network alone", other))
+                lines.append(
+                    f"| {row['N']:,}, {row['A']}, {network} | {ours} | {short(row['programs'][ours]['rate'])} "
+                    f"| {alone:.2f} | {mctx:.2f} of `{other}` | {one['commit']} |"
+                )
+    return lines
+
+
+TABLES = {"learning": learning, "anakin": anakin, "sebulba": sebulba, "dqn": dqn, "search": search}
+VALUES = {}

@@ -1,0 +1,48 @@
+"""Tables of docs/results/learning.md: small tasks, memory, and controls."""
+
+from __future__ import annotations
+
+import statistics
+
+import learn
+
+from pages import commit, read, table, to
+
+
+def memory() -> list[str]:
+    """Returns of R2D2 with and without its LSTM."""
+    found = read("memory_tasks")
+    rows = []
+    for task in ("memory_chain", "t_maze"):
+        lstm, without = (found["results"][f"{task}, {arm}"] for arm in ("LSTM", "feed-forward"))
+        returns = [to([round(value, 3) + 0.0 for value in arm["returns"]]) for arm in (lstm, without)]
+        rows.append((f"`{task}`", *returns, f"{lstm['seconds']:.0f}", commit(found)))
+    return table(("task", "with LSTM", "without", "seconds, with LSTM", "commit"), rows)
+
+
+def over_training() -> list[str]:
+    """Mean returns over training, of five seeds or ten, with and without one thing."""
+    rows = []
+    for env in ("catch", "cartpole"):
+        arms = [f"{env}, {arm}" for arm in ("half replayed", "without replay")]
+        rows.append((f"V-trace on {env}: half of each batch replayed", "no replay", "vtrace_replay", arms))
+    rows.append(("DQN on catch: acting lags a target period", "no lag", "fast_dqn", ("lockstep", "serial")))
+    normal = ("with layer normalisation", "without")
+    rows.append(("PQN on cartpole at 4 times the learning rate: layer norm", "none", "pqn_control", normal))
+    lines = []
+    for about, beside, name, arms in rows:
+        found = read(name)
+        values = [_areas(found["results"], arm) for arm in arms]
+        means = [f"{statistics.fmean(each):.3g} ({to(each)})" for each in values]
+        lines.append((about, means[0], f"{beside}: {means[1]}", len(values[0]), commit(found)))
+    return table(("what", "with", "beside", "seeds", "commit"), lines)
+
+
+def _areas(results: dict, arm: str) -> list[float]:
+    """Mean returns over training of an arm's seeds."""
+    areas = results.get("mean_return_over_training", {})
+    return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
+
+
+TABLES = {"learning": learn.table, "memory": memory, "over-training": over_training}
+VALUES = {}

@@ -1,0 +1,115 @@
+"""Tables of docs/results/speed.md: rates on a CPU beside plain loops."""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+from pages import NETWORKS, commit, origin, read, short, spread, table
+
+
+def anakin() -> list[str]:
+    """Rows a second of Anakin beside the plain loops."""
+    found = read("anakin")
+    rows = []
+    for row in found["results"]:
+        speeds = [short(row[name]) for name in ("environment", "acting", "training", "yardstick")]
+        low, high = row["ratio_range"]
+        rows.append(
+            (
+                f"{row['agent']} on {row['env']}, {row['num_envs']} x {row['rollout_length']}",
+                *speeds,
+                f"**{row['ratio']:.2f}** ({low:.2f} to {high:.2f})",
+                f"{row['compile_seconds']:.1f} s",
+                commit(found),
+            )
+        )
+    names = ("environment", "acting", "training", "plain loop", "training / plain", "cold compile", "commit")
+    return table(("agent, lanes x rows", *names), rows)
+
+
+def sebulba() -> list[str]:
+    """Rows a second of Sebulba beside the environments alone and the plain acting loop."""
+    found = read("sebulba")
+    rows = []
+    for row in found["results"]:
+        split = re.search(r"(\d+) actor and (\d+) learner", row["layout"])
+        devices = f"{split[1]} + {split[2]}" if split else row["devices"]
+        names = ("environment", "plain_acting", "acting", "training")
+        speeds = [f"{row[name]:,.0f}" if row[name] else "-" for name in names]
+        rows.append((f"{NETWORKS[row['preset']]}, {row['num_envs']} lanes", devices, *speeds, commit(found)))
+    names = ("devices", "environments alone", "plain acting loop", "acting", "training", "commit")
+    return table(("V-trace, T=20", *names), rows)
+
+
+def acting() -> list[str]:
+    """Actions a second of a trained policy."""
+    found = read("actor")
+    rows = [
+        (name, short(statistics.median(rates)), commit(found)) for name, rates in found["actions_per_second"].items()
+    ]
+    return table(("observations at a time", "actions a second", "commit"), rows)
+
+
+def dqn() -> list[str]:
+    """The table 1 of fast DQN's paper: how many times as fast as the standard order with one lane."""
+    rows = []
+    for name, about in (("dqn", "environments that wait"), ("dqn-pong", "Pong itself")):
+        found = read(name)
+        for lanes in (1, 8):
+            cells = {cell["kind"]: cell for cell in found["results"]["cells"] if cell["lanes"] == lanes}
+            speeds = [_speed_up(cells.get(kind)) for kind in KINDS]
+            rows.append((about, lanes, *speeds, commit(found)))
+    return table(("setting", "lanes", *KINDS, "commit"), rows)
+
+
+KINDS = ("standard", "concurrent", "synchronised", "both")
+
+
+def _speed_up(cell: dict | None) -> str:
+    if cell is None:
+        return "-"
+    low, high = cell["speed_up_range"]
+    return f"{cell['speed_up']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def dqn_model() -> str:
+    """How far the cells are from the model of acting and learning alone."""
+    shares = [cell["measured_over_predicted"] for cell in read("dqn")["results"]["cells"]]
+    return f"{min(shares):.2f} to {max(shares):.2f}"
+
+
+def search_ratios() -> dict[str, str]:
+    """Times as fast as mctx, from the least median of the sizes to the greatest."""
+    pairs = {"puct": "puct / muzero_policy", "gumbel": "gumbel / gumbel_muzero_policy"}
+    medians = {name: [row["ratios"][pair][1] for row in read("search")["results"]] for name, pair in pairs.items()}
+    return {name: f"{min(values):.1f} to {max(values):.1f}" for name, values in medians.items()}
+
+
+def search() -> list[str]:
+    """Times as fast as mctx, by the number of roots and actions."""
+    found = read("search")
+    pairs = ("puct / muzero_policy", "puct / mctx without draws", "gumbel / gumbel_muzero_policy")
+    rows = []
+    for row in found["results"]:
+        ratios = [spread(row["ratios"][pair], ".1f") for pair in pairs]
+        rows.append((row["N"], row["A"], *ratios, commit(found)))
+    names = ("PUCT / `muzero_policy`", "PUCT / the same without draws", "Gumbel / `gumbel_muzero_policy`")
+    return table(("roots", "actions", *names, "commit"), rows)
+
+
+def resident() -> str:
+    """What ten minutes of training add to the resident set."""
+    found = read("memory")
+    size = statistics.median(row["rss_mib"] for row in found["rows"])
+    return f"{size:.0f} MiB grew by {found['growth']['rss_mib']:.0f} MiB"
+
+
+TABLES = {"anakin": anakin, "sebulba": sebulba, "acting": acting, "dqn": dqn, "search": search}
+VALUES = {
+    "anakin-origin": lambda: origin("anakin"),
+    "sebulba-origin": lambda: origin("sebulba"),
+    "dqn-model": dqn_model,
+    "memory": resident,
+    "memory-commit": lambda: commit(read("memory")),
+}
