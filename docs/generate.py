@@ -18,12 +18,14 @@ import re
 import shutil
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["COLUMNS"] = "110"  # of help
 
+import jax
+import jax.numpy as jnp
 import measurements
 import notebooks
 import yaml
@@ -31,11 +33,12 @@ from measurements import cell, learnt
 
 import envs_jax
 from podracer import config as configs
-from podracer import environments
+from podracer import environments, spaces
 from podracer.cli.bench import BENCHES
 from podracer.cli.commands import COMMANDS, run
 from podracer.run import presets
 from podracer.run.experiment import AGENTS
+from podracer.types import EnvSpec
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -113,6 +116,7 @@ def agent_pages() -> Iterator[tuple[str, str]]:
         doc = inspect.cleandoc(module.__doc__ or "")
         index += f"| [{name}]({name}.md) | {cell(doc.splitlines()[0])} |\n"
         text = f"# {name}\n\n{doc}\n\nAPI: [{module.__name__}](../api/{module.__name__}.md).\n\n"
+        text += f"## Can I use it\n\n{_can_i_use(cls, make)}\n"
         text += (
             f"## Settings\n\nFields of `podracer.agents.{cls.__name__}`, `--agent.NAME` in a shell. A `tunable` number "
         )
@@ -126,6 +130,44 @@ def agent_pages() -> Iterator[tuple[str, str]]:
     yield "agents/index.md", index
 
 
+ACTIONS = {
+    "discrete": spaces.Discrete(4),
+    "several discrete": spaces.MultiDiscrete((2, 3)),
+    "box": spaces.Box(-1.0, 1.0, (2,)),
+}
+
+
+def _can_i_use(cls: type, make: Callable[..., Any]) -> str:
+    """A table of the actions that an agent takes and of the memories that it can have, each of which is tried."""
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if next(iter(inspect.signature(make).parameters)) == "environment":
+        rows = {"games for two, by their own rules": True, "other environments": False}
+    else:
+        rows = {f"{name} actions": _takes(cls, make, space) for name, space in ACTIONS.items()}
+        rows["an LSTM (`lstm_size`)"] = "lstm_size" in fields and len({_memory(cls, make, n) for n in (8, 16)}) == 2
+        rows["stacked frames (`frame_stack`)"] = "frame_stack" in fields
+    lines = "".join(f"| {name} | {'yes' if value else 'no'} |\n" for name, value in rows.items())
+    return f"| with | |\n|---|---|\n{lines}"
+
+
+def _spec(actions: Any) -> EnvSpec:
+    return EnvSpec("trial", spaces.Box(0.0, 1.0, (4,)), actions, max_episode_steps=10)
+
+
+def _takes(cls: type, make: Callable[..., Any], actions: Any) -> bool:
+    try:
+        make(_spec(actions), cls())
+    except ValueError:
+        return False
+    return True
+
+
+def _memory(cls: type, make: Callable[..., Any], size: int) -> str:
+    """The shapes of an agent's memory with an LSTM of a size; EfficientZero's LSTM is of its model, and not in it."""
+    agent = make(_spec(ACTIONS["discrete"]), cls(lstm_size=size))
+    return str(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
+
+
 def environment_pages() -> Iterator[tuple[str, str]]:
     index = "# Environments\n\nIn pure JAX, for both drivers:\n\n| environment | is |\n|---|---|\n"
     for name in envs_jax.names():
@@ -134,7 +176,8 @@ def environment_pages() -> Iterator[tuple[str, str]]:
         index += f"| [{name}]({name}.md) | {cell(doc.splitlines()[0])} |\n"
         environment = envs_jax.make(name)
         text = f"# {name}\n\n{doc}\n\nAPI: [envs_jax.{name}](../api/envs_jax.{name}.md).\n\n"
-        text += f"## Rules\n\n{_rules(type(environment))}\n\n## Spec\n\nWith the default options.\n\n| | |\n|---|---|\n"
+        text += f"## Rules\n\n{_rules(type(environment))}\n\n"
+        text += "## Spec\n\nWith the default options.\n\n| field | value |\n|---|---|\n"
         for field, value in environment.spec._asdict().items():
             text += f"| `{field}` | {_code(value)} |\n"
         text += "\n## Options\n\n" + (_fields(envs_jax.options(name)) or "None.\n")

@@ -105,7 +105,7 @@ def tables(tree: Any, title: str = "") -> str:
         else:
             text += tables(value, f"{title}: {name}" if title else name)
     lines = "".join(f"| {name} | {cell(value)} |\n" for name, value in flat.items() if value)
-    return (f"{head}| | |\n|---|---|\n{lines}\n" if flat else "") + text
+    return (f"{head}| number | value |\n|---|---|\n{lines}\n" if flat else "") + text
 
 
 def _shallow(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """The guides: what they link to is there, and what they show runs, or is parsed, as it stands."""
 
-import dataclasses
 import importlib
 import json
 import pathlib
@@ -17,7 +16,6 @@ import podracer.cli.results
 import podracer.cli.serve
 import podracer.cli.suite
 import podracer.cli.train
-from podracer.run.experiment import AGENTS
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -227,20 +225,6 @@ def test_pages_have_the_results_that_are_committed(monkeypatch):
     for module, names in used.items():
         assert names == {*module.TABLES, *module.VALUES}, module
     assert {line.split("`")[1] for line in learn.table()[2:]} <= {f"train {row.arguments}" for row in learn.ROWS}
-
-
-def test_the_table_of_agents_lists_all_of_them():
-    """README's, with files that are there and drivers that the agents have."""
-    rows = re.findall(r"^\| \[`(\w+)`\]\(([\w/.]+)\) \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert {name for name, *_ in rows} == set(AGENTS)
-    assert len(rows) == len(AGENTS)
-    for name, path, cells in rows:
-        fields = {field.name for field in dataclasses.fields(AGENTS[name][0])}
-        _, actions, memory, drivers = (cell.strip() for cell in cells.split("|"))
-        assert (ROOT / path).exists()
-        assert ("frames" in memory) == ("frame_stack" in fields)
-        assert ("box" in actions) == (name in ("ppo", "vtrace"))
-        assert drivers == ("Anakin" if name == "alphazero" else "both")
 
 
 def test_the_glossary_is_short():

@@ -127,6 +127,19 @@ def test_every_page_is_in_the_navigation_and_the_other_way_round(generate):
     assert pages == {page for entry in expanded for page in named(entry)}
 
 
+def test_the_table_of_agents_lists_all_of_them(generate):
+    """README's, with files that are there, and with the actions and memories that the agents' pages have tried."""
+    rows = re.findall(r"^\| \[`(\w+)`\]\(([\w/.]+)\) \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == sorted(AGENTS)
+    for name, path, cells in rows:
+        tried = generate._can_i_use(*AGENTS[name])
+        _, actions, memory, drivers = (cell.strip() for cell in cells.split("|"))
+        assert (ROOT / path).exists()
+        for word, said in (("box", actions), ("several", actions), ("LSTM", memory), ("frames", memory)):
+            assert (word in said) == bool(re.search(rf"\| [^|]*\b{word}\b[^|]* \| yes \|", tried)), (name, word)
+        assert drivers == ("Anakin" if "games for two" in tried else "both")
+
+
 def test_numbers_of_any_shape_become_tables(generate):
     rows = generate.measurements.tables({"results": [{"a": 1, "b": [1.0, 3.0, 2.0]}, {"a": 20_000.4, "c": None}]})
     assert "| | a | b | c |" in rows
