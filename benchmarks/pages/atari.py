@@ -9,9 +9,11 @@ from pages import read, short_commit, table
 
 RUNS = {
     "pong-pqn": "PQN, shallow network, best of its checkpoints",
+    "pong-vtrace-resnet": "V-trace, deep ResNet, its training games",
     "pong-dqn": "fast DQN, shallow network",
     "pong-ppo": "PPO",
-    "pong-r2d2": "R2D2, the longer of two runs",
+    "pong-r2d2": "R2D2, shallow network, the longer of two runs",
+    "pong-vtrace": "V-trace, shallow network",
 }
 
 
@@ -21,24 +23,34 @@ def pong() -> list[str]:
     for name, about in RUNS.items():
         found = read(f"atari/{name}")
         run = max(found.get("runs", [found]), key=lambda run: run["env_steps"])
-        mean, interval, games, steps = _score(found, run)
-        planned = found.get("total_steps") or found.get("config", {}).get("run", {}).get("total_steps")
-        planned = planned or int(re.search(r"--total-steps (\d+)", run["command"])[1])
-        cells = f"{mean:.1f}{interval}", games, f"{steps:,}", f"{planned:,}"
-        hours = run["train_seconds"] / 3600
-        rows.append((about, *cells, f"{hours:.1f}", short_commit(run["commit"])))
-    return table(("run", "score (95% interval)", "games", "at step", "planned", "hours", "commit"), rows)
+        score, games, steps = _score(found, run)
+        minutes = f"{run['train_seconds'] / 60:.0f}"
+        machine = re.sub(r"1 x \w+ \((.*?)\).*", r"\1", found["machine"])
+        commit = short_commit(run["commit"])
+        rows.append((about, score, games, f"{steps:,}", f"{_planned(found, run):,}", minutes, machine, commit))
+    return table(("run", "score (95% interval)", "games", "at step", "planned", "minutes", "machine", "commit"), rows)
 
 
-def _score(found: dict[str, Any], run: dict[str, Any]) -> tuple[float, str, int, int]:
-    """Mean, interval, games and step of the score that counts."""
+def _score(found: dict[str, Any], run: dict[str, Any]) -> tuple[str, int, int]:
+    """The score that counts, its games and its step: of an evaluation with an interval, or without, or of training."""
     best = found.get("best_checkpoint") or found.get("final_evaluation")
-    if best is None:
+    if best:
+        low, high = best["interval"]
+        steps = best.get("env_steps", run["env_steps"])
+        return f"{best['mean']:.1f} ({low:.1f} to {high:.1f})", best["episodes"], steps
+    if run.get("evaluation"):
+        return f"{run['evaluation']['mean']:.1f}", run["evaluation"]["episodes"], run["env_steps"]
+    if "evaluations" in run:
         last = run["evaluations"][-1]
         games = int(re.search(r"--eval-episodes (\d+)", run["command"])[1])
-        return last["eval/return_mean"], "", games, last["env_steps"]
-    low, high = best["interval"]
-    return best["mean"], f" ({low:.1f} to {high:.1f})", best["episodes"], best.get("env_steps", run["env_steps"])
+        return f"{last['eval/return_mean']:.1f}", games, last["env_steps"]
+    return f"{run['training_return_last_500k_steps']:.1f}", int(run["training_games"]), run["env_steps"]
+
+
+def _planned(found: dict[str, Any], run: dict[str, Any]) -> int:
+    """The steps that a run was to take."""
+    in_config = found.get("total_steps") or found.get("config", {}).get("run", {}).get("total_steps")
+    return in_config or int(re.search(r"--total-steps (\d+)", run["command"])[1])
 
 
 TABLES = {"pong": pong}
