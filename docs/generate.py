@@ -53,8 +53,7 @@ Public are
 *   the packages that have an `__all__`, and the modules that it names, such as `podracer.agents.ppo`;
 
 and of a module the names in its `__all__`, or else all that it defines without a leading underscore. Everything else
-is how they are made ([ADR 10](../../adr/0010-house.md) says what is where): it can be imported, and may change in any
-version.
+is internal: it can be imported, and may change in any version. [ADR 10](../../adr/0010-house.md) has the folders.
 
 | module | is about |
 |---|---|
@@ -238,7 +237,8 @@ def _attributes(cls: type) -> dict[str, str]:
 
 
 def cli_pages() -> Iterator[tuple[str, str]]:
-    text = "# Command line\n\nWhat the commands say of themselves. Then: [exit codes](../reference/exit_codes.md).\n"
+    text = "# Command line\n\nThe help of every command. See also [commands by example](../reference/commands.md) and "
+    text += "[exit codes](../reference/exit_codes.md).\n"
     for line in HELP:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
