@@ -1,8 +1,8 @@
 """The notebooks in examples/notebooks: `python docs/notebooks.py [NAME ...]` runs them and keeps what they show.
 
 `python docs/notebooks.py --address` runs nothing. It writes the repository's address, which pyproject.toml has, into
-the cells that install, and into the guide's lines on Colab. It also puts pictures of results into the cells that name
-one in their metadata, for Colab shows no file beside a notebook, and no attachment.
+the cells that install, and into the lines on Colab of README and the guide. It also puts pictures of results into the
+cells that name one in their metadata, for Colab shows no file beside a notebook, and no attachment.
 
 The metadata of a notebook says what is particular to it, under `podracer`: `test`, the values that its cell tagged
 `parameters` has in a test, where it must be small; `seconds`, how long a cell may take there; and `code`, which code
@@ -30,8 +30,8 @@ import nbformat
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples" / "notebooks"
 
-PAGE = ROOT / "docs" / "start.md"
-"""The page that says how to open the notebooks in Colab."""
+PAGES = (ROOT / "README.md", ROOT / "docs" / "start.md")
+"""Pages that say how to open the notebooks in Colab."""
 
 UPLOAD = """\
 In Colab, open one by *File > Upload notebook*. Build a wheel with `make dist`, and drop `dist/podracer_rl-*.whl` into
@@ -70,13 +70,13 @@ def colab(path: pathlib.Path) -> str:
 
 
 def opening() -> str:
-    """The guide's lines on Colab: links, or how to upload a notebook and a wheel."""
+    """The lines on Colab of README and the guide: links, or how to upload a notebook and a wheel."""
     links = ", ".join(f"[{path.stem}]({colab(path)})" for path in paths())
     return LINKS.format(links=links) if public() else UPLOAD
 
 
 def addressed(text: str) -> str:
-    """The guide, or the file of a notebook, with the repository's address where it has one."""
+    """A page, or the file of a notebook, with the repository's address where it has one."""
     text = re.sub(r'(repository = \\?")[^"\\]*', lambda found: found[1] + public(), text)
     lines = f"<!-- colab -->\n{opening()}\n<!-- end -->"
     return re.sub(r"<!-- colab -->\n.*?<!-- end -->", lambda _: lines, text, flags=re.DOTALL)
@@ -185,7 +185,7 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 def main(names: Sequence[str]) -> None:
     for path in paths():
         nbformat.write(with_pictures(read(path)), path)
-    for path in (PAGE, *paths()):
+    for path in (*PAGES, *paths()):
         path.write_text(addressed(path.read_text()))
     if "--address" in names:
         return

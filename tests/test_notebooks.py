@@ -121,14 +121,15 @@ def test_the_hash_is_of_code_alone(notebooks):
 
 def test_the_repository_has_one_address(notebooks, monkeypatch):
     """pyproject.toml's, which is everywhere that has any."""
-    files = (notebooks.PAGE, *PATHS)
+    files = (*notebooks.PAGES, *PATHS)
     for file in files:
         assert notebooks.addressed(file.read_text()) == file.read_text(), "python docs/notebooks.py --address"
         assert notebooks.public() or "OWNER/NAME" not in file.read_text()
     monkeypatch.setattr(notebooks, "repository", lambda: "https://github.com/a/b.c")
     first = notebooks.colab(PATHS[0])
     assert first == "https://colab.research.google.com/github/a/b.c/blob/main/examples/notebooks/1_anakin_colab.ipynb"
-    assert f"]({first})" in notebooks.addressed(notebooks.PAGE.read_text())
+    for page in notebooks.PAGES:
+        assert f"]({first})" in notebooks.addressed(page.read_text())
     for file in PATHS:
         assert r"repository = \"https://github.com/a/b.c\"" in notebooks.addressed(file.read_text())
     monkeypatch.setattr(notebooks, "repository", lambda: "https://github.com/OWNER/NAME")
@@ -137,7 +138,7 @@ def test_the_repository_has_one_address(notebooks, monkeypatch):
         text = notebooks.addressed(notebooks.addressed(file.read_text()))
         assert "a/b.c" not in text
         assert "OWNER" not in text
-    assert "make dist" in notebooks.addressed(notebooks.PAGE.read_text())
+    assert all("`make dist`" in notebooks.addressed(page.read_text()) for page in notebooks.PAGES)
 
 
 def test_pictures_of_results_are_inside_the_notebooks(notebooks):
