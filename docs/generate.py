@@ -299,7 +299,8 @@ def generate() -> None:
             (out / name).write_bytes(content.encode() if isinstance(content, str) else content)
     navigation = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"], DOCS)
     site = {"INHERIT": "../../mkdocs.yml", "docs_dir": "..", "site_dir": "../../site", "nav": navigation}
-    site["repo_url"] = notebooks.repository()
+    if notebooks.public():
+        site["repo_url"] = notebooks.public()
     site["hooks"] = ["../links.py"]
     (out / "mkdocs.yml").write_text(yaml.safe_dump(site, sort_keys=False))
 

@@ -32,7 +32,7 @@ def learning() -> list[str]:
 def anakin() -> list[str]:
     """Rows a second of Anakin there."""
     lines = [
-        "| | lanes x rows | training | plain loop | training / plain | compile | commit |",
+        "| agent and task | lanes x rows | training | plain loop | training / plain | compile | commit |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in _of_gpu("anakin").values():

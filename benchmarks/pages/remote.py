@@ -35,13 +35,13 @@ def remote() -> list[str]:
 
 def remote_targets() -> list[str]:
     """What was measured beside what it should be, misses first."""
-    lines = ["| | measured | target | met |", "|---|---|---|---|"]
+    lines = ["| quantity | measured | target | met |", "|---|---|---|---|"]
     return lines + ["| " + " | ".join(line) + " |" for line in remote_plan.beside_targets(_remote())]
 
 
 def remote_wire() -> list[str]:
     """What the wire itself does, and where the time of a round trip goes."""
-    lines = ["| | |", "|---|---|"]
+    lines = ["| quantity | values |", "|---|---|"]
     for name, words in WIRE.items():
         values = _remote().get(name, {})
         if values:

@@ -10,7 +10,7 @@ from pages import origin, read
 def scaling() -> list[str]:
     """The same work, or as much on each device, in several layouts."""
     lines = [
-        "| | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting "
+        "| agent and task | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting "
         "| jitter |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
