@@ -227,7 +227,7 @@ LIMITS = {"low": "at least", "high": "at most"}
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """What the Attributes section of a docstring says, by name; of base classes too."""
+    """The Attributes section of a docstring, by name, with that of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]

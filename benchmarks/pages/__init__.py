@@ -55,7 +55,7 @@ def spread(values: Sequence[float], digits: str = ".2f") -> str:
 
 
 def to(values: Sequence[float], digits: str = ".3g") -> str:
-    """From the least to the most."""
+    """The range from the least to the most."""
     return f"{min(values):{digits}} to {max(values):{digits}}"
 
 

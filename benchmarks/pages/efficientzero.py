@@ -65,7 +65,7 @@ COSTS = (
     ("Clipped LARS", "SGD with momentum", "reanalyse", "clipped lars / sgd", 1.03),
     ("batch norm", "layer norm", "reanalyse", "batch norm / layer norm", 1.02),
 )
-"""What, beside what, the file, its ratio, and the ratio that was wanted."""
+"""A change, the thing beside it, the file, its ratio, and the ratio that was wanted."""
 
 
 def costs() -> list[str]:

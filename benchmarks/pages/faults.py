@@ -6,7 +6,7 @@ from pages import commit, read, table
 
 
 def remote_churn() -> str:
-    """What ten minutes of workers that come and die left behind."""
+    """Growth over ten minutes of workers that come and die."""
     found = read("remote_churn")["results"]
     most = 100 * (max(found["growth"].values()) - 1)
     killed = f"{found['kills']} worker processes and {found['replacements']} times a supervisor with both of its own"
@@ -14,7 +14,7 @@ def remote_churn() -> str:
 
 
 def pod_churn() -> str:
-    """What became of a run of two processes that was hit again and again."""
+    """Starts of a run of two processes that is hit again and again."""
     found = read("pod_churn")["results"]
     good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
     slowest = max(start["seconds_to_the_end"] for start in found["starts"])

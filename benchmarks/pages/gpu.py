@@ -9,7 +9,7 @@ from pages import NETWORKS, RESULTS, short
 
 
 def _of_gpu(part: str) -> dict[str, Any]:
-    """What one part of `benchmarks/accelerator.py` found."""
+    """The results of one part of `benchmarks/accelerator.py`."""
     return json.loads((RESULTS / "accelerator.json").read_text())["results"][part]
 
 
@@ -48,7 +48,7 @@ def anakin() -> list[str]:
 
 
 def sebulba() -> list[str]:
-    """Rows a second of Sebulba there, and what its actors and its learner wait for."""
+    """Rows a second of Sebulba there, and shares of its actors' and its learner's time."""
     lines = ["| Pong, 256 lanes, V-trace | acting | training | environments | inference | learning | commit |"]
     lines.append("|---|---|---|---|---|---|---|")
     for one in _of_gpu("sebulba").values():
@@ -62,7 +62,7 @@ def sebulba() -> list[str]:
 
 
 def dqn() -> list[str]:
-    """The paper's table 1 there."""
+    """Table 1 of fast DQN's paper there."""
     kinds = ("standard", "concurrent", "synchronised", "both")
     lines = [f"| DQN on Pong, rows/s | {' | '.join(kinds)} | commit |", "|---" * 6 + "|"]
     cells = _of_gpu("dqn")["pong"]["results"]["cells"]

@@ -1,4 +1,4 @@
-"""Tables of docs/results/remote.md: what environments on other machines cost."""
+"""Tables of docs/results/remote.md: the cost of environments on other machines."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def remote() -> list[str]:
 
 
 def remote_targets() -> list[str]:
-    """What was measured beside what it should be, misses first."""
+    """Measurements beside their targets, misses first."""
     lines = ["| quantity | measured | target | met |", "|---|---|---|---|"]
     return lines + ["| " + " | ".join(line) + " |" for line in remote_plan.beside_targets(_remote())]
 
 
 def remote_wire() -> list[str]:
-    """What the wire itself does, and where the time of a round trip goes."""
+    """Rates of the wire itself, and the parts of a round trip."""
     lines = ["| quantity | values |", "|---|---|"]
     for name, words in WIRE.items():
         values = _remote().get(name, {})
@@ -51,14 +51,14 @@ def remote_wire() -> list[str]:
 
 
 def _remote_plan(name: str) -> list[str]:
-    """A table of what larger runs need."""
+    """A table of the needs of larger runs."""
     rows = remote_plan.arithmetic(_remote()).get(name, [])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return [*lines[:1], "|" + "---|" * len(rows[0]), *lines[1:]] if rows else []
 
 
 def remote_floor() -> str:
-    """What round trips cost, and so how many there can be."""
+    """The cost of a round trip, and the number that two cores can do."""
     where, messages = _remote()["where"], _remote()["messages"]
     cpu = sum(where[who] for who in ("learner's loop", "learner's actor and gRPC's threads", "worker"))
     most = 2e6 / cpu

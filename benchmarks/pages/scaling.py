@@ -10,8 +10,8 @@ from pages import origin, read
 def scaling() -> list[str]:
     """The same work, or as much on each device, in several layouts."""
     lines = [
-        "| agent and task | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone | waiting "
-        "| jitter |",
+        "| agent and task | layout | lanes | an update | time of 1 x 1 | devices apart | all-reduces | those alone "
+        "| waiting | jitter |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in read("scaling")["results"]:

@@ -74,7 +74,7 @@ def _speed_up(cell: dict | None) -> str:
 
 
 def dqn_model() -> str:
-    """How far the cells are from the model of acting and learning alone."""
+    """The range of the cells as shares of what a model of acting and learning alone predicts."""
     shares = [cell["measured_over_predicted"] for cell in read("dqn")["results"]["cells"]]
     return f"{min(shares):.2f} to {max(shares):.2f}"
 
@@ -99,7 +99,7 @@ def search() -> list[str]:
 
 
 def resident() -> str:
-    """What ten minutes of training add to the resident set."""
+    """The resident set, and its growth over ten minutes of training."""
     found = read("memory")
     size = statistics.median(row["rss_mib"] for row in found["rows"])
     return f"{size:.0f} MiB grew by {found['growth']['rss_mib']:.0f} MiB"
