@@ -313,6 +313,8 @@ def run(names: list[str]) -> tuple[dict[str, Sums], list[str]]:
         try:
             sums[name] = checksums(CASES[name])
             line = " ".join(sums[name][kind][:8] for kind in KINDS)
+        except podracer.Interrupted:
+            raise
         except Exception:  # the other cases still tell something
             traceback.print_exc()
             errors.append(name)
