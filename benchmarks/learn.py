@@ -20,7 +20,8 @@ import tempfile
 
 import podracer
 from podracer.bench import measure
-from podracer.run import metrics, plots
+from podracer.result import plots
+from podracer.run import metrics
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
 SEEDS = (0, 1, 2)

@@ -30,12 +30,11 @@ import yaml
 from measurements import cell, learnt
 
 import envs_jax
-from podracer import config as configs
-from podracer import environments
+from podracer import configs, environments
+from podracer.agents.registry import AGENTS
 from podracer.cli.bench import BENCHES
 from podracer.cli.commands import COMMANDS, run
-from podracer.run import presets
-from podracer.run.experiment import AGENTS
+from podracer.training import presets
 
 DOCS = pathlib.Path(__file__).resolve().parent
 ROOT = DOCS.parent

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import podracer
-from podracer import topology
+from podracer import topology, trajectories
+from podracer.agents import registry
 from podracer.anakin import program
-from podracer.learning import collectives, trajectories
-from podracer.run import experiment
-from podracer.sebulba import acting, learning
+from podracer.sebulba import actor_program, learner_program
+from podracer.topology import collectives
+from podracer.training import resolve
 from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 
 
@@ -173,7 +174,7 @@ def shared_programs() -> Iterator[None]:
 
     The first of them makes it as ever; those after it differ in seed, directory and schedule, which no program knows.
     """
-    make_agent = experiment.make_agent
+    make_agent = registry.make_agent
     made: dict[str, Agent] = {}
     kept: dict[Any, Any] = {}
 
@@ -196,13 +197,18 @@ def shared_programs() -> Iterator[None]:
 
         return mock.patch.object(module, "make", once)
 
-    with mock.patch.object(experiment, "make_agent", agent_of), keeping(program), keeping(acting), keeping(learning):
+    with (
+        mock.patch.object(resolve, "make_agent", agent_of),
+        keeping(program),
+        keeping(actor_program),
+        keeping(learner_program),
+    ):
         yield
 
 
 def late_after(looks: int, patch: Any) -> None:
     """Lets the time for a checkpoint be over at so many looks at the clock after the last one."""
-    from podracer.run.session import Session
+    from podracer.training.session import Session
 
     save, seen = Session._save, itertools.count()
 

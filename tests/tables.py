@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from search_reference import Reference
 
-from podracer import search
-from podracer.search import Model, Root, SearchConfig, Step
+from podracer.search import search
+from podracer.search.search import Model, Root, SearchConfig, Step
 
 M, A = 40, 5
 """States and actions."""

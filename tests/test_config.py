@@ -10,23 +10,23 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from podracer import RunConfig, config
+from podracer import RunConfig, configs
 from podracer.agents import PPOConfig, R2D2Config, VTraceConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    number: float = config.field(0.5, low=0.0, high=1.0, tunable=True)
-    rate: float = config.field(1.0, low=0.0, tunable=True)
-    count: int = config.field(3, low=1)
+    number: float = configs.field(0.5, low=0.0, high=1.0, tunable=True)
+    rate: float = configs.field(1.0, low=0.0, tunable=True)
+    count: int = configs.field(3, low=1)
     flag: bool = False
     kind: Literal["red", "green"] = "red"
-    sizes: tuple[int, ...] = config.field((4, 2), low=1)
-    maybe: float | None = config.field(None, low=0.0)
+    sizes: tuple[int, ...] = configs.field((4, 2), low=1)
+    maybe: float | None = configs.field(None, low=0.0)
     text: str = ""
 
     def __post_init__(self):
-        config.check(self)
+        configs.check(self)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_right_values() -> None:
     example = Example(number=1, rate=math.inf, maybe=0, sizes=(), kind="green")
     assert (example.number, example.rate, example.maybe) == (1.0, math.inf, 0)
     assert isinstance(example.number, float)  # so that equal configs compare and serialise alike
-    assert config.tunables(example) == {"number": 1.0, "rate": math.inf}
+    assert configs.tunables(example) == {"number": 1.0, "rate": math.inf}
 
 
 def test_what_is_exact_is_taken() -> None:
@@ -94,19 +94,19 @@ def test_agents_check_their_configs(cls: type) -> None:
         cls(torso="cnn")
     with pytest.raises(ValueError, match=r"hidden_sizes"):
         cls(hidden_sizes=(64, 0))
-    assert {"learning_rate", "discount", "entropy_cost", "max_grad_norm"} <= set(config.tunables(cls()))
+    assert {"learning_rate", "discount", "entropy_cost", "max_grad_norm"} <= set(configs.tunables(cls()))
 
 
 # Populations.
 
 
 def test_population_hyper() -> None:
-    hyper = config.population_hyper(Example(), 3, {"number": [0.0, 0.5, 1], "rate": 7})
+    hyper = configs.population_hyper(Example(), 3, {"number": [0.0, 0.5, 1], "rate": 7})
     assert set(hyper) == {"number", "rate"}
     np.testing.assert_array_equal(hyper["number"], np.array([0.0, 0.5, 1.0]))
     np.testing.assert_array_equal(hyper["rate"], np.full(3, 7.0))
     assert all(value.dtype == np.float32 for value in hyper.values())
-    np.testing.assert_array_equal(config.population_hyper(Example(rate=2.0), 2, None)["rate"], [2.0, 2.0])
+    np.testing.assert_array_equal(configs.population_hyper(Example(rate=2.0), 2, None)["rate"], [2.0, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_population_hyper() -> None:
 )
 def test_population_hyper_errors(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config.population_hyper(Example(), 3, overrides)
+        configs.population_hyper(Example(), 3, overrides)
 
 
 def test_other_libraries_names_are_of_settings_there_are() -> None:
     there = {f.name for cls in (PPOConfig, R2D2Config, VTraceConfig, RunConfig) for f in dataclasses.fields(cls)}
-    for name, ours in config.OTHER_NAMES.items():
+    for name, ours in configs.OTHER_NAMES.items():
         assert set(ours) <= there, name
 
 
@@ -152,15 +152,15 @@ def test_other_libraries_names_are_of_settings_there_are() -> None:
     ids=lambda example: type(example).__name__,
 )
 def test_json_round_trip(example: Any) -> None:
-    text = json.dumps(config.to_json(example), allow_nan=False)
-    again = config.from_json(type(example), json.loads(text))
+    text = json.dumps(configs.to_json(example), allow_nan=False)
+    again = configs.from_json(type(example), json.loads(text))
     assert again == example
     assert hash(again) == hash(example)
 
 
 def test_json_of_trees() -> None:
     values = {"a": np.array([1.0, np.inf], np.float32), "b": (1, [2.5, -math.inf]), "c": Example(), "d": {"e": None}}
-    plain = config.to_json(values)
+    plain = configs.to_json(values)
     assert plain["a"] == [1.0, "inf"]
     assert plain["b"] == [1, [2.5, "-inf"]]
     assert plain["c"]["sizes"] == [4, 2]
@@ -170,7 +170,7 @@ def test_json_of_trees() -> None:
 
 def test_unknown_and_wrong_fields_in_json() -> None:
     with pytest.raises(ValueError, match=r"Example has no field 'numbr'; did you mean 'number'\? known: count, flag"):
-        config.from_json(Example, {"numbr": 0.1})
+        configs.from_json(Example, {"numbr": 0.1})
     for name, meant in (
         ("Count", "count"),
         ("gamma", "discount"),
@@ -178,19 +178,19 @@ def test_unknown_and_wrong_fields_in_json() -> None:
         ("vf_coef", "value_cost"),
     ):
         with pytest.raises(ValueError, match=f"no field '{name}'; did you mean '{meant}'"):
-            config.from_json(Example if name == "Count" else PPOConfig, {name: 1})
+            configs.from_json(Example if name == "Count" else PPOConfig, {name: 1})
     with pytest.raises(ValueError, match="number='0.1': expected a number"):
-        config.from_json(Example, {"number": "0.1"})
-    assert config.from_json(Example, {}) == Example()
+        configs.from_json(Example, {"number": "0.1"})
+    assert configs.from_json(Example, {}) == Example()
 
 
 def test_differences() -> None:
     old = {"agent": {"rate": 0.1, "same": 1, "gone": 2}, "env": "a", "seed": 0}
     new = {"agent": {"rate": 0.2, "same": 1}, "env": "a", "seed": 1, "sizes": [1, 2]}
-    assert config.differences(old, new) == [
+    assert configs.differences(old, new) == [
         "agent.gone: 2 -> absent",
         "agent.rate: 0.1 -> 0.2",
         "seed: 0 -> 1",
         "sizes: absent -> [1, 2]",
     ]
-    assert config.differences(old, old) == []
+    assert configs.differences(old, old) == []

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from podracer import console
 from podracer.run import metrics
-from podracer.run.stopping import StopSignal
+from podracer.system import console
+from podracer.system.stopping import StopSignal
 
 
 @contextlib.contextmanager

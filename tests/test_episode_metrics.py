@@ -16,11 +16,11 @@ import pytest
 
 from envs_jax import gym, testing
 from podracer import agents
-from podracer.driver import episode_means
 from podracer.environments import adopt
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.environments.gymnasium import GymnasiumOptions
-from podracer.environments.stepped import SteppedEnvironments
-from podracer.sebulba import acting, actor
+from podracer.run.driver import episode_means
+from podracer.sebulba import actor, actor_program
 from podracer.types import EnvSpec, EpisodeStats, HostStep, Transition
 
 T, B = 5, 8
@@ -73,9 +73,9 @@ def acting_program() -> Any:
     """The functions of an actor, jitted, and parameters."""
     spec = Measured().spec
     agent = agents.vtrace.make(spec, agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,)))
-    functions = acting.make(agent, spec, T, B)
+    functions = actor_program.make(agent, spec, T, B)
     params = agent.actor_params(agent.init(jax.random.key(0), harness.hyper(agent)), jnp.float32(0))
-    return acting.Acting(*map(jax.jit, functions)), params
+    return actor_program.Acting(*map(jax.jit, functions)), params
 
 
 def sebulba(source: Any, rollouts: int = 8) -> EpisodeStats:

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 import envs_jax
-from podracer import matches
-from podracer.run import evaluation
+from podracer.evaluation import elo, evaluation, matches
+from podracer.evaluation import players as _players
+from podracer.evaluation.players import Player, check, solve
 from podracer.types import ActorParams, Agent, LearnerState
 
 GAME = envs_jax.make("tic_tac_toe")
 
 
 def player(name, game=GAME):
-    return matches.player(game, name)
+    return _players.player(game, name)
 
 
 def lowest(memory, timestep):
@@ -29,7 +30,7 @@ def highest(memory, timestep):
 
 def fixed(name, move):
     """A player that draws nothing."""
-    return matches.Player(name, lambda lanes: (), lambda params, memory, row, key: (move(memory, row), memory))
+    return Player(name, lambda lanes: (), lambda params, memory, row, key: (move(memory, row), memory))
 
 
 def test_perfect_play_draws_and_never_loses():
@@ -69,7 +70,7 @@ def test_evaluation_plays_half_of_the_games_from_each_seat(episodes):
 
 def test_evaluation_is_of_won_drawn_and_lost_games():
     """Of perfect play against random moves: never lost, and more often won by who begins."""
-    perfect = matches._perfect(GAME)
+    perfect = _players._perfect(GAME)
     (found,) = evaluation.Evaluator(agent_of(perfect), GAME, 400)(
         ActorParams((), jnp.zeros(1, jnp.int32)), np.zeros(1, np.int32)
     )
@@ -84,7 +85,7 @@ def test_evaluation_is_of_won_drawn_and_lost_games():
 
 
 def test_the_table_of_perfect_moves_is_the_minimax():
-    codes, best = matches.solve(GAME)
+    codes, best = solve(GAME)
     assert len(codes) == 4520
     boards = (codes[:, None] // 3 ** np.arange(9)) % 3 - 1
     values = {}
@@ -143,7 +144,7 @@ def test_ratings_are_those_of_simulated_players():
     for a, b in (("b", "random"), ("c", "b"), ("c", "random")):
         chance = 1 / (1 + 10 ** ((strengths[b] - strengths[a]) / 400))
         played.append(matches.Match((a, b), (rng.random((1500, 2)) < chance).astype(float)))
-    ratings = matches.elo(played)
+    ratings = elo.elo(played)
     assert [rating.name for rating in ratings] == ["c", "b", "random"]
     for rating in ratings:
         low, high = rating.interval
@@ -159,7 +160,7 @@ def test_ratings_of_a_chain_are_exact(share):
     scores = (np.arange(400) < 400 * share).astype(float).reshape(200, 2)
     played = [matches.Match((better, worse), scores) for worse, better in itertools.pairwise(names)]
     gap = 400 * np.log10((400 * share + 0.5) / (400 * (1 - share) + 0.5))
-    ratings = {rating.name: rating for rating in matches.elo(played)}
+    ratings = {rating.name: rating for rating in elo.elo(played)}
     for i, name in enumerate(names):
         assert ratings[name].elo == pytest.approx(i * gap, abs=1e-4)
         low, high = ratings[name].interval
@@ -176,7 +177,7 @@ def test_ratings_expect_the_points_that_were_made():
         for other in names[:i]
         for chance in (rng.random(),)
     ]
-    ratings = {rating.name: rating.elo for rating in matches.elo(played)}
+    ratings = {rating.name: rating.elo for rating in elo.elo(played)}
     surplus = dict.fromkeys(names, 0.0)
     for match in played:
         one, other = match.players
@@ -199,8 +200,8 @@ def test_what_makes_no_match():
     with pytest.raises(ValueError, match="too large"):
         player("perfect", envs_jax.make("connect_four"))
     with pytest.raises(ValueError, match="one player"):
-        matches.check(envs_jax.make("catch"))
+        check(envs_jax.make("catch"))
     with pytest.raises(ValueError, match="nobody is called"):
-        matches.elo([matches.Match(("a", "b"), np.ones((2, 2)))])
+        elo.elo([matches.Match(("a", "b"), np.ones((2, 2)))])
     with pytest.raises(ValueError, match="no matches connect c, d with random"):
-        matches.elo([matches.Match(players, np.ones((2, 2))) for players in (("random", "b"), ("c", "d"))])
+        elo.elo([matches.Match(players, np.ones((2, 2))) for players in (("random", "b"), ("c", "d"))])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer import driver
 from podracer.anakin import runner
 from podracer.anakin.driver import Anakin, _too_small
 from podracer.learning import learner
-from podracer.sebulba.learning import OnDevices
+from podracer.run import driver
+from podracer.sebulba.learner_program import OnDevices
 
 
 class Accelerator:

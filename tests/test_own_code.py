@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer import environments, own_code, spaces
-from podracer.run import evaluation
+from podracer import environments, spaces
+from podracer.evaluation import evaluation
+from podracer.system import own_code
 
 PLACE = r", in price, .*test_own_code\.py, line \d+, `raise ValueError\(\"the price is wrong\"\)`"
 

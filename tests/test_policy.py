@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, nets, policy, spaces
-from podracer.run import export
-from podracer.run.export import load_policy
+from podracer import agents, nets, spaces
+from podracer.result import export, policy
+from podracer.result.export import load_policy
 from podracer.types import EnvSpec, TimeStep
 
 T, B = 14, 3

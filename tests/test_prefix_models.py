@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import prefix_models, search, spaces
+from podracer import spaces
 from podracer.learning import augmentation
 from podracer.nets.layers import BatchNorm
-from podracer.search import Root, SearchConfig, Step
+from podracer.search import prefix_models, search
+from podracer.search.search import Root, SearchConfig, Step
 from podracer.types import EnvSpec
 
 VECTORS = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4))

@@ -13,9 +13,9 @@ import numpy as np
 import oracles
 import pytest
 
-from podracer import nets, returns, topology
-from podracer.learning import collectives, trajectories
+from podracer import nets, returns, topology, trajectories
 from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.topology import collectives
 
 GAMMA = 0.9
 T = 7

@@ -11,9 +11,9 @@ import scipy.special
 import scipy.stats
 from tables import GUMBEL, KEY, MDP, PUCT, A, M, Tables, run, table_model
 
-from podracer import search, tree
 from podracer.agents import MuZeroConfig
-from podracer.search import Root, SearchConfig
+from podracer.search import search, tree
+from podracer.search.search import Root, SearchConfig
 
 
 @pytest.mark.parametrize(

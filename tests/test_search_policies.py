@@ -10,8 +10,9 @@ import scipy.special
 import scipy.stats
 from tables import KEY, MDP, A, run, table_model
 
-from podracer import distributions, search
-from podracer.search import Model, Root, SearchConfig, Step
+from podracer import distributions
+from podracer.search import search
+from podracer.search.search import Model, Root, SearchConfig, Step
 
 
 def bandit(lanes, actions=8):

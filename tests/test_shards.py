@@ -20,7 +20,7 @@ import podracer
 from envs_jax.catch import Catch
 from podracer import spaces
 from podracer.learning import optimizer
-from podracer.run.session import Session
+from podracer.training.session import Session
 
 pytestmark = pytest.mark.slow
 

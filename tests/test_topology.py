@@ -12,7 +12,7 @@ import pytest
 
 import envs_jax
 from podracer import topology
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 
 
 def devices(number: int) -> list[jax.Device]:

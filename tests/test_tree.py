@@ -10,8 +10,8 @@ import pytest
 from jax.extend import core
 from tables import GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 
-from podracer import search, tree
-from podracer.search import Model, Root, SearchConfig, Step
+from podracer.search import search, tree
+from podracer.search.search import Model, Root, SearchConfig, Step
 
 BATCH = jnp.arange(M) * 7 % M
 

@@ -12,11 +12,11 @@ import pytest
 
 import envs_jax
 from podracer import spaces
+from podracer.agents.registry import AGENTS, make_agent
 from podracer.environments import autoreset
-from podracer.environments.stepped import SteppedEnvironments
-from podracer.run import evaluation
-from podracer.run.experiment import AGENTS, make_agent
-from podracer.sebulba import acting
+from podracer.environments.from_jax import SteppedEnvironments
+from podracer.evaluation import evaluation
+from podracer.sebulba import actor_program
 from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Transition
 
 PLAYERS = (0, 1, 1, 0, 1, 0)
@@ -86,7 +86,7 @@ def test_one_player_needs_no_sign() -> None:
     """Programs and saved states stay as they were."""
     lane = jax.eval_shape(lambda key: autoreset.reset(counting.CountingEnvironment(), key), jax.random.key(0))
     assert lane.sign == ()
-    start = acting.make(IDLE, counting.CountingEnvironment().spec, 3, 2).start
+    start = actor_program.make(IDLE, counting.CountingEnvironment().spec, 3, 2).start
     assert jax.eval_shape(start, jnp.arange(2, dtype=jnp.int32), jax.random.key(0)).games.sign == ()
 
 
@@ -94,7 +94,7 @@ def test_host_rows_keep_the_sign_and_sebulba_sums_for_the_first_mover() -> None:
     T, B = 4, 3
     environment = SteppedEnvironments(Turns()).make(B, 5)
     lanes, row = environment.recv()
-    functions = acting.make(IDLE, environment.spec, T, B)
+    functions = actor_program.make(IDLE, environment.spec, T, B)
     begin, play, finish = map(jax.jit, functions[1:])
     carry = jax.jit(functions.start)(lanes, jax.random.key(0))
     buffer, episodes, discounts = begin(carry), [], []

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import prefix_models, search, spaces, world_models
-from podracer.search import SearchConfig
+from podracer import spaces
+from podracer.search import prefix_models, search, world_models
+from podracer.search.search import SearchConfig
+from podracer.search.world_models import WorldModel
 from podracer.types import EnvSpec
-from podracer.world_models import WorldModel
 
 BOARD = spaces.Box(-5.0, 5.0, (2,))
 MASK = spaces.Box(0, 1, (3,), np.uint8)

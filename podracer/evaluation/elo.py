@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+
+from podracer.evaluation.matches import Match
 
 
 def connected(games: np.ndarray) -> np.ndarray:
@@ -36,3 +41,52 @@ def bradley_terry(wins: np.ndarray) -> np.ndarray:
             break
         strength += step * np.log1p(farthest) / farthest
     return 400.0 / np.log(10.0) * strength
+
+
+class Rating(NamedTuple):
+    """A player's Elo, relative to the first player's, and the 95% interval."""
+
+    name: str
+    elo: float
+    interval: tuple[float, float]
+
+
+def elo(matches: Sequence[Match], anchor: str = "random") -> list[Rating]:
+    """Ratings of maximum likelihood in Bradley and Terry's model, a draw being half a win, the best first.
+
+    Args:
+      matches: between players that are all connected by them.
+      anchor: whose rating is 0.
+
+    Raises:
+      ValueError: where nobody is called `anchor`, or matches leave players unconnected.
+    """
+    names = list(dict.fromkeys(name for match in matches for name in match.players))
+    if anchor not in names:
+        raise ValueError(f"nobody is called {anchor!r}; there are {', '.join(names)}.")
+    points = _points(names, matches, [match.scores for match in matches])
+    if not (reached := connected(points)).all():
+        others = ", ".join(name for name, there in zip(names, reached) if not there)
+        raise ValueError(f"no matches connect {others} with {names[0]}, so nothing says how they compare; add one.")
+    rng = np.random.default_rng(0)
+    best = bradley_terry(points)
+    samples = []
+    for _ in range(200):
+        drawn = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
+        samples.append(bradley_terry(_points(names, matches, drawn)))
+    zero = names.index(anchor)
+    spread = np.stack(samples) - np.stack(samples)[:, zero : zero + 1]
+    low, high = np.quantile(spread, (0.025, 0.975), axis=0)
+    found = [Rating(name, float(best[i] - best[zero]), (float(low[i]), float(high[i]))) for i, name in enumerate(names)]
+    return sorted(found, key=lambda rating: -rating.elo)
+
+
+def _points(names: list[str], matches: Sequence[Match], scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Points [n, n] of each player against each other, with one drawn game added to every match, so that who never
+    lost has a rating too."""
+    points = np.zeros((len(names), len(names)))
+    for match, score in zip(matches, scores):
+        a, b = (names.index(name) for name in match.players)
+        points[a, b] += score.sum() + 0.5
+        points[b, a] += score.size - score.sum() + 0.5
+    return points

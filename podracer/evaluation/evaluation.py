@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import console, matches
-from podracer.driver import run_keys
 from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
-from podracer.run.failures import playing
-from podracer.run.watched import UnansweredError, Watch, watched
+from podracer.evaluation import matches, players
+from podracer.evaluation.failures import playing
+from podracer.evaluation.watched import UnansweredError, Watch, watched
+from podracer.run.driver import run_keys
+from podracer.system import console
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -226,11 +227,11 @@ def games(
     A return of self-play is nobody's.
     """
     lanes = -(-episodes // 2)
-    opponent = matches.player(environment, "random")
+    opponent = players.player(environment, "random")
 
     def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         opening_key, first_key, second_key = jax.random.split(key, 3)
-        player = matches.of(agent, params, agent.name)
+        player = players.of(agent, params, agent.name)
         opened = matches.opened(environment, lanes, 0, opening_key)
         won, plies = matches.outcome(environment, player, opponent, *opened, first_key)
         lost, more = matches.outcome(environment, opponent, player, *opened, second_key)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from podracer.remote.hub import RemoteError
-from podracer.sebulba.actor import ActorError, failed
-from podracer.sebulba.channels import Closed
+from podracer.errors import ActorError, Closed, RemoteError, failed
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from podracer.run.children import interrupts_blocked
-from podracer.run.stopping import soon
-from podracer.sebulba.actor import ActorError
-from podracer.sebulba.channels import Closed
+from podracer.errors import ActorError, Closed
+from podracer.system.children import interrupts_blocked
+from podracer.system.stopping import soon
 
 POLL_SECONDS = 0.1
 """Between two looks at the thread."""

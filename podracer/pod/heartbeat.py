@@ -21,9 +21,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from podracer import console
-from podracer.pod import rollcall
-from podracer.run.processes import LOST
+from podracer.errors import LOST
+from podracer.pod import rendezvous
+from podracer.system import console
 
 BEAT = 1.0
 """Seconds between signs of life."""
@@ -171,7 +171,7 @@ class Lifeline:
                     self._heed(self._signals.recv(64))
                 else:
                     self._read(key.data)
-            self._dismiss(asked - rollcall.SLOW)
+            self._dismiss(asked - rendezvous.SLOW)
             if time.monotonic() - beat >= BEAT:
                 beat = time.monotonic()
                 self._beat(beat)
@@ -369,5 +369,5 @@ class _Member:
 def offer(host: str) -> tuple[socket.socket, dict[str, Any]]:
     """Process 0's listening socket, and what the others need to reach it at `host`: host, port and a token."""
     local = host in ("localhost", "127.0.0.1")
-    server = socket.create_server(("127.0.0.1", 0)) if local else rollcall.listen(0)
+    server = socket.create_server(("127.0.0.1", 0)) if local else rendezvous.listen(0)
     return server, {"host": host, "port": server.getsockname()[1], "token": secrets.token_hex(16)}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from podracer.pod.settings import NoClusterError
-from podracer.run.callers import Callers
+from podracer.system.callers import Callers
 
 POLL = 0.2
 """Seconds between attempts to reach process 0."""

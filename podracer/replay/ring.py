@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer.learning import collectives
-from podracer.learning.trajectories import flat, shaped
+from podracer.topology import collectives
+from podracer.trajectories import flat, shaped
 from podracer.types import ArrayTree, Replay, TimeStep, Trajectory
 
 BLOCK = 256
@@ -50,7 +50,7 @@ class Ring(NamedTuple):
         where none begins that is all there.
       largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
       fresh: float32 [L P]; priorities to be, of those that this sweep has come by, else 0; () without
-        (see `podracer.learning.priority_refresh`).
+        (see `podracer.replay.refresh`).
       version: int32 [2]; the updates that the parameters were of by which priorities were made, those that are and
         those to be; () without.
 

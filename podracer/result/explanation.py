@@ -4,26 +4,21 @@
     print(explanation)
     explanation.tree("tree.png")
 
-Of a search over one's own model, `of(search.search(..., keep_tree=True), config)`.
+Of a search over one's own model, `explainer.of(search.search(..., keep_tree=True), config)`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import io
 import pathlib
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from podracer.run import plots, report
-from podracer.search import LOWEST, Planner, SearchConfig, Searched, search
-from podracer.tree import Tree
-from podracer.types import ActorParams, ArrayTree
+from podracer.result import plots, report
 
 Look = Callable[[Sequence[int]], np.ndarray | None]
 """`(actions) -> uint8 [H, W, 3]`; what is seen behind actions from the root, None where they are illegal."""
@@ -98,11 +93,11 @@ class Explanation:
 
     def bars(self, path: str | pathlib.Path | None = None) -> plots.Picture:
         """Draws the numbers of each legal action, beside the board of a game; into a temporary directory by default."""
-        return plots.save(plots.search_bars(self), path or plots.default_path(None, "search-bars.png"))
+        return plots.save(search_bars(self), path or plots.default_path(None, "search-bars.png"))
 
     def tree(self, path: str | pathlib.Path | None = None, *, depth: int = 3, nodes: int = 14) -> plots.Picture:
         """Draws the most visited nodes down to a depth; into a temporary directory by default."""
-        return plots.save(plots.search_tree(self, depth, nodes), path or plots.default_path(None, "search-tree.png"))
+        return plots.save(search_tree(self, depth, nodes), path or plots.default_path(None, "search-tree.png"))
 
     def rows(self, limit: int = MAX_ROWS) -> list[int]:
         """Places in the arrays [m] of the most visited actions, the best first."""
@@ -134,123 +129,173 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         picture = io.BytesIO()
-        plots.search_bars(self).savefig(picture, format="png", dpi=80)  # beside the text of a page
+        search_bars(self).savefig(picture, format="png", dpi=80)  # beside the text of a page
         facts = report.table([(self.title,), (self.facts,)])
         return facts + report.table(self._table()) + plots.image_tag(picture.getvalue(), "image/png")
 
 
-def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], Searched]:
-    """`(ActorParams, observation [N]) -> Searched` of an agent's search without noise, with its tree; jitted."""
+INK, QUIET, CHOSEN = "#1f2937", "#9ca3af", "#c2410c"
+"""Of words and edges, of what matters less, and of what the agent does."""
 
-    @jax.jit
-    def run(params: ActorParams, observation: ArrayTree) -> Searched:
-        variables = planner.variables(params)
-        root = planner.model.root(variables, observation)
-        return search(planner.model, variables, root, jax.random.key(0), config, explore=False, keep_tree=True)
+COLUMNS = {"prior": "#cbd5e1", "visits": "#60a5fa", "policy": "#1d4ed8"}
 
-    return run
+GAIN, LOSS = "#15803d", "#b91c1c"
 
 
-def of(
-    found: Searched,
-    config: SearchConfig,
-    *,
-    title: str = "search",
-    look: Look | None = None,
-    board: tuple[int, int] | None = None,
-    lane: int = 0,
-) -> Explanation:
-    """What one root of a search came to.
+def search_bars(explanation: Explanation) -> Any:
+    """The Matplotlib figure of a search's numbers: prior, visits, policy and Q of every legal action.
 
-    Args:
-      found: of `podracer.search.search(..., keep_tree=True)`.
-      config: of that search.
-      title: above pictures.
-      look: what is seen behind actions from the root.
-      board: (H, W) of what is seen.
-      lane: which of the N roots.
-
-    Raises:
-      ValueError: where the tree was not kept.
+    Of more actions than fit, the most visited ones. Beside them the board of a game, its cells with their actions.
     """
-    if not isinstance(found.tree, Tree):
-        raise ValueError("the search's tree was not kept: search(..., keep_tree=True).")
-    tree: Any = jax.tree.map(lambda x: np.asarray(x[lane]), found.tree._replace(embedding=()))
-    one: Any = jax.tree.map(lambda x: np.asarray(x[lane]), found._replace(tree=()))
-    puct = config.algorithm == "puct"
-    legal = tree.P[0] >= 0 if puct else tree.P[0] > LOWEST
-    probability = tree.P if puct else np.exp(tree.P)
-    visits = one.visits[legal]
-    return Explanation(
-        title=title,
-        algorithm=config.algorithm,
-        simulations=config.simulations,
-        actions=np.flatnonzero(legal),
-        prior=probability[0][legal],
-        visits=visits,
-        policy=one.policy[legal],
-        q=np.where(visits > 0, one.q[legal], np.nan).astype(np.float32),
-        action=int(one.action),
-        value=float(one.value),
-        network_value=float(tree.v[0]),
-        depth=float(one.depth),
-        variation=_variation(tree, int(one.action)),
-        nodes=lambda depth, count: _nodes(tree, probability, depth, count),
-        look=look,
-        board=board,
+    from matplotlib.figure import Figure
+
+    shown = sorted(explanation.rows())
+    look, m = explanation.look, len(shown)
+    width = min(max(4.2, 0.62 * m + 1.4), 11.0)
+    board = look(()) if look else None
+    picture = Figure(figsize=(width + (3.4 if board is not None else 0), 4.4), dpi=120, layout="constrained")
+    if board is None:
+        top, bottom = picture.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    else:
+        grid = picture.add_gridspec(2, 2, width_ratios=(3.2, width), height_ratios=(3, 2))
+        top = picture.add_subplot(grid[0, 1])
+        bottom = picture.add_subplot(grid[1, 1], sharex=top)
+        _board(picture.add_subplot(grid[:, 0]), board, explanation)
+    place = np.arange(m)
+    fractions = explanation.visits / explanation.visits.sum()
+    for i, (name, values) in enumerate(
+        (("prior", explanation.prior), ("visits", fractions), ("policy", explanation.policy))
+    ):
+        top.bar(place + 0.27 * (i - 1), values[shown], 0.27, color=COLUMNS[name], label=name)
+    top.set_ylabel("fraction")
+    top.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, fontsize="small")
+    top.tick_params(labelbottom=False, bottom=False)
+    q = explanation.q[shown]
+    bottom.bar(place, np.nan_to_num(q), 0.5, color=[GAIN if x > 0 else LOSS for x in q], label="Q")
+    bottom.axhline(0, color=QUIET, linewidth=0.8)
+    bottom.axhline(explanation.value, color=INK, linewidth=0.8, linestyle=":")
+    bottom.annotate("V", (1.005, explanation.value), xycoords=("axes fraction", "data"), va="center", fontsize="small")
+    bottom.set_ylabel("Q")
+    bottom.set_xlabel(
+        "action" if m == len(explanation.actions) else f"action (and {len(explanation.actions) - m} more)"
     )
+    bottom.set_xticks(place, [str(explanation.actions[i]) for i in shown])
+    for label, i in zip(bottom.get_xticklabels(), shown):
+        if explanation.actions[i] == explanation.action:
+            label.set(color=CHOSEN, fontweight="bold")
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    picture.suptitle(_heading(explanation, picture.get_figwidth()), fontsize="medium")
+    return picture
 
 
-def _variation(tree: Tree, action: int) -> tuple[int, ...]:
-    """The root's action and then the most visited ones. What a search makes up behind an end is left out."""
-    line, node = [], 0
-    while tree.n[node].any():
-        line.append(action)
-        node = int(tree.child[node, action])
-        if node < 0 or tree.d[node] == 0:
-            break
-        action = int(tree.n[node].argmax())
-    return tuple(line)
+def _heading(explanation: Explanation, width: float) -> str:
+    """Title and facts, in lines that are no wider than a picture of so many inches."""
+    return "\n".join([explanation.title, *textwrap.wrap(explanation.facts, int(11.5 * width))])
 
 
-def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[Node]:
-    """The most visited nodes; of equal ones those that come first in the tree."""
-    root = Node((), int(tree.n[0].sum()), 1.0, float(tree.V[0, 0]), float(tree.V[0, 0]), False)
-    chosen: list[Node] = []
-    open_nodes: list[tuple[int, tuple[int, ...], int, Node]] = [(-root.visits, (), 0, root)]
-    while open_nodes and len(chosen) < count:
-        _, actions, place, node = heapq.heappop(open_nodes)
-        chosen.append(node)
-        if place < 0 or node.ended or len(actions) == depth:
-            continue
-        for action in np.flatnonzero(tree.n[place]).tolist():
-            child, n = int(tree.child[place, action]), int(tree.n[place, action])
-            value, ended = (float(tree.V[child, 0]), bool(tree.d[child] == 0)) if child >= 0 else (np.nan, False)
-            edge = float(probability[place, action]), float(tree.Q[place, action])
-            heapq.heappush(
-                open_nodes, (-n, (*actions, action), child, Node((*actions, action), n, *edge, value, ended))
-            )
-    return chosen
+def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:
+    """The board, with the numbers of legal actions in their cells, or below their columns."""
+    axes.imshow(board)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    if explanation.board is None:
+        return
+    height, width = explanation.board
+    cell = board.shape[0] / height
+    columns = width != height and explanation.actions.max() < width
+    for action in explanation.actions.tolist():
+        row, column = (height, action) if columns else divmod(action, width)
+        if row > height or (row == height and not columns):
+            continue  # a pass is nowhere on the board
+        style = {"color": INK if columns else "#a7c4b5"}
+        if action == explanation.action:
+            style = {"color": CHOSEN if columns else "#fb923c", "fontweight": "bold"}
+        place = (column + 0.5) * cell - 0.5, (row + (0.35 if columns else 0.5)) * cell - 0.5
+        axes.text(*place, str(action), ha="center", va="center", fontsize="small" if width > 5 else "large", **style)
 
 
-def boards(environment: Any, observation: ArrayTree) -> Look | None:
-    """How boards look behind actions, of games for two that can be rendered."""
-    if not all(hasattr(environment, name) for name in ("position", "render", "observe")):
-        return None
+def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> Any:
+    """The Matplotlib figure of a search's most visited nodes, from the root at the left down to a depth.
 
-    @jax.jit
-    def after(state: ArrayTree, action: jax.Array) -> Any:
-        legal = environment.observe(state)["action_mask"][action] > 0
-        return environment.step(state, action, jax.random.key(0))[0], legal
+    Edges carry their action, n, Q for who acted, and P. Nodes are boards, or the values V of those who move there.
+    """
+    from matplotlib.figure import Figure
 
-    position, render = jax.jit(environment.position), jax.jit(environment.render)
+    chosen = explanation.nodes(depth, nodes)
+    at = _layout(chosen)
+    across = max(len(node.actions) for node in chosen) + 1
+    down = 1 + max(y for _, y in at.values())
+    width = 2.35 * across + 0.2
+    heading = _heading(explanation, width)
+    top = 0.24 + 0.18 * len(heading.splitlines())  # inches
+    height = 0.98 * down + top + 0.15
+    picture = Figure(figsize=(width, height), dpi=120)
+    axes = picture.add_axes((0.0, 0.0, 1.0, 1.0 - top / height))
+    axes.set(xlim=(-0.28, across - 0.72), ylim=(down - 0.5, -0.5))
+    axes.set_axis_off()
+    half = 0.38 / 2.35, 0.38 / 0.98  # of a node, in units of columns and rows
+    for node in chosen:
+        x, y = at[node.actions]
+        main = node.actions == explanation.variation[: len(node.actions)]
+        if node.actions:
+            _edge(axes, node, at[node.actions[:-1]], (x, y), half[0], main, explanation.simulations)
+        board = explanation.look(node.actions) if explanation.look else None
+        box = axes.inset_axes((x - half[0], y - half[1], 2 * half[0], 2 * half[1]), transform=axes.transData)
+        box.set_xticks([])
+        box.set_yticks([])
+        box.spines[:].set(color=CHOSEN if main else QUIET, linewidth=1.6 if main else 0.8)
+        if board is not None:
+            box.imshow(board)
+        else:
+            said = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
+            box.text(0.5, 0.5, "" if np.isnan(node.value) else said, ha="center", va="center", transform=box.transAxes)
+        note = "end" if node.ended else "" if node.actions else f"V {node.value:+z.2f}"
+        if note and board is not None:
+            axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=INK)
+    picture.suptitle(heading, fontsize="medium", y=1 - 0.08 / height, va="top")
+    return picture
 
-    def look(actions: Sequence[int]) -> np.ndarray | None:
-        state, legal = position(observation), True
-        for action in actions:
-            if not legal:
-                return None
-            state, legal = after(state, jnp.int32(action))
-        return np.asarray(render(state)) if legal else None
 
-    return look
+def _edge(
+    axes: Any, node: Node, start: tuple[float, float], end: tuple[float, float], half: float, main: bool, S: int
+) -> None:
+    """A line from the right of a node to the left of another one, as wide as it was visited."""
+    (x, y), (to_x, to_y) = start, end
+    x, to_x = x + half, to_x - half
+    bend = x + 0.16
+    turn = np.linspace(0.0, 1.0, 20)
+    xs, ys = x + (bend - x) * turn, y + (to_y - y) * turn**2 * (3 - 2 * turn)
+    colour = CHOSEN if main else QUIET
+    width = 0.8 + 4.0 * node.visits / S
+    axes.plot([*xs, to_x], [*ys, to_y], color=colour, linewidth=width, solid_joinstyle="round", zorder=1)
+    middle = (bend + to_x) / 2
+    text = {"ha": "center", "fontsize": 7.5, "color": INK}
+    axes.text(
+        middle, to_y - 0.06, f"{node.actions[-1]}", va="bottom", **(text | {"fontsize": 10, "fontweight": "bold"})
+    )
+    axes.text(middle, to_y + 0.06, f"n {node.visits}   Q {node.q:+z.2f}\nP {node.prior:.2f}", va="top", **text)
+
+
+def _layout(nodes: Sequence[Node]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Where nodes are, (depth, row): leaves one below the other, others in the middle of their children."""
+    children: dict[tuple[int, ...], list[tuple[int, ...]]] = {node.actions: [] for node in nodes}
+    for node in nodes:
+        if node.actions:
+            children[node.actions[:-1]].append(node.actions)
+    at: dict[tuple[int, ...], tuple[float, float]] = {}
+    rows = 0
+
+    def put(actions: tuple[int, ...]) -> float:
+        nonlocal rows
+        below = [put(child) for child in children[actions]]
+        y = (below[0] + below[-1]) / 2 if below else rows
+        rows += not below
+        at[actions] = len(actions), y
+        return y
+
+    put(())
+    return at

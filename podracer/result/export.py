@@ -8,7 +8,7 @@
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
 memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the best ones that the
 agent knows, without chance. The function counts choices from 0: where a space of spec.json has a `start`, it is added
-outside (`podracer.gate`).
+outside (`podracer.environments.gate`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from podracer import files, gate, spaces
-from podracer.policy import Actor, Policy
+from podracer import spaces
+from podracer.environments import gate
+from podracer.result.policy import Actor, Policy
+from podracer.system import files
 from podracer.types import ArrayTree, EnvSpec
 from podracer.version import __version__
 

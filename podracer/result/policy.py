@@ -5,7 +5,7 @@
     action = actor(observation, reward)       # and so on, until it ends:
     actor.reset()                             # the next observation opens another one
 
-The same actor comes from files that need none of the agent's code: `podracer.load_policy` (see `podracer.run.export`).
+The same actor comes from files that need none of the agent's code: `podracer.load_policy` (`podracer.result.export`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import gate, spaces
+from podracer import spaces
+from podracer.environments import gate
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
@@ -167,7 +168,7 @@ class Actor:
         """The actions for what the environments show.
 
         Args:
-          observation: what the environment shows, also in its own form (`podracer.gate`); [B, ...] of a batch.
+          observation: what the environment shows, also in its own form (`environments.gate`); [B, ...] of a batch.
           reward: what arrived with it, a number or [B]; needed by policies that see rewards, but not on first rows.
           first: whether it opens an episode, bool or [B]; if None, only the first call and those after `reset()` do.
 

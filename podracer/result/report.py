@@ -5,23 +5,41 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from podracer.run import plots
-
-if TYPE_CHECKING:
-    from podracer.result import Result
+from podracer.result import plots
 
 MAX_ROWS = 12
 """Members that are listed; a notebook is no place for a thousand rows."""
 
 
-def line(result: Result) -> str:
+class Reported(Protocol):
+    """The facts of a `podracer.Result` that are told."""
+
+    @property
+    def agent(self) -> Any: ...
+
+    @property
+    def history(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+    @property
+    def description(self) -> Mapping[str, Any]: ...
+
+    @property
+    def run_dir(self) -> Any: ...
+
+    def curves(self) -> Mapping[str, Sequence[Mapping[str, Any]]]: ...
+
+
+def line(result: Reported) -> str:
     """Agent, environment, return and steps: `ppo on cartpole: return 500.000 ± 0.000 over 128 episodes after ...`."""
     return f"{_name(result)}: {_returns(result)} after {_steps(result):,} steps"
 
 
-def sentence(result: Result) -> str:
+def sentence(result: Reported) -> str:
     """The line, and how long it took."""
     summary = result.summary
     if "train_seconds" not in summary:
@@ -38,7 +56,7 @@ def _seconds(summary: Mapping[str, Any]) -> str:
     return f"{summary['wall_seconds']:.1f} s: {parts}, the rest set-up, evaluation and files"
 
 
-def as_html(result: Result) -> str:
+def as_html(result: Reported) -> str:
     """A table of the summary, one of the members, and the curve: what there is of them."""
     summary = result.summary
     facts = {"agent": result.agent.name, "environment": result.description["env"], "steps": f"{_steps(result):,}"}
@@ -61,16 +79,16 @@ def as_html(result: Result) -> str:
     return "".join(parts)
 
 
-def _name(result: Result) -> str:
+def _name(result: Reported) -> str:
     return f"{result.agent.name} on {result.description['env']}"
 
 
-def _steps(result: Result) -> int:
+def _steps(result: Reported) -> int:
     newest = max((row["env_steps"] for row in result.history), default=0)
     return result.summary.get("env_steps", newest)
 
 
-def _returns(result: Result) -> str:
+def _returns(result: Reported) -> str:
     summary = result.summary
     if summary.get("members"):
         return _returns_of(summary["members"], _varied(result)) + _cut(summary)
@@ -103,7 +121,7 @@ def _returns_of(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
     )
 
 
-def _varied(result: Result) -> list[str]:
+def _varied(result: Reported) -> list[str]:
     """The tunable numbers in which the members of a population differ."""
     values = {name: {member.get(name) for member in result.summary["members"]} for name in result.agent.hyper}
     return [name for name, different in values.items() if len(different) > 1]

@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import matches
-from podracer import policy as policies
-from podracer.run import checkpoint, evaluation, explanation, members, metrics, plots, report
-from podracer.run import export as exports
-from podracer.run.experiment import PLANNERS, Experiment, make_agent, make_planner
-from podracer.search import SearchConfig, Searched
+from podracer.agents.registry import PLANNERS, make_agent, make_planner
+from podracer.evaluation import evaluation, players
+from podracer.result import explainer, explanation, members, plots, report
+from podracer.result import export as exports
+from podracer.result import policy as policies
+from podracer.run import checkpoint, metrics
+from podracer.run.record import Experiment
+from podracer.search.search import SearchConfig, Searched
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
@@ -131,8 +133,8 @@ class Result:
         search: str | None = None,
         member: int | None = None,
         step: int | None = None,
-    ) -> matches.Player:
-        """The trained agent as it plays a game in evaluation, for `podracer.matches`.
+    ) -> players.Player:
+        """The trained agent as it plays a game in evaluation, for `podracer.evaluation.matches`.
 
         Args:
           name: what a table calls it; the agent's name if empty.
@@ -152,7 +154,7 @@ class Result:
                 raise ValueError(f"{given}: {agent.name} does not search; leave it out.")
             if simulations is not None and simulations < 0:
                 raise ValueError(f"{given}: must be at least 0, which is the network's most likely move.")
-        matches.check(self.environment)
+        players.check(self.environment)
         if simulations is not None or search is not None:
             settings = {"simulations": simulations, "search": search}
             if simulations == 0:  # PUCT's only simulation goes where the prior says
@@ -161,7 +163,7 @@ class Result:
             agent = make_agent(
                 agent.name, self.environment, dataclasses.replace(agent.config, **settings), self._network
             )
-        return matches.of(agent, self.actor_params(member, step=step), name or agent.name)
+        return players.of(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
         """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.
@@ -215,19 +217,19 @@ class Result:
         observation = observation.observation if isinstance(observation, TimeStep) else observation
         row = policies.fit(planner.space, observation, None)
         if config not in self._searches:
-            self._searches[config] = explanation.searching(planner, config)
+            self._searches[config] = explainer.searching(planner, config)
         found = self._searches[config](self.actor_params(member), row)
         board = observation["board"].shape[:2] if isinstance(observation, dict) and "board" in observation else None
-        return explanation.of(
+        return explainer.of(
             found,
             config,
             title=f"{self.agent.name} on {self.description['env']}",
-            look=explanation.boards(self.environment, observation),
+            look=explainer.boards(self.environment, observation),
             board=board,
         )
 
     def export(self, directory: str | pathlib.Path, *, member: int | None = None, episodes: int = 128) -> pathlib.Path:
-        """Writes the greedy policy as files that need none of the agent's code (see `podracer.run.export`).
+        """Writes the greedy policy as files that need none of the agent's code (see `podracer.result.export`).
 
         Args:
           directory: where to.

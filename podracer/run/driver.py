@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
-from podracer.run.processes import ALONE, Processes
 from podracer.topology import memory_limit
+from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats, LearnerState
 
 
@@ -44,23 +45,6 @@ def only_learner(state: RunState) -> RunState:
     return state._replace(actors=(), experience=())
 
 
-class TrainingDivergedError(RuntimeError):
-    """The loss, a gradient or another metric stopped being a finite number."""
-
-    @classmethod
-    def of(
-        cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int, culprit: str = ""
-    ) -> TrainingDivergedError:
-        """The error for metrics that are not finite; `culprit` says what of the environment was not before them."""
-        broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
-        what = f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates)"
-        if culprit:
-            return cls(f"{culprit}, and so {what}; mend the environment, for no setting helps against that.")
-        return cls(
-            f"{what}; lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
-        )
-
-
 def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
     """The metrics `episode/...` [P] of sums [P] over the episodes that ended; NaN where none did."""
     count = np.asarray(episodes.count)
@@ -68,10 +52,6 @@ def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
     with np.errstate(invalid="ignore", divide="ignore"):
         means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
     return means | {"episode/count": count}
-
-
-class OutOfMemoryError(RuntimeError):
-    """A device has too little memory for a run."""
 
 
 WHAT_TO_LOWER = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from podracer import nets, search
+from podracer import nets
+from podracer.search import search
 from podracer.types import ActorParams, ArrayTree, TimeStep
 
 TEMPERATURES = (1.0, 0.5, 0.25)

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, search, spaces, world_models
+from podracer import configs, nets, spaces
 from podracer.nets.layers import MLP, Dense, LSTMCell, NormName, normalization, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
+from podracer.search import search, world_models
 from podracer.types import ArrayTree, EnvSpec
 
 
@@ -74,8 +74,8 @@ class PrefixModel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(world_models.Sizes):
-    """Of the standard model, beside those of `podracer.world_models.Sizes`, whose rewards are prefixes here. Paper
-    values are those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
+    """Of the standard model, beside those of `world_models.Sizes`, whose rewards are prefixes here. Paper values are those of Ye et
+    al. 2021 (64 channels, heads of 32 units, 601 bins).
 
     Attributes:
       norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too. Images of

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import nets, search
-from podracer.learning import gradients, trajectories
+from podracer import nets, trajectories
+from podracer.learning import gradients
+from podracer.search import search
 from podracer.types import ActorParams, Batch
 
 

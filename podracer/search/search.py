@@ -4,8 +4,8 @@ PUCT is Silver et al. 2018 (AlphaZero) and Schrittwieser et al. 2020 (MuZero), G
 a prior P or logits l, visits n(a), sums of returns W(a), a value v of its own, N = 1 + sum n, V = (v + sum W) / N and
 Q(a) = W(a) / n(a). Discounts are signed: -1 where the other player goes on, so games of two need nothing else.
 
-All that is random is drawn before the search, which is a function of arrays (`podracer.tree`). N roots (lanes), A
-actions, S simulations, D the depth cap.
+All that is random is drawn before the search, which is a function of arrays (`podracer.search.tree`). N roots (lanes),
+A actions, S simulations, D the depth cap.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import config as configs
-from podracer import distributions, spaces, tree
-from podracer.exploration import value_of
-from podracer.tree import Rule, Seed, Tree
+from podracer import configs, distributions, spaces
+from podracer.distributions import value_of
+from podracer.search import tree
+from podracer.search.tree import Rule, Seed, Tree
 from podracer.types import ActorParams, ArrayTree
 
 LOWEST = float(np.finfo(np.float32).min)

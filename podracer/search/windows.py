@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import returns
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
 from podracer.types import TimeStep
 
 

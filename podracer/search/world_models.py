@@ -17,10 +17,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracer import config as configs
-from podracer import nets, search, spaces
+from podracer import configs, nets, spaces
 from podracer.nets.layers import MLP, Dense, LayerNorm, standardize
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
+from podracer.search import search
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "convolutions"]

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer import console
-from podracer.run.stopping import soon
-from podracer.sebulba.actor import Actor, ActorError, Rollout, Wiring, failed
+from podracer.errors import ActorError, failed
+from podracer.sebulba.actor import Actor, Rollout, Wiring
+from podracer.system import console
+from podracer.system.stopping import soon
 
 POLL_SECONDS = 0.2
 """How often a learner that waits for a rollout looks at signals and at its actors."""

@@ -2,7 +2,7 @@
 
 A trajectory [T, R B], of a rollout of every replica, arrives spread along its lanes. Each device runs its logical
 shards side by side, as in Anakin, so equal shards give equal results on any number of learner devices. A replay may be
-in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.split_replay`).
+in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.replay_devices`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from podracer.driver import program_bytes, require_memory
-from podracer.learning import learner, trajectories
+from podracer import trajectories
+from podracer.learning import learner
 from podracer.learning.learner import Experience
 from podracer.learning.steps import added
-from podracer.learning.trajectories import split_lanes
-from podracer.sebulba.assembly import Assembly, by_lane
+from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, policy_lag
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.sebulba.sharding import Assembly, by_lane
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpus, quick_to_compile
+from podracer.trajectories import split_lanes
 from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 

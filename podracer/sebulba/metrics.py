@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from podracer.driver import Progress, TrainingDivergedError, episode_means
+from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import means
 from podracer.learning.steps import LARGEST
-from podracer.run.processes import Processes
+from podracer.run.driver import Progress, episode_means
 from podracer.sebulba.actor import STAGES, Rollout
-from podracer.sebulba.ballots import Ballots
+from podracer.sebulba.agreement import Ballots
+from podracer.topology.processes import Processes
 from podracer.types import EpisodeStats, Metrics
 
 

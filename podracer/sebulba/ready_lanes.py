@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.sebulba import acting
+from podracer.errors import Closed
+from podracer.sebulba import actor_program
 from podracer.sebulba.actor import STAGES, Actor, Rollout, not_finite
-from podracer.sebulba.channels import Closed
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 
@@ -68,9 +68,11 @@ class PartialActing(NamedTuple):
         full.
     """
 
-    begin: Callable[[acting.Carry], Halves]
+    begin: Callable[[actor_program.Carry], Halves]
     act: Callable[[Halves, ActorParams, jax.Array, jax.Array, Where, HostStep], tuple[Halves, ArrayTree]]
-    finish: Callable[[Halves, acting.Games, jax.Array, jax.Array], tuple[Trajectory, EpisodeStats, acting.Games]]
+    finish: Callable[
+        [Halves, actor_program.Games, jax.Array, jax.Array], tuple[Trajectory, EpisodeStats, actor_program.Games]
+    ]
 
 
 def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
@@ -83,10 +85,10 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
     """
     T = rollout_length
 
-    def begin(carry: acting.Carry) -> Halves:
+    def begin(carry: actor_program.Carry) -> Halves:
         (B,) = carry.games.over.shape
         row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
-        action, extras = acting.act_once(agent, row.timestep, carry)
+        action, extras = actor_program.act_once(agent, row.timestep, carry)
         many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((2, n, *x.shape), x.dtype), tree)  # noqa: E731
         return Halves(
             many(T + 1, row),
@@ -116,19 +118,19 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
         ), action
 
     def finish(
-        halves: Halves, games: acting.Games, lanes: jax.Array, half: jax.Array
-    ) -> tuple[Trajectory, EpisodeStats, acting.Games]:
+        halves: Halves, games: actor_program.Games, lanes: jax.Array, half: jax.Array
+    ) -> tuple[Trajectory, EpisodeStats, actor_program.Games]:
         of_half = lambda tree: jax.tree.map(lambda x: x[half], tree)  # noqa: E731
         rows = of_half(halves.rows)
         trajectory = Trajectory(
-            timesteps=acting.timesteps(rows),
+            timesteps=actor_program.timesteps(rows),
             actions=of_half(halves.actions),
             extras=of_half(halves.extras),
             actor_state=of_half(halves.begun),
             policy_version=halves.versions[half],
             lane=lanes,
         )
-        games, episodes = acting.count(spec, games, rows)
+        games, episodes = actor_program.count(spec, games, rows)
         return trajectory, episodes, games
 
     return PartialActing(begin, act, finish)

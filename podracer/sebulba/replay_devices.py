@@ -24,13 +24,13 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer import replay, topology
-from podracer.driver import program_bytes, require_memory
 from podracer.learning.learner import Experience
 from podracer.learning.steps import Counts, Elders, Prepared, Steps, added
-from podracer.learning.trajectories import split_lanes
-from podracer.sebulba.assembly import by_lane
+from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, policy_lag
+from podracer.sebulba.sharding import by_lane
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for
+from podracer.trajectories import split_lanes
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 
 
@@ -85,7 +85,7 @@ class SplitReplay:
                 mesh=mesh,
                 in_specs=in_specs,
                 out_specs=out_specs,
-                # As in podracer.sebulba.learning.
+                # As in podracer.sebulba.learner_program.
                 check_vma=False,
             )
             return jax.jit(mapped, donate_argnums=donate)
@@ -170,7 +170,7 @@ class SplitReplay:
             mesh=self._layout.mesh,
             in_specs=(everywhere, by_shard, everywhere),
             out_specs=(everywhere, everywhere, by_shard),
-            # As in podracer.sebulba.learning.
+            # As in podracer.sebulba.learner_program.
             check_vma=False,
         )
 

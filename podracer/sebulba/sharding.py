@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from podracer.learning import trajectories
+from podracer import trajectories
 from podracer.topology import DATA_AXIS, HostTopology
 from podracer.types import Trajectory
 

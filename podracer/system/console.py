@@ -23,6 +23,11 @@ def say(text: str, *, at_once: bool = False) -> None:
     write(sys.__stderr__ if at_once else sys.stderr, f"{text}\n")
 
 
+def note(text: str) -> None:
+    """Says a line on standard error, also where no progress is shown; without a reader there it is lost."""
+    say(f"podracer: note: {' '.join(text.split())}")
+
+
 def write(stream: Any, text: str) -> None:
     """Writes text to standard error or output; the text is lost where the stream is closed or full.
 

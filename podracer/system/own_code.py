@@ -12,14 +12,14 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 
-from podracer import console
+from podracer.system import console
 
 TRACEBACK = "PODRACER_TRACEBACK"
 """The environment variable that, set to 1, shows whole tracebacks."""
 
 HOW = f"{TRACEBACK}=1 shows the whole traceback"
 
-_HERE = pathlib.Path(__file__).parent
+_HERE = pathlib.Path(__file__).parents[1]
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts"))
 _PACKAGES = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')

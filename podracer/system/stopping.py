@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from podracer import console
+from podracer.system import console
 
 SOON_SECONDS = 0.3
 """Between the first and the last process of a group that a signal reaches."""

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import topology
+from podracer.topology.backend import on_cpu
+from podracer.topology.mesh import DATA_AXIS
 from podracer.types import ArrayTree
 
-DATA_AXES = ("data", "shard")
+DATA_AXES = (DATA_AXIS, "shard")
 """The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
 
 
@@ -21,7 +22,7 @@ def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
     Off CPU one reduction for all, where each by itself would be two launches.
     """
-    if topology.on_cpu():
+    if on_cpu():
         return [jnp.sum(x) for x in arrays]
     return list(jnp.sum(jnp.stack(arrays).reshape(len(arrays), -1), axis=1))
 

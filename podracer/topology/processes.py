@@ -6,25 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-LOST = 3
-"""Exit code of a process that ends because of another one."""
-
-
-class PeerError(RuntimeError):
-    """Another process of the pod is gone, does not answer or has failed; the message names it.
-
-    Attributes:
-      said: whether it has been printed, as must be done before JAX ends this process.
-    """
-
-    def __init__(self, message: str, said: bool = False):
-        super().__init__(message)
-        self.said = said
-
-
-class DisagreementError(ValueError):
-    """The processes of a pod were not asked for the same."""
-
 
 class Processes:
     """One process, which has nobody to ask.

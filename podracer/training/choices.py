@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from podracer import nets, spaces, world_models
-from podracer.gate import MOST_CHANNELS
+from podracer import nets, spaces
+from podracer.environments.gate import MOST_CHANNELS
+from podracer.search import world_models
 from podracer.types import Agent, EnvSpec
 
 IMAGE_SIDE = 16

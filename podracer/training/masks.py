@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from podracer import spaces
-from podracer.run.experiment import AGENTS, PLANNERS
+from podracer.agents.registry import AGENTS, PLANNERS
 from podracer.types import Agent, EnvSpec
 
 NAME = "action_mask"

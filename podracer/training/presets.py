@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from podracer import atari, environments
-from podracer import config as configs
+from podracer import atari, configs, environments
+from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
-from podracer.run.experiment import AGENTS, RunConfig
+from podracer.run.config import RunConfig
 
 
 class Settings(NamedTuple):

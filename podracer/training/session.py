@@ -18,23 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from podracer import config as configs
-from podracer import topology
-from podracer.driver import (
-    Progress,
-    RunState,
-    TrainingDivergedError,
-    counter_values,
-    only_learner,
-    without_replay,
-)
-from podracer.result import Result
-from podracer.run import checkpoint, choices, evaluation, metrics, rundir
-from podracer.run.experiment import Experiment
-from podracer.run.processes import ALONE, PeerError, Processes
-from podracer.run.stopping import StopSignal
-from podracer.run.transfer import transferred
-from podracer.sebulba.channels import Closed
+from podracer import configs, errors, topology
+from podracer.errors import Closed, PeerError, TrainingDivergedError
+from podracer.evaluation import evaluation
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics, rundir
+from podracer.run.driver import Progress, RunState, counter_values, only_learner, without_replay
+from podracer.run.record import Experiment
+from podracer.system.stopping import StopSignal
+from podracer.topology.processes import ALONE, Processes
+from podracer.training import choices
+from podracer.training.transfer import transferred
 from podracer.types import ActorParams
 from podracer.version import __version__
 
@@ -113,7 +107,7 @@ class Session:
                 like = experiment.driver.like()
                 _, state, problems = self._checkpoints.restore(self._saved(like))
                 self._notes += problems
-            except checkpoint.CheckpointError:
+            except errors.CheckpointError:
                 self._checkpoints.close()
                 raise
             if not experiment.run.checkpoint_replay:
@@ -186,7 +180,7 @@ class Session:
             return result
         except TrainingDivergedError as error:
             raise TrainingDivergedError(f"{error} {self._last_good()}") from None
-        except (checkpoint.CheckpointError, rundir.WriteError) as error:
+        except (errors.CheckpointError, rundir.WriteError) as error:
             raise type(error)(f"{error} {self._last_good()} Make room and continue with {self._resume()}.") from error
         finally:
             self._display.close()

@@ -17,22 +17,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import numpy as np
 
-from podracer import config as configs
-from podracer import console, files
-from podracer.driver import counter_values, memory_explained, only_learner
+from podracer import configs, errors
+from podracer.environments import imports
+from podracer.errors import Interrupted
 from podracer.nets import Network
-from podracer.notes import note
 from podracer.remote.settings import Remote
-from podracer.result import Result
-from podracer.run import checkpoint, imports, masks, metrics, presets, rundir
-from podracer.run.choices import flat_images
-from podracer.run.experiment import RunConfig, resolve, stored_options
-from podracer.run.interruption import Interrupted
-from podracer.run.lock import RunLock
-from podracer.run.processes import ALONE, Processes
-from podracer.run.session import Session
-from podracer.run.stopping import StopSignal
-from podracer.run.transfer import transferred
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics, rundir
+from podracer.run.config import RunConfig
+from podracer.run.driver import counter_values, memory_explained, only_learner
+from podracer.system import console, files
+from podracer.system.console import note
+from podracer.system.lock import RunLock
+from podracer.system.stopping import StopSignal
+from podracer.topology.processes import ALONE, Processes
+from podracer.training import masks, presets
+from podracer.training.choices import flat_images
+from podracer.training.resolve import resolve, stored_options
+from podracer.training.session import Session
+from podracer.training.transfer import transferred
 from podracer.types import Agent, Environment, HostEnvironments
 
 if TYPE_CHECKING:
@@ -81,8 +84,8 @@ def train(
       network: your own network, for an agent given by name.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
-      preset: settings to begin with, by name (see `podracer.run.presets`); all others that are given here go before
-        them.
+      preset: settings to begin with, by name (`podracer.training.presets`); all others that are given here go
+        before them.
       protocol: how a game of Atari is played and evaluated, by name (see `podracer.atari.PROTOCOLS`), instead of as the
         preset has it.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
@@ -160,8 +163,17 @@ def train(
             console.write(sys.stdout, f"{result}\n")
     # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
     if stop.number or result.summary["stopped_by"]:
-        raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name)
+        raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
     return result
+
+
+def _next(result: Result) -> str:
+    """Says what to do after a run was stopped."""
+    if result.summary["complete"]:
+        return "the run was complete"
+    if result.run_dir is None:
+        return "without a run_dir only this error's `result` has what was learnt"
+    return f"continue with {rundir.how_to_resume(result.run_dir, result.description['own'])}"
 
 
 class _Workers:
@@ -401,7 +413,7 @@ def load(
     )
     folder = checkpoint.BEST if step == "best" else "checkpoints"
     if not (directory / folder).is_dir():
-        raise checkpoint.CheckpointError(f"no checkpoint in {directory / folder} yet.")
+        raise errors.CheckpointError(f"no checkpoint in {directory / folder} yet.")
     experiment.description.update(rundir.stored_names(directory))
     checkpoints = checkpoint.Checkpoints(directory, name=folder, read_only=True)
     try:

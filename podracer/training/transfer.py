@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from podracer.result import Result
+from podracer.result.result import Result
 from podracer.types import LearnerState
 
 

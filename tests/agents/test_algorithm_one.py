@@ -18,7 +18,7 @@ from recorded import Record, Walk
 
 from podracer import agents, environments, topology
 from podracer.agents import DQNConfig
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, LearnerState, TimeStep
 

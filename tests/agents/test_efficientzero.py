@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, nets, prefix_models, search, spaces
+from podracer import agents, nets, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.learning import gradients, steps, windows
+from podracer.learning import gradients, steps
+from podracer.search import prefix_models, search, windows
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)

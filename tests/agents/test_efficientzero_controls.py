@@ -9,9 +9,9 @@ import harness
 import pytest
 
 import envs_jax
-from podracer import prefix_models, search
 from podracer.agents import EfficientZeroConfig
 from podracer.bench import measure
+from podracer.search import prefix_models, search
 
 pytestmark = pytest.mark.learns
 

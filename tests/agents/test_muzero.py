@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, returns, spaces, world_models
+from podracer import agents, returns, spaces
 from podracer.agents import MuZeroConfig, muzero
-from podracer.learning import windows
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
+from podracer.search import windows, world_models
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)

@@ -5,8 +5,8 @@ import jax
 import pytest
 
 import envs_jax
-from podracer import search, world_models
 from podracer.agents import MuZeroConfig
+from podracer.search import search, world_models
 
 pytestmark = pytest.mark.learns
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from podracer import agents, spaces
-from podracer.run.experiment import AGENTS
+from podracer.agents.registry import AGENTS
 from podracer.types import Batch, EnvSpec
 
 B = 4

@@ -15,10 +15,11 @@ import numpy as np
 import probes
 import pytest
 
-from podracer import agents, nets, returns, spaces, world_models
+from podracer import agents, nets, returns, spaces
 from podracer.agents import DQNConfig, MuZeroConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.learning import value_distributions
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
+from podracer.search import world_models
 from podracer.types import Agent, LearnerState, TimeStep
 
 GAMMA = 0.8

@@ -16,7 +16,7 @@ import pytest
 from podracer import agents, distributions, returns, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
-from podracer.learning import collectives
+from podracer.topology import collectives
 from podracer.types import ActorParams, EnvSpec, TimeStep, Trajectory
 
 T, B, A = 6, 8, 4

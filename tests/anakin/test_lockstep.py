@@ -12,7 +12,8 @@ import pytest
 import podracer
 from podracer import agents, spaces
 from podracer.anakin import program, rollout
-from podracer.learning import collectives, learner
+from podracer.learning import learner
+from podracer.topology import collectives
 
 T, B, DUE = 5, 4, 3
 COUNTING = counting.CountingEnvironment()

@@ -17,8 +17,9 @@ import pytest
 from podracer import agents, spaces
 from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
 from podracer.anakin import program, rollout
-from podracer.learning import collectives, learner
+from podracer.learning import learner
 from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.topology import collectives
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
 
 T, B = 5, 8

@@ -82,8 +82,8 @@ def _anakin(agent_name: str, task: str, lanes: int, settings: dict[str, Any], de
     """The program of a run, compiled as its driver does."""
     import envs_jax
     from podracer import topology
+    from podracer.agents.registry import make_agent
     from podracer.anakin import program, runner
-    from podracer.run.experiment import make_agent
 
     environment = envs_jax.make(task)
     agent = make_agent(agent_name, environment, settings)

@@ -19,9 +19,9 @@ from PIL import Image
 import envs_jax
 import podracer
 from podracer import cli, environments
+from podracer.agents.registry import AGENTS
 from podracer.cli import results
 from podracer.run import metrics, rundir
-from podracer.run.experiment import AGENTS
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
 SMALL = (

@@ -16,8 +16,8 @@ from test_cli import complaint, run
 
 import envs_jax
 import podracer
-from podracer import matches
 from podracer.cli import games
+from podracer.evaluation import matches
 
 TRAIN = (
     "train alphazero tic_tac_toe --num-envs 4 --eval-episodes 4 --agent.rollout-length 5 --agent.hidden-sizes 4 "

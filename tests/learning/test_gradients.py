@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import topology
-from podracer.learning import gradients, trajectories
+from podracer import topology, trajectories
+from podracer.learning import gradients
 from podracer.types import Trajectory
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
 from podracer.returns import unrescale
 
 NUMBERS = np.float32([-99.9, -7.3, -1.0, -0.01, 0.0, 0.003, 0.5, 2.0, 31.0, 100.0])

@@ -14,9 +14,10 @@ from jax.sharding import AxisType, Mesh
 from test_replay import GROUPS, SQUARE, B, Streams, T, rows_of
 
 from podracer import topology
-from podracer.learning import collectives, learner
+from podracer.learning import learner
 from podracer.learning.learner import Experience
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.topology import collectives
 from podracer.types import ActorParams, LearnerState
 
 INTERVAL = 25

@@ -14,8 +14,8 @@ import pytest
 
 import envs_jax
 from podracer import topology
+from podracer.agents.registry import make_agent
 from podracer.nets import layers
-from podracer.run.experiment import make_agent
 from podracer.types import TimeStep
 
 KEY = jax.random.key(0)

@@ -9,7 +9,7 @@ import time
 import pods
 import pytest
 
-from podracer.pod import lifeline
+from podracer.pod import heartbeat
 
 NAMES = ["process 0 (a, pid 1)", "process 1 (b, pid 2)", "process 2 (c, pid 3)"]
 
@@ -17,16 +17,16 @@ NAMES = ["process 0 (a, pid 1)", "process 1 (b, pid 2)", "process 2 (c, pid 3)"]
 @pytest.fixture
 def lines(monkeypatch):
     """The ends of three processes, in one."""
-    monkeypatch.setattr(lifeline, "BEAT", 0.05)
-    monkeypatch.setattr(lifeline.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
+    monkeypatch.setattr(heartbeat, "BEAT", 0.05)
+    monkeypatch.setattr(heartbeat.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
     said = []
-    monkeypatch.setattr(lifeline.os, "write", lambda _, text: said.append(text.decode()))
-    server, address = lifeline.offer("127.0.0.1")
+    monkeypatch.setattr(heartbeat.os, "write", lambda _, text: said.append(text.decode()))
+    server, address = heartbeat.offer("127.0.0.1")
     with contextlib.ExitStack() as stack:
 
         def line(index, **settings):
             settings = {"silence": 5.0, "stall": 5.0} | settings
-            one = lifeline.Lifeline(index, NAMES, address, server=None if index else server, **settings)
+            one = heartbeat.Lifeline(index, NAMES, address, server=None if index else server, **settings)
             return stack.enter_context(one)
 
         line.address, line.said = address, said
@@ -77,18 +77,18 @@ def test_who_never_comes_is_named(lines):
 def test_who_stays_behind_is_named(lines):
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     for each in (zero, one, two):
-        each.doing(lifeline.WORKING, 1)
+        each.doing(heartbeat.WORKING, 1)
     zero.doing("evaluating and saving", 2)
-    one.doing(lifeline.WORKING, 2)
+    one.doing(heartbeat.WORKING, 2)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s (training)"
 
 
 def test_who_stays_out_of_what_others_wait_in_is_named(lines):
     """Those who wait get no further than the round that one has not come to; process 0 says whom it waits for first."""
     zero, one, two = lines(0, stall=1.0), lines(1), lines(2)
-    zero.doing(lifeline.WAITING, 2)
-    one.doing(lifeline.WAITING, 2)
-    two.doing(lifeline.WORKING, 1)
+    zero.doing(heartbeat.WAITING, 2)
+    one.doing(heartbeat.WAITING, 2)
+    two.doing(heartbeat.WORKING, 1)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 1 s (training)"
     assert lines.said[0] == f"podracer: waiting for {NAMES[2]}: training\n"
 
@@ -99,7 +99,7 @@ def test_an_environment_may_take_longer(lines):
     lines(2)
     one.doing("waiting for its environments", 1)
     pods.until(lambda: len(zero._members) == 2 and zero._members[1].status.round == 1)
-    zero.doing(lifeline.WAITING, 2)
+    zero.doing(heartbeat.WAITING, 2)
     pods.until(lambda: lines.said, 5)
     assert f"podracer: waiting for {NAMES[1]}: waiting for its environments\n" in lines.said
     assert zero.wait(0.5) is None
@@ -110,13 +110,13 @@ def test_a_round_may_take_all_of_them_long(lines):
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     every = (zero, one, two)
     for each in every:
-        each.doing(lifeline.WAITING, 1)
+        each.doing(heartbeat.WAITING, 1)
     pods.until(lambda: [m.status.round for m in zero._members.values()] == [1, 1])
     time.sleep(0.7)
-    zero.doing(lifeline.WAITING, 2)
+    zero.doing(heartbeat.WAITING, 2)
     assert zero.wait(0.2) is None
-    one.doing(lifeline.WORKING, 2)
-    two.doing(lifeline.WORKING, 2)
+    one.doing(heartbeat.WORKING, 2)
+    two.doing(heartbeat.WORKING, 2)
     assert zero.wait(0.8) is None
 
 
@@ -124,12 +124,12 @@ def test_who_is_silent_is_not_called_stuck(lines):
     """It was behind when it fell silent, for longer than would make it stuck."""
     zero, one, two = lines(0, silence=1.0, stall=0.3), lines(1), lines(2)
     for each in (one, two):
-        each.doing(lifeline.WORKING, 1)
+        each.doing(heartbeat.WORKING, 1)
     pods.until(lambda: {1, 2} == set(zero._members) and zero._members[2].status.round == 1)
     two._left.set()  # ends its watch, not its connection
     two._thread.join()
-    zero.doing(lifeline.WORKING, 2)
-    one.doing(lifeline.WORKING, 2)
+    zero.doing(heartbeat.WORKING, 2)
+    one.doing(heartbeat.WORKING, 2)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been silent for 1 s"
 
 
@@ -158,7 +158,7 @@ def test_strangers_are_not_listened_to(lines):
 
 
 def test_strangers_that_are_silent_make_room(lines, monkeypatch):
-    monkeypatch.setattr(lifeline.rollcall, "SLOW", 0.3)
+    monkeypatch.setattr(heartbeat.rollcall, "SLOW", 0.3)
     zero = lines(0)
     with contextlib.ExitStack() as stack:
         address = (lines.address["host"], lines.address["port"])
@@ -171,9 +171,9 @@ def test_strangers_that_are_silent_make_room(lines, monkeypatch):
 
 def test_a_second_interrupt_ends_a_process_that_cannot_hear_it(lines, monkeypatch):
     """Its main thread waits in a collective."""
-    monkeypatch.setattr(lifeline, "AT_ONCE", 0.2)
+    monkeypatch.setattr(heartbeat, "AT_ONCE", 0.2)
     codes = []
-    monkeypatch.setattr(lifeline.os, "_exit", codes.append)
+    monkeypatch.setattr(heartbeat.os, "_exit", codes.append)
     zero, one = lines(0), lines(1)
     lines(2)
     one._wakeup.send(bytes([signal.SIGINT]))
@@ -190,6 +190,6 @@ def test_a_second_interrupt_ends_a_process_that_cannot_hear_it(lines, monkeypatc
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 @pytest.mark.parametrize("at", ["127.0.0.1", "::1"])
 def test_process_0_is_reached_by_either_protocol(at):
-    server, address = lifeline.offer("host")
+    server, address = heartbeat.offer("host")
     with server, socket.create_connection((at, address["port"]), timeout=5):
         pass

@@ -10,9 +10,9 @@ from unittest import mock
 import jax
 import pytest
 
+from podracer.errors import DisagreementError, PeerError
 from podracer.pod import peers
 from podracer.pod.settings import NoClusterError, Pod
-from podracer.run.processes import DisagreementError, PeerError
 
 
 def test_jax_must_not_have_begun():

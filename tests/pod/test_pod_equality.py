@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from test_shards import assert_close, flat, moved, rates, train
 
 from podracer import topology
-from podracer.run.session import Session
+from podracer.training.session import Session
 
 pytestmark = pytest.mark.slow
 

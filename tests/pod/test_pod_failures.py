@@ -18,12 +18,15 @@ import pods
 import pytest
 
 import podracer
-from podracer import cli, launch, training
-from podracer.environments.stepped import SteppedEnvironment
+from podracer import cli
+from podracer.cli import launch
+from podracer.environments.from_jax import SteppedEnvironment
 from podracer.pod import peers
+from podracer.pod.launch import environment
 from podracer.run import checkpoint
-from podracer.run.session import Session
 from podracer.sebulba import runner
+from podracer.training.session import Session
+from podracer.training.train import train as training
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +215,7 @@ class Pod:
             code = f"import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
             variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.PATHS}
             with mock.patch.dict(os.environ, variables):
-                variables = launch.environment(arguments, i, port)
+                variables = environment(arguments, i, port)
             self.processes[i] = subprocess.Popen(
                 [sys.executable, "-c", code], env=variables, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True
             )

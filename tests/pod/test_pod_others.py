@@ -12,7 +12,7 @@ from test_pod_replicas import train as train_sebulba
 from test_shards import assert_close, flat, moved
 
 import envs_jax
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.remote import environments as remote_environments
 
 pytest.importorskip("grpc")

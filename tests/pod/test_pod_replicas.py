@@ -15,9 +15,9 @@ from test_shards import assert_close, flat, moved
 from test_shards import train as train_anakin
 
 import podracer
-from podracer.environments.stepped import SteppedEnvironment
-from podracer.run.session import Session
+from podracer.environments.from_jax import SteppedEnvironment
 from podracer.sebulba import runner
+from podracer.training.session import Session
 
 pytestmark = pytest.mark.slow
 

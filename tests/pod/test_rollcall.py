@@ -8,7 +8,7 @@ import time
 import pods
 import pytest
 
-from podracer.pod import rollcall
+from podracer.pod import rendezvous
 from podracer.pod.settings import NoClusterError
 
 
@@ -41,11 +41,11 @@ def called(address):
 
 
 def test_all_come(address, threads):
-    early = threads.submit(rollcall.attend, address, 2, 10)  # before anybody listens
+    early = threads.submit(rendezvous.attend, address, 2, 10)  # before anybody listens
     time.sleep(0.3)
-    zero = threads.submit(rollcall.hold, address, 3, 10)
+    zero = threads.submit(rendezvous.hold, address, 3, 10)
     assert not early.done()
-    rollcall.attend(address, 1, 10)
+    rendezvous.attend(address, 1, 10)
     assert zero.result(5) is early.result(5) is None
     with socket.create_server(("", int(address.rpartition(":")[2]))):
         pass  # the port is JAX's now
@@ -53,8 +53,8 @@ def test_all_come(address, threads):
 
 def test_who_does_not_come_is_named_everywhere(address, threads):
     begin = time.monotonic()
-    zero = threads.submit(rollcall.hold, address, 4, 1)
-    two = threads.submit(rollcall.attend, address, 2, 1)
+    zero = threads.submit(rendezvous.hold, address, 4, 1)
+    two = threads.submit(rendezvous.attend, address, 2, 1)
     for one in (zero, two):
         with pytest.raises(NoClusterError, match=rf"at {address} in 1 s \(processes 1, 3 did not come\)"):
             one.result(10)
@@ -63,11 +63,11 @@ def test_who_does_not_come_is_named_everywhere(address, threads):
 
 def test_a_coordinator_that_does_not_come_is_named(address):
     with pytest.raises(NoClusterError, match=rf"at {address} in 1 s \(process 0 does not answer there: "):
-        rollcall.attend(address, 1, 1)
+        rendezvous.attend(address, 1, 1)
 
 
 def test_strangers_do_not_count(address, threads):
-    zero = threads.submit(rollcall.hold, address, 2, 20)
+    zero = threads.submit(rendezvous.hold, address, 2, 20)
     for said in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"podracer x\n",
@@ -82,7 +82,7 @@ def test_strangers_do_not_count(address, threads):
             one.shutdown(socket.SHUT_WR)
             assert one.recv(10) == b"", said
     assert not zero.done()
-    rollcall.attend(address, 1, 10)
+    rendezvous.attend(address, 1, 10)
     assert zero.result(5) is None
 
 
@@ -95,21 +95,21 @@ def drip(connection, seconds=0.1):
 
 
 def test_who_never_says_a_line_holds_nobody_up(address, threads):
-    zero = threads.submit(rollcall.hold, address, 2, 20)
+    zero = threads.submit(rendezvous.hold, address, 2, 20)
     dripping = threads.submit(drip, called(address))
     begin = time.monotonic()
-    rollcall.attend(address, 1, 10)
+    rendezvous.attend(address, 1, 10)
     assert zero.result(5) is None
     assert time.monotonic() - begin < 1
     dripping.result(5)
 
 
 def test_limits_hold_whoever_drips(address, threads, monkeypatch):
-    monkeypatch.setattr(rollcall, "SLOW", 0.2)
+    monkeypatch.setattr(rendezvous, "SLOW", 0.2)
     begin = time.monotonic()
-    zero = threads.submit(rollcall.hold, address, 2, 1)
+    zero = threads.submit(rendezvous.hold, address, 2, 1)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        one = threads.submit(rollcall.attend, f"127.0.0.1:{other.getsockname()[1]}", 1, 0.5)
+        one = threads.submit(rendezvous.attend, f"127.0.0.1:{other.getsockname()[1]}", 1, 0.5)
         threads.submit(drip, other.accept()[0])
         threads.submit(drip, called(address))
         for each in (zero, one):
@@ -122,4 +122,4 @@ def test_a_port_that_is_taken(address):
     said = f"cannot come together at {address}: Address already in use"
     taken = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
     with taken, pytest.raises(NoClusterError, match=said):
-        rollcall.hold(address, 2, 1)
+        rendezvous.hold(address, 2, 1)

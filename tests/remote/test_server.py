@@ -15,9 +15,9 @@ import workers
 from peers import COUNTING, FINISHED, RemoteEnvironments, first_rows, hello, learner, packed, peer, played
 
 from podracer import spaces
+from podracer.errors import Closed
 from podracer.remote import session_pb2 as pb
 from podracer.remote.settings import Remote
-from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
 
 grpc = pytest.importorskip("grpc")

@@ -16,11 +16,11 @@ import pytest
 pytest.importorskip("grpc")
 
 from podracer import spaces
+from podracer.errors import Closed
 from podracer.remote import session_pb2 as pb
 from podracer.remote import worker
 from podracer.remote.environments import RemoteEnvironments
 from podracer.remote.settings import Remote
-from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
 
 
@@ -181,9 +181,9 @@ class Player(threading.Thread):
 
 def consumed(monkeypatch):
     """A list of what a run that begins now learns from: (time steps, actions) of its trajectories."""
-    from podracer.sebulba import learning
+    from podracer.sebulba import learner_program
 
-    seen, make = [], learning.make
+    seen, make = [], learner_program.make
 
     def watched(*args, **kwargs):
         made = make(*args, **kwargs)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.errors import CheckpointError
 from podracer.run import checkpoint
-from podracer.run.checkpoint import CheckpointError, Checkpoints, UnknownStepError
+from podracer.run.checkpoint import Checkpoints, UnknownStepError
 
 
 def state(n):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, spaces
-from podracer.run import choices
+from podracer.training import choices
 from podracer.types import EnvSpec
 
 BYTES = spaces.Box(0, 255, (64, 64, 3), np.uint8)

@@ -14,8 +14,9 @@ from test_console import unread
 
 import podracer
 from podracer.anakin.driver import Anakin
-from podracer.result import Result
-from podracer.run import checkpoint, evaluation, metrics
+from podracer.evaluation import evaluation
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics
 
 pytestmark = pytest.mark.slow
 

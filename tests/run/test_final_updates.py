@@ -9,8 +9,8 @@ import pytest
 
 import podracer
 from podracer.anakin import runner as anakin
-from podracer.run import session
 from podracer.sebulba import runner as sebulba
+from podracer.training import session
 
 STEPS, FINAL = 160, 24
 DQN = {"hidden_sizes": (8,), "rollout_length": 8, "batch_size": 8, "replay_min_size": 40, "replay_capacity": 400}

@@ -13,9 +13,12 @@ import pytest
 
 import podracer
 from podracer.anakin import runner
-from podracer.result import Result
-from podracer.run import checkpoint, experiment, metrics, processes, session
-from podracer.run.transfer import transferred
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics
+from podracer.run.config import RunConfig
+from podracer.topology import processes
+from podracer.training import resolve, session
+from podracer.training.transfer import transferred
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -96,8 +99,8 @@ def test_what_is_transferred_and_what_begins_anew():
     config = {"hidden_sizes": (4,), "lstm_size": 0, "head_size": 4, "replay_capacity": 64, "replay_min_size": 8}
 
     def learner(population, offset):
-        run = experiment.RunConfig(total_steps=10, num_envs=8, population=population)
-        made = experiment.resolve("r2d2", "catch", run, config=config)
+        run = RunConfig(total_steps=10, num_envs=8, population=population)
+        made = resolve.resolve("r2d2", "catch", run, config=config)
         numbers = lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) + jnp.asarray(offset, x.dtype)  # noqa: E731
         return made, jax.tree.map(numbers, made.driver.like().learner)
 
@@ -184,7 +187,7 @@ def test_the_best_checkpoint_is_kept(tmp_path, monkeypatch):
     def evaluated(self, params, seeds):
         return [podracer.Evaluation(np.float32([next(told)]), np.float32([1.0]), 0)]
 
-    monkeypatch.setattr(podracer.run.evaluation.Evaluator, "__call__", evaluated)
+    monkeypatch.setattr(podracer.evaluation.evaluation.Evaluator, "__call__", evaluated)
     run = train(tmp_path / "run", 2000)
     returns = {row["env_steps"]: row["eval/return_mean"] for row in run.history if "eval/return_mean" in row}
     assert list(returns.values()) == pytest.approx([0.1, 0.9, 0.3, 0.5])
@@ -210,7 +213,7 @@ def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
         if score > 0.8:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(podracer.run.evaluation.Evaluator, "__call__", evaluated)
+    monkeypatch.setattr(podracer.evaluation.evaluation.Evaluator, "__call__", evaluated)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Best, "offer", killed)
         with pytest.raises(KeyboardInterrupt):

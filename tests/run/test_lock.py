@@ -13,8 +13,8 @@ import pytest
 
 import podracer
 from podracer.anakin.driver import Anakin
-from podracer.run import lock
-from podracer.run.lock import RunLock
+from podracer.system import lock
+from podracer.system.lock import RunLock
 
 RUN = {"total_steps": 400, "num_envs": 8, "eval_episodes": 4, "progress": False}
 RUN |= {"config": {"rollout_length": 10, "hidden_sizes": (8,)}}
@@ -50,7 +50,7 @@ def test_a_lock_is_free_when_its_process_is_gone(tmp_path):
     """However it ended, and also where what it has started holds the file open; another's is not."""
     text = f"""
 import pathlib, os, signal, sys
-from podracer.run.lock import RunLock
+from podracer.system.lock import RunLock
 lock = RunLock(pathlib.Path({str(tmp_path)!r}))
 lock.take()
 if not os.fork():

@@ -8,7 +8,7 @@ import pytest
 
 import podracer
 from podracer import spaces
-from podracer.run import masks
+from podracer.training import masks
 from podracer.types import EnvSpec, Transition
 
 SEEN, FIVE = spaces.Box(-1, 1, (3,)), spaces.Discrete(5)

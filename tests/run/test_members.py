@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from podracer.run import members, plots
+from podracer.result import members, plots
 
 CONFIG = {"learning_rate": 1e-3, "discount": 0.99, "hidden_sizes": [8]}
 RUN = {"total_steps": 100, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "eval_every": 10}

@@ -6,9 +6,10 @@ import harness
 import pytest
 
 import podracer
-from podracer import config as configs
+from podracer import configs
 from podracer.agents import AlphaZeroConfig
-from podracer.run import presets, rundir
+from podracer.run import rundir
+from podracer.training import presets
 
 SMALL = {
     "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},

@@ -11,8 +11,10 @@ import pytest
 from PIL import Image
 
 import podracer
-from podracer.result import Result
-from podracer.run import experiment, plots
+from podracer.result import plots
+from podracer.result.result import Result
+from podracer.run import config
+from podracer.training import resolve
 
 RATES = [1e-3, 1e-3, 1e-4, 1e-4]
 SUMMARY = {
@@ -24,8 +26,8 @@ SUMMARY = {
 def result_of(history=(), summary=None, run_dir=None, **settings):
     """A result of catch that nothing was trained for."""
     hyper = settings.pop("hyper", None)
-    run = experiment.RunConfig(total_steps=100, num_envs=8, **settings)
-    result = Result(experiment.resolve("vtrace", "catch", run, hyper=hyper), None, list(history), run_dir)
+    run = config.RunConfig(total_steps=100, num_envs=8, **settings)
+    result = Result(resolve.resolve("vtrace", "catch", run, hyper=hyper), None, list(history), run_dir)
     result.summary = summary or {}
     return result
 

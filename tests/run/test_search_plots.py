@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from podracer import agents, environments, nets, search
-from podracer.result import Result
-from podracer.run import experiment, explanation, plots
+from podracer import agents, environments, nets
+from podracer.result import explainer
+from podracer.result.explanation import search_bars, search_tree
+from podracer.result.result import Result
+from podracer.run.config import RunConfig
+from podracer.search import search
+from podracer.training import resolve
 from podracer.types import TimeStep
 
 CONFIG = {"hidden_sizes": (8,), "simulations": 12}
@@ -22,7 +26,7 @@ CONFIG = {"hidden_sizes": (8,), "simulations": 12}
 @functools.cache
 def result(agent="alphazero", environment="tic_tac_toe", own=False, **config):
     """As a run leaves it that learnt nothing."""
-    run = experiment.RunConfig(num_envs=4)
+    run = RunConfig(num_envs=4)
     network = None
     if own:  # of other shapes than the config's
         params = jnp.asarray(np.random.default_rng(0).normal(size=(18, 10)), jnp.float32)
@@ -30,7 +34,7 @@ def result(agent="alphazero", environment="tic_tac_toe", own=False, **config):
         network = nets.feed_forward(
             lambda key: params, lambda params, seen: (say(params, seen)[:, :9], jnp.tanh(say(params, seen)[:, 9]))
         )
-    parts = experiment.resolve(agent, environment, run, config=CONFIG | config, network=network)
+    parts = resolve.resolve(agent, environment, run, config=CONFIG | config, network=network)
     hyper = {name: jnp.asarray(value) for name, value in parts.hyper.items()}
     learner = jax.jit(jax.vmap(parts.agent.init))(jax.random.split(jax.random.key(1), 1), hyper)
     return Result(parts, learner, [], None)
@@ -124,7 +128,7 @@ def test_the_table_has_the_numbers():
 
 def test_bars_are_the_numbers():
     found = explained()
-    drawn = plots.search_bars(found)
+    drawn = search_bars(found)
     top, bottom, board = drawn.axes
     columns = {bars.get_label(): [bar.get_height() for bar in bars] for bars in top.containers}
     expected = {"prior": found.prior, "visits": found.visits / 12, "policy": found.policy}
@@ -153,7 +157,7 @@ def test_a_tree_has_the_most_visited_nodes(tmp_path):
         below = [other.visits for way, other in everything.items() if way[:-1] == actions and way]
         if below and actions:
             assert sum(below) == node.visits - 1
-    (axes,) = plots.search_tree(found, 2, 7).axes
+    (axes,) = search_tree(found, 2, 7).axes
     boxes = axes.child_axes
     assert len(boxes) == 7
     assert all(len(box.images) == 1 for box in boxes)
@@ -221,10 +225,10 @@ def test_a_learned_model_without_boards(tmp_path):
     assert found.visits.sum() == 12
     assert found.look is None
     assert len(found.variation) <= 2
-    (axes,) = plots.search_tree(found).axes
+    (axes,) = search_tree(found).axes
     assert texts(axes.child_axes[0]) == [f"{found.value:+.2f}"]
     assert {len(node.actions) for node in found.nodes(3, 100)} == {0, 1, 2}
-    assert len(plots.search_bars(found).axes) == 2
+    assert len(search_bars(found).axes) == 2
 
 
 def test_many_actions():
@@ -233,7 +237,7 @@ def test_many_actions():
     many = 40
     numbers = {name: np.linspace(0, 1, many) for name in ("prior", "policy", "q")}
     found = dataclasses.replace(found, actions=np.arange(many), visits=np.arange(many), action=1, look=None, **numbers)
-    _, bottom = plots.search_bars(found).axes
+    _, bottom = search_bars(found).axes
     assert [int(label.get_text()) for label in bottom.get_xticklabels()] == [1, *range(17, 40)]
     assert bottom.get_xlabel() == "action (and 16 more)"
     assert str(found).endswith("and 16 more")
@@ -242,10 +246,10 @@ def test_many_actions():
 def test_what_cannot_be_explained():
     catch = environments.make("catch")
     spec, zeros = catch.spec, np.zeros(catch.spec.observation_space.shape)
-    parts = experiment.resolve("ppo", catch, experiment.RunConfig(num_envs=4))
+    parts = resolve.resolve("ppo", catch, RunConfig(num_envs=4))
     with pytest.raises(ValueError, match="ppo does not search; alphazero, efficientzero and muzero do"):
         Result(parts, (), [], None).explain(zeros)
-    parts = experiment.resolve(agents.muzero.make(spec), catch, experiment.RunConfig(num_envs=4))
+    parts = resolve.resolve(agents.muzero.make(spec), catch, RunConfig(num_envs=4))
     with pytest.raises(ValueError, match="given to train\\(\\) by its name"):
         Result(parts, (), [], None).explain(zeros)
     run, seen = result(own=True), position(4, 1, 8)
@@ -256,4 +260,4 @@ def test_what_cannot_be_explained():
     with pytest.raises(ValueError, match="algorithm"):
         run.explain(seen, search="alpha-beta")
     with pytest.raises(ValueError, match="keep_tree=True"):
-        explanation.of(search.Searched(*[np.zeros((1, 2))] * 6), search.SearchConfig())
+        explainer.of(search.Searched(*[np.zeros((1, 2))] * 6), search.SearchConfig())

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from podracer.run import stopping
+from podracer.system import stopping
 
 STOPPED = """
 import atexit, sys
@@ -31,7 +31,7 @@ def test_a_shells_loop_ends_with_ctrl_c_alone(tmp_path):
     """The one of docs/reference/exit_codes.md; SIGTERM begins the run again."""
     (tmp_path / "stopped.py").write_text("""
 import os, signal, time
-from podracer.run.stopping import Ending
+from podracer.system.stopping import Ending
 ending = Ending()
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: setattr(ending, "code", 128 + number))

@@ -22,11 +22,17 @@ from PIL import Image
 import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
-from podracer import nets, spaces, training
+from podracer import nets, spaces
+from podracer.agents import registry
 from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
-from podracer.result import Result
-from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
+from podracer.evaluation import evaluation
+from podracer.result import plots
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics, rundir
+from podracer.run.config import RunConfig
+from podracer.training import resolve, session
+from podracer.training.train import train as training
 from podracer.types import Caution, EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -96,7 +102,7 @@ def assert_same(a, b):
 
 def untrained(agent, environment, run_dir=None, **parts):
     """A result and, in `run_dir`, a run, all of whose numbers are 0: for what does not need training to be seen."""
-    made = experiment.resolve(agent, environment, experiment.RunConfig(total_steps=1, num_envs=8), **parts)
+    made = resolve.resolve(agent, environment, RunConfig(total_steps=1, num_envs=8), **parts)
     zeros = lambda x: jnp.zeros(x.shape, x.dtype) if not is_key(x) else jnp.broadcast_to(jax.random.key(0), x.shape)  # noqa: E731
     state = jax.tree.map(zeros, made.driver.like())
     if run_dir:
@@ -401,9 +407,9 @@ def test_load_of_environment_options(tmp_path):
 
 def test_options_survive_json():
     options = {"objects": (GridObject(2.0, 0.5, 0.25),), "object_cells": ((1, 2),), "task": "tabular"}
-    parts = experiment.resolve("vtrace", "gridworld", experiment.RunConfig(), env_options=options)
+    parts = resolve.resolve("vtrace", "gridworld", RunConfig(), env_options=options)
     stored = json.loads(json.dumps(parts.description["env_options"]))
-    again = experiment.stored_options("gridworld", stored)
+    again = resolve.stored_options("gridworld", stored)
     assert envs_jax.options("gridworld")(**again) == envs_jax.options("gridworld")(**options)
 
 
@@ -484,8 +490,8 @@ def test_wrong_hyper(hyper, message, tmp_path):
     "value", [np.float32(0.5), jnp.float32(0.5), jnp.full(3, 0.5), (0.5, 0.5, 0.5), math.inf, [math.inf, 1, 2]]
 )
 def test_any_kind_of_number_can_be_stored(value):
-    run = experiment.RunConfig(population=3)
-    parts = experiment.resolve("vtrace", "catch", run, hyper={"max_grad_norm": value})
+    run = RunConfig(population=3)
+    parts = resolve.resolve("vtrace", "catch", run, hyper={"max_grad_norm": value})
     stored = json.loads(json.dumps(parts.description, allow_nan=False))
     assert stored == parts.description
     again = np.asarray(stored["hyper"]["max_grad_norm"], np.float64)
@@ -593,7 +599,7 @@ def test_objects_of_ones_own(tmp_path):
     ["adam", "rmsprop", "sgd"],
 )
 def test_every_optimizer_makes_an_agent(name):
-    agent = experiment.make_agent("vtrace", Cliff(), {"optimizer": name})
+    agent = registry.make_agent("vtrace", Cliff(), {"optimizer": name})
     hyper = {name: jax.ShapeDtypeStruct((), np.float32) for name in agent.hyper}
     jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)), hyper)
 

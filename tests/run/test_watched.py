@@ -11,10 +11,10 @@ import pytest
 
 import podracer
 from podracer.environments.gymnasium import GymnasiumEnvironments, GymnasiumOptions
-from podracer.run import stopping, watched
-from podracer.sebulba.actor import ActorError
-from podracer.sebulba.channels import Closed
-from podracer.sebulba.crew import Crew
+from podracer.errors import ActorError, Closed
+from podracer.evaluation import watched
+from podracer.sebulba.actors import Crew
+from podracer.system import stopping
 
 
 def test_what_hangs_is_named():

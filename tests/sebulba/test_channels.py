@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podracer.sebulba.channels import Channel, Closed, ParamsStore
+from podracer.errors import Closed
+from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.types import ActorParams
 
 

@@ -19,8 +19,8 @@ import pytest
 import podracer
 from podracer import agents, topology
 from podracer.agents import PPOConfig, VTraceConfig
-from podracer.environments.stepped import SteppedEnvironments
-from podracer.sebulba import learning
+from podracer.environments.from_jax import SteppedEnvironments
+from podracer.sebulba import learner_program
 from podracer.sebulba.driver import Sebulba
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def learnt(agent, devices, made):
         num_envs=None, envs_per_actor=B, num_shards=SHARDS, actor_devices=len(jax.devices()) - devices or None
     )
     assert layout.mesh.size == devices
-    functions = learning.make(agent, layout, made[0])
+    functions = learner_program.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
     experience = functions.experience()
     programs = functions.compile(learner, experience, functions.spread(made[0]))

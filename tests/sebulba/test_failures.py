@@ -19,8 +19,9 @@ import pytest
 
 import podracer
 from podracer import cli
-from podracer.run import session
-from podracer.sebulba import crew, runner
+from podracer.sebulba import actors as crew
+from podracer.sebulba import runner
+from podracer.training import session
 
 CONFIG = {"rollout_length": 5, "hidden_sizes": (4,)}
 SETTINGS = {"num_envs": 4, "eval_episodes": 2, "progress": False, "config": CONFIG}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from podracer import agents, distributions, nets, topology
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.nets import memory
 from podracer.sebulba.driver import Sebulba
-from podracer.sebulba.partial import Clocks
+from podracer.sebulba.ready_lanes import Clocks
 from podracer.types import HostStep
 
 T, B = 5, 6

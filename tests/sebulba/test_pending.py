@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, topology
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.learner import owing
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba

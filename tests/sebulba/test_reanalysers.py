@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 
 import podracer
-from podracer import replay, training
-from podracer.learning import reanalysis
-from podracer.run.session import Session
+from podracer import replay
+from podracer.search import reanalysis
 from podracer.sebulba import runner
 from podracer.sebulba.channels import Channel
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.training.session import Session
+from podracer.training.train import train as training
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 from podracer import topology
-from podracer.learning import collectives
 from podracer.learning.learner import Experience
 from podracer.learning.steps import Counts, Elders, Prepared, Steps
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.topology import collectives
 from podracer.types import LearnerState
 
 GROUPS = 5

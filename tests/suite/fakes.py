@@ -50,14 +50,14 @@ def worker(directory, code="", **arguments):
         import sys
         sys.path.insert(0, {here!r})
         from fakes import FakeSuite
-        from podracer.run.stopping import StopSignal
+        from podracer.system.stopping import StopSignal
         from podracer.suite import claims, jobs, progress, runner
         runner.POLL_SECONDS, runner.SCAN_SECONDS = 0.005, 0.1
         suite = FakeSuite({directory!r}, **{arguments!r})
         suite.register()
         exec({code!r})
         with StopSignal() as stop:
-            outcome = runner.Runner(suite, suite.jobs, 2, stop, progress.Display(suite, 0, "")).run()
+            outcome = runner.Runner(suite, suite.jobs, 2, stop, progress.Display(suite, 0, ""), FakeSuite.result).run()
         print(*(len(part) for part in outcome))
     """
     script = textwrap.dedent(script).format(
