@@ -74,8 +74,8 @@ class PrefixModel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(world_models.Sizes):
-    """Of the standard model, beside those of `world_models.Sizes`, whose rewards are prefixes here. Paper values are those of Ye et
-    al. 2021 (64 channels, heads of 32 units, 601 bins).
+    """Of the standard model, beside those of `world_models.Sizes`, whose rewards are prefixes here. Paper values are
+    those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
 
     Attributes:
       norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too. Images of
