@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from podracer.agents import AlphaZeroConfig, alphazero
 from podracer.evaluation import players
 from podracer.search import search
 from podracer.types import Agent, Transition
+from tests.support import harness
 
 pytestmark = pytest.mark.learns
 

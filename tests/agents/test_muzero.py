@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from podracer.agents import MuZeroConfig, muzero
 from podracer.learning.bins import Bins
 from podracer.search import windows, world_models
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9

@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from podracer import agents, distributions, returns, spaces
@@ -18,6 +16,7 @@ from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
 from podracer.topology import collectives
 from podracer.types import ActorParams, EnvSpec, TimeStep, Trajectory
+from tests.support import harness, oracles
 
 T, B, A = 6, 8, 4
 GAMMA = 0.9

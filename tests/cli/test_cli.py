@@ -11,7 +11,6 @@ import sys
 import tomllib
 import types
 
-import harness
 import jax
 import pytest
 from PIL import Image
@@ -22,6 +21,7 @@ from podracer import cli, environments
 from podracer.agents.registry import AGENTS
 from podracer.cli import results
 from podracer.run import metrics, rundir
+from tests.support import harness
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
 SMALL = (
@@ -603,7 +603,7 @@ def test_an_interrupted_run(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.slow  # what is behind it is quick: tests/run/test_training.py
+@pytest.mark.slow  # what is behind it is quick: tests/training/test_training.py
 def test_all_checkpoints_damaged(copied, capsys):
     for path in (copied / "checkpoints").rglob("d/*"):
         path.write_bytes(b"")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 
-import games_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from envs_jax.testing import check_environment, check_game
 from podracer import environments, nets, spaces
 from podracer.evaluation import matches
 from podracer.evaluation import players as _players
+from tests.support import games_oracles
 
 GAMES = 16
 OURS = ("tic_tac_toe", "connect_four", "othello")

@@ -7,9 +7,9 @@ import json
 import pathlib
 import random
 
-import connect_four_solver
-import games_oracles
 import pytest
+
+from tests.support import connect_four_solver, games_oracles
 
 
 def position(plies: int, seed: int) -> games_oracles.ConnectFour:
@@ -76,7 +76,7 @@ def test_a_table_may_be_shared():
 )
 def test_the_committed_positions_are_solved(plies):
     """Of `benchmarks/connect_four_positions.json`; each has a move to lose by."""
-    file = pathlib.Path(__file__).parent.parent / "benchmarks" / "connect_four_positions.json"
+    file = pathlib.Path(__file__).parents[2] / "benchmarks" / "connect_four_positions.json"
     solved = json.loads(file.read_text())
     assert len(solved) == 600
     checked = 0

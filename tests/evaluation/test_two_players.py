@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import counting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from podracer.environments.from_jax import SteppedEnvironments
 from podracer.evaluation import evaluation
 from podracer.sebulba import actor_program
 from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Transition
+from tests.support import counting
 
 PLAYERS = (0, 1, 1, 0, 1, 0)
 """Who is to move at each row of an episode; one moves twice."""

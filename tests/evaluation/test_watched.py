@@ -5,7 +5,6 @@ import threading
 import time
 
 import gymnasium
-import hosts
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from podracer.errors import ActorError, Closed
 from podracer.evaluation import watched
 from podracer.sebulba.actors import Crew
 from podracer.system import stopping
+from tests.support import hosts
 
 
 def test_what_hangs_is_named():

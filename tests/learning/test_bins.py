@@ -1,6 +1,5 @@
 """Numbers as distributions over bins."""
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from podracer.learning.bins import Bins
 from podracer.returns import unrescale
+from tests.support import harness
 
 NUMBERS = np.float32([-99.9, -7.3, -1.0, -0.01, 0.0, 0.003, 0.5, 2.0, 31.0, 100.0])
 

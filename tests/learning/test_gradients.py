@@ -1,6 +1,5 @@
 """A gradient taken a few lanes at a time is the gradient."""
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from podracer import topology, trajectories
 from podracer.learning import gradients
 from podracer.types import Trajectory
+from tests.support import harness
 
 
 def trajectory_of(T, B, observation=None):

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import flax.linen as nn
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from podracer import topology
 from podracer.agents.registry import make_agent
 from podracer.nets import layers
 from podracer.types import TimeStep
+from tests.support import harness
 
 KEY = jax.random.key(0)
 

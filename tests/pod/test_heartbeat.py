@@ -6,10 +6,10 @@ import signal
 import socket
 import time
 
-import pods
 import pytest
 
 from podracer.pod import heartbeat
+from tests.support import pods
 
 NAMES = ["process 0 (a, pid 1)", "process 1 (b, pid 2)", "process 2 (c, pid 3)"]
 

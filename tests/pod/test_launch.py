@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 
-import pods
 import pytest
 
 from podracer.cli import launch
 from podracer.pod import launch as _launch
 from podracer.pod import settings
 from podracer.pod.launch import environment
+from tests.support import pods
 
 
 def started(tmp_path, text, *options, **settings):

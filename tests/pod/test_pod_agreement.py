@@ -9,7 +9,6 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-import pods
 import pytest
 
 from podracer.errors import CheckpointError, TrainingDivergedError
@@ -18,6 +17,7 @@ from podracer.run.checkpoint import Checkpoints
 from podracer.sebulba.metrics import Report
 from podracer.training import session, train
 from podracer.training.session import Session
+from tests.support import pods
 
 
 @pytest.fixture(scope="module")

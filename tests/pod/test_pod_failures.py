@@ -14,7 +14,6 @@ from unittest import mock
 
 import jax
 import numpy as np
-import pods
 import pytest
 
 import podracer
@@ -27,6 +26,7 @@ from podracer.run import checkpoint
 from podracer.sebulba import runner
 from podracer.training.session import Session
 from podracer.training.train import train as training
+from tests.support import pods
 
 pytestmark = pytest.mark.slow
 
@@ -212,8 +212,8 @@ class Pod:
         arguments = launch.LaunchArguments(processes=2)
         self.processes = {}
         for i in set(range(2)) - set(absent):
-            code = f"import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
-            variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.PATHS}
+            code = f"from tests.pod import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
+            variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.ROOT}
             with mock.patch.dict(os.environ, variables):
                 variables = environment(arguments, i, port)
             self.processes[i] = subprocess.Popen(

@@ -5,11 +5,11 @@ import contextlib
 import socket
 import time
 
-import pods
 import pytest
 
 from podracer.pod import rendezvous
 from podracer.pod.settings import NoClusterError
+from tests.support import pods
 
 
 @pytest.fixture

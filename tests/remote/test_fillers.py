@@ -2,7 +2,6 @@
 
 import functools
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from podracer import agents, replay, spaces
 from podracer.replay import refresh
 from podracer.types import Batch, EnvSpec, TimeStep
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 T, B, LANE, FILLERS = 12, 4, 1, slice(4, 7)

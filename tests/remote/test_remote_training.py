@@ -6,9 +6,7 @@ import time
 
 import jax
 import numpy as np
-import peers
 import pytest
-import workers
 
 import envs_jax
 import podracer
@@ -19,6 +17,7 @@ from podracer.environments.seeds import first_seed
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
 from podracer.training import train as training
+from tests.support import peers, workers
 
 grpc = pytest.importorskip("grpc")
 

@@ -3,13 +3,11 @@
 import functools
 import itertools
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from test_replay import GROUPS, B, eligible, filled, rows_of
 
 from podracer import nets, replay, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
@@ -17,6 +15,8 @@ from podracer.learning import learner
 from podracer.replay import refresh
 from podracer.search import prefix_models
 from podracer.types import EnvSpec, Trajectory
+from tests.replay.test_replay import GROUPS, B, eligible, filled, rows_of
+from tests.support import harness
 
 REACH, PARTS = 2, 3
 SPEC = rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5)

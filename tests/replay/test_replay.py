@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ import podracer
 from podracer import agents, nets, replay
 from podracer.learning import learner
 from podracer.types import Replay, TimeStep, Trajectory
+from tests.support import harness
 
 T, B, GROUPS = 4, 3, 2
 

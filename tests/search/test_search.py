@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from tables import GUMBEL, KEY, MDP, PUCT, A, M, Tables, run, table_model
 
 from podracer.agents import MuZeroConfig
 from podracer.search import search, tree
 from podracer.search.search import Root, SearchConfig
+from tests.support.tables import GUMBEL, KEY, MDP, PUCT, A, M, Tables, run, table_model
 
 
 @pytest.mark.parametrize(

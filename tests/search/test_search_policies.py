@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from tables import KEY, MDP, A, run, table_model
 
 from podracer import distributions
 from podracer.search import search
 from podracer.search.search import Model, Root, SearchConfig, Step
+from tests.support.tables import KEY, MDP, A, run, table_model
 
 
 def bandit(lanes, actions=8):

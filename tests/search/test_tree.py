@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import core
-from tables import GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 
 from podracer.search import search, tree
 from podracer.search.search import Model, Root, SearchConfig, Step
+from tests.support.tables import GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 
 BATCH = jnp.arange(M) * 7 % M
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 
-import hosts
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,7 @@ from podracer.evaluation import evaluation
 from podracer.sebulba import actor_program
 from podracer.topology import collectives
 from podracer.types import EnvSpec, HostStep, TimeStep, Trajectory
+from tests.support import hosts
 
 ROWS = 9
 

@@ -3,7 +3,6 @@
 import threading
 import time
 
-import hosts
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from podracer.errors import Closed
 from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.types import ActorParams
+from tests.support import hosts
 
 
 def in_thread(function, *args):

@@ -9,8 +9,6 @@ import pathlib
 import subprocess
 import sys
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +20,7 @@ from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.sebulba import learner_program
 from podracer.sebulba.driver import Sebulba
+from tests.support import counting, harness
 
 pytestmark = pytest.mark.slow
 
@@ -102,13 +101,15 @@ def on_eight_devices(directory):
 
 
 def elsewhere(function, directory):
-    tests = pathlib.Path(__file__).parent
     code = (
-        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 8); import test_devices; "
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 8); from tests.sebulba import test_devices; "
         f"test_devices.{function.__name__}(pathlib.Path({str(directory)!r}))"
     )
-    path = os.pathsep.join((str(tests), str(tests.parent)))
-    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    environment = os.environ | {
+        "NPROC": "32",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+    }
     # Compiled as for users: without optimisation, programs that are cut in other ways differ more by rounding.
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)

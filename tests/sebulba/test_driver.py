@@ -4,8 +4,6 @@ import copy
 import functools
 import itertools
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +17,7 @@ from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
 from podracer.trajectories import by_lane
+from tests.support import counting, harness
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()

@@ -2,8 +2,6 @@
 
 import itertools
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +13,7 @@ from podracer.nets import memory
 from podracer.sebulba.driver import Sebulba
 from podracer.sebulba.ready_lanes import Clocks
 from podracer.types import HostStep
+from tests.support import counting, harness
 
 T, B = 5, 6
 COUNTING = counting.CountingEnvironment()

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
-import fakes
 import pytest
 
 from podracer import cli
 from podracer.cli import suite, train
 from podracer.suite import jobs, result, runner
+from tests.support import fakes
 
 PPO = "suite atari57 ppo --preset atari"
 

@@ -2,7 +2,6 @@
 
 import json
 
-import fakes
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +10,7 @@ from podracer import atari
 from podracer.atari import games
 from podracer.suite import collection, jobs, pictures, report, result
 from podracer.suite.jobs import Job, Suite, write_json
+from tests.support import fakes
 
 SETTINGS = {"agent": "dqn", "preset": "fast_dqn", "protocol": "fast_dqn", "table": "nature"}
 SUMMARY = {

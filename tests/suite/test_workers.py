@@ -8,11 +8,11 @@ import subprocess
 import threading
 import time
 
-import fakes
 import pytest
 
 from podracer.suite import claims, jobs, progress, runner
 from podracer.system.stopping import StopSignal
+from tests.support import fakes
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ Both plugins compile without a device, from a description of one. They are large
 installed beside podracer but in a directory that only this script looks into (`sys.prefix/compilers`, or
 $PODRACER_COMPILERS):
 
-    pip install --no-deps --target .venv/compilers $(python tests/bench/compilers.py requirements)     (make compilers)
+    pip install --no-deps --target .venv/compilers $(python tests/support/compilers.py requirements)     (make compilers)
 
 What is counted (`Program`), with loops multiplied by how often they turn where the compiler knows that, and once where
 it does not, as in the loop over updates:

@@ -47,9 +47,7 @@ class FakeSuite(Suite):
 def worker(directory, code="", **arguments):
     """A process that runs the jobs of a fake suite; `code` runs first. It prints the outcome's lengths."""
     script = """
-        import sys
-        sys.path.insert(0, {here!r})
-        from fakes import FakeSuite
+        from tests.support.fakes import FakeSuite
         from podracer.system.stopping import StopSignal
         from podracer.suite import claims, jobs, progress, runner
         runner.POLL_SECONDS, runner.SCAN_SECONDS = 0.005, 0.1
@@ -60,9 +58,7 @@ def worker(directory, code="", **arguments):
             outcome = runner.Runner(suite, suite.jobs, 2, stop, progress.Display(suite, 0, ""), FakeSuite.result).run()
         print(*(len(part) for part in outcome))
     """
-    script = textwrap.dedent(script).format(
-        here=str(pathlib.Path(__file__).parent), directory=str(directory), arguments=arguments, code=code
-    )
+    script = textwrap.dedent(script).format(directory=str(directory), arguments=arguments, code=code)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

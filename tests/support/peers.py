@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 import pytest
-import workers
 
 from podracer.remote.settings import Remote
+from tests.support import workers
 
 grpc = pytest.importorskip("grpc")
 pb = pytest.importorskip("podracer.remote.session_pb2")

@@ -14,15 +14,14 @@ import numpy as np
 
 from podracer.topology.processes import Processes
 
-TESTS = pathlib.Path(__file__).parent.parent
-PATHS = os.pathsep.join(map(str, (TESTS / "pod", TESTS, TESTS.parent)))
+ROOT = str(pathlib.Path(__file__).parents[2])
 
 
 def start(script, *, processes=2, devices=1, options=(), environment=None):
     """A launcher that runs a script in processes of their own."""
     command = [sys.executable, "-m", "podracer", "launch", "--processes", str(processes)]
     command += ["--devices-per-process", str(devices), *options, "--script", str(script), "--", "-"]
-    variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": PATHS} | (environment or {})
+    variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ROOT} | (environment or {})
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

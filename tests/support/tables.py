@@ -6,10 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from search_reference import Reference
 
 from podracer.search import search
 from podracer.search.search import Model, Root, SearchConfig, Step
+from tests.support.search_reference import Reference
 
 M, A = 40, 5
 """States and actions."""

@@ -6,9 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
-import counting
 import gymnasium
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +20,7 @@ from podracer.environments.gymnasium import GymnasiumOptions
 from podracer.run.driver import episode_means
 from podracer.sebulba import actor, actor_program
 from podracer.types import EnvSpec, EpisodeStats, HostStep, Transition
+from tests.support import counting, harness
 
 T, B = 5, 8
 

@@ -6,17 +6,17 @@ import resource
 import signal
 import time
 
-import harness
 import jax
 import numpy as np
 import pytest
-from test_console import unread
 
 import podracer
 from podracer.anakin.driver import Anakin
 from podracer.evaluation import evaluation
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics
+from tests.support import harness
+from tests.system.test_console import unread
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 import shutil
 
-import harness
 import jax
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import podracer
 from podracer.anakin import runner as anakin
 from podracer.sebulba import runner as sebulba
 from podracer.training import session
+from tests.support import harness
 
 STEPS, FINAL = 160, 24
 DQN = {"hidden_sizes": (8,), "rollout_length": 8, "batch_size": 8, "replay_min_size": 40, "replay_capacity": 400}

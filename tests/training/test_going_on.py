@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import types
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,7 @@ from podracer.run.config import RunConfig
 from podracer.topology import processes
 from podracer.training import resolve, session
 from podracer.training.transfer import transferred
+from tests.support import harness
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {

@@ -2,7 +2,6 @@
 
 import json
 
-import harness
 import pytest
 
 import podracer
@@ -10,6 +9,7 @@ from podracer import configs
 from podracer.agents import AlphaZeroConfig
 from podracer.run import rundir
 from podracer.training import presets
+from tests.support import harness
 
 SMALL = {
     "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},

@@ -11,12 +11,10 @@ import shutil
 import signal
 import threading
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from counting import CountingEnvironment
 from PIL import Image
 
 import envs_jax
@@ -34,6 +32,8 @@ from podracer.run.config import RunConfig
 from podracer.training import resolve, session
 from podracer.training.train import train as training
 from podracer.types import Caution, EnvSpec, Transition
+from tests.support import harness
+from tests.support.counting import CountingEnvironment
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
 RUN = {
@@ -914,7 +914,7 @@ def test_all_checkpoints_damaged(copied):
 
 def test_metrics_that_cannot_be_written(tmp_path):
     """Whichever file it is; nothing is left behind that could wait or complain."""
-    from test_checkpoint import full_disk
+    from tests.run.test_checkpoint import full_disk
 
     threads = threading.active_count()
     short = {f"a/{i}": 0 for i in range(40)}  # as JSON; as events they are longer
@@ -932,7 +932,7 @@ def test_metrics_that_cannot_be_written(tmp_path):
 # Orbax's other tasks, which nobody waits for, complain when they are collected, whenever that is.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_checkpoint_that_cannot_be_written(finished, tmp_path, monkeypatch):
-    from test_checkpoint import full_disk
+    from tests.run.test_checkpoint import full_disk
 
     save = checkpoint.Checkpoints.save
 
