@@ -46,10 +46,10 @@ Public are
 
 *   the names in `podracer.__all__`;
 *   the modules at the root of `podracer`, and of `envs_jax`;
-*   the packages that have an `__all__`, and the modules that it names, such as `podracer.agents.ppo`;
+*   the packages that have an `__all__`, and the names and modules in it, such as `podracer.agents.ppo`;
 
 and of a module the names in its `__all__`, or else all that it defines without a leading underscore. Everything else
-is how they are made ([ADR 10](../../adr/0010-house.md) says what is where): it can be imported, and may change in any
+is how they are made ([ADR 28](../../adr/0028-tree.md) says what is where): it can be imported, and may change in any
 version.
 
 | module | is about |
