@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from podracer.cli.arguments import InputError, parse
-from podracer.pod.launch import Group, Launch
 from podracer.system import console
 
 
 def run(argv: list[str]) -> int:
     """Runs the command in every process; returns the exit code: the first that is neither 0 nor that of a follower."""
+    from podracer.pod.launch import Group, Launch  # which no other command has a use for
+
     ours, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     try:
         arguments = parse(Launch, ours, "podracer launch")

@@ -18,10 +18,9 @@ import pytest
 
 import podracer
 from podracer import cli
-from podracer.cli import launch
 from podracer.environments.from_jax import SteppedEnvironment
 from podracer.pod import peers
-from podracer.pod.launch import environment
+from podracer.pod.launch import Launch, environment
 from podracer.run import checkpoint
 from podracer.sebulba import runner
 from podracer.training.session import Session
@@ -209,7 +208,7 @@ class Pod:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = port or found.getsockname()[1]
-        arguments = launch.LaunchArguments(processes=2)
+        arguments = Launch(processes=2)
         self.processes = {}
         for i in set(range(2)) - set(absent):
             code = f"from tests.pod import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
