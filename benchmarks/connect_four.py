@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import podracer
-from podracer import matches
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.evaluation import matches, players
+from podracer.result import plots
 from podracer.types import TimeStep
 
 HERE = pathlib.Path(__file__).parent
@@ -67,7 +67,7 @@ def positions() -> tuple[np.ndarray, np.ndarray]:
     return boards, best
 
 
-def kept(environment: podracer.types.Environment, player: matches.Player) -> float:
+def kept(environment: podracer.types.Environment, player: players.Player) -> float:
     """The share of the positions in which a player's move keeps the value."""
     boards, best = positions()
     lanes = len(boards)
@@ -145,7 +145,7 @@ def main() -> int:
     won = {}
     environment = result.environment
     for opponent in WON:
-        other = matches.player(environment, opponent)  # type: ignore[arg-type]
+        other = players.player(environment, opponent)  # type: ignore[arg-type]
         match = matches.play(environment, result.player(), other, GAMES)  # type: ignore[arg-type]
         won[opponent] = {"first": match.counts(0), "second": match.counts(1), "points": match.mean}
         won[opponent]["interval"] = match.interval

@@ -15,9 +15,9 @@ import random
 import sys
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent))
 
-import connect_four_solver as solver  # noqa: E402
+from tests.support import connect_four_solver as solver  # noqa: E402
 
 FILE = HERE / "connect_four_positions.json"
 POSITIONS, PLIES, BLUNDERS = 600, (15, 30), 0.25

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from podracer import prefix_models
 from podracer.agents import EfficientZeroConfig, efficientzero
+from podracer.search import prefix_models
 from podracer.types import Agent, EnvSpec
 
 Part = Literal["dynamics", "actions", "policies"]

@@ -19,7 +19,7 @@ import numpy as np
 
 import podracer
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STEPS, LANES, PERIOD, TARGET_PERIOD, BOUND = 20_000, 8, 8, 1000, 0.9

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 
 import podracer
 from podracer.bench import measure
-from podracer.run import metrics, plots
+from podracer.result import plots
+from podracer.run import metrics
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learning"
 SEEDS = (0, 1, 2)
@@ -72,7 +73,7 @@ T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --e
 # learnt slowly: with lockstep one of two seeds ended at 178 after 200,000 steps (batches of 256, a replay of all rows).
 MUZERO_CARTPOLE = "muzero envpool:CartPole-v1 --total-steps 200000 --agent.n-step 50"
 
-# The optima of the gridworlds are 1.0 by exact value iteration (tests/envs/value_iteration.py).
+# The optima of the gridworlds are 1.0 by exact value iteration (tests/support/value_iteration.py).
 ROWS = (
     Row("catch-ppo", "ppo catch --total-steps 500000", 0.95),
     Row("catch-vtrace", "vtrace catch --total-steps 500000", 0.95),

@@ -13,7 +13,7 @@ import time
 
 import podracer
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 SMALL = {"lstm_size": 32, "hidden_sizes": (32,), "head_size": 32}

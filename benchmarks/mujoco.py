@@ -22,7 +22,8 @@ import numpy as np
 
 import podracer
 from podracer.bench import measure
-from podracer.run import metrics, plots
+from podracer.result import plots
+from podracer.run import metrics
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FILE = RESULTS / "mujoco.json"

@@ -48,7 +48,7 @@ def megabytes(pid: int) -> int:
 def once(run_dir: pathlib.Path, chance: random.Random) -> dict[str, Any]:
     """A start of both processes, until one of them is hit, and what came of it."""
     before, begin = newest(run_dir), time.monotonic()
-    command = ["-m", "podracer.launch", "--processes", "2", "--devices-per-process", "2", "--", *COMMAND.split()]
+    command = ["-m", "podracer", "launch", "--processes", "2", "--devices-per-process", "2", "--", *COMMAND.split()]
     launcher = subprocess.Popen(
         [sys.executable, *command, str(run_dir)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

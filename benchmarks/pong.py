@@ -30,7 +30,8 @@ from typing import Any
 
 import podracer
 from podracer.bench import measure
-from podracer.run import plots, rundir
+from podracer.result import plots
+from podracer.run import rundir
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "atari"
 BOUND = 18.0

@@ -19,7 +19,7 @@ import numpy as np
 import podracer
 from podracer.agents import PQNConfig
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TIMES = 4

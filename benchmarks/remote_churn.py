@@ -26,10 +26,10 @@ import numpy as np
 
 from podracer import environments
 from podracer.bench import measure
+from podracer.errors import Closed
 from podracer.remote.environments import RemoteEnvironments
 from podracer.remote.session_pb2 import Goodbye
 from podracer.remote.settings import Remote
-from podracer.sebulba.channels import Closed
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ENV, LANES = "envpool:CartPole-v1", 64

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ENV, BOUND = "envpool:CartPole-v1", 475

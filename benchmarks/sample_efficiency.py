@@ -39,7 +39,7 @@ import numpy as np
 
 import envs_jax
 import podracer
-from podracer import config as configs
+from podracer import configs
 from podracer.agents import EfficientZeroConfig, MuZeroConfig
 from podracer.bench import measure
 

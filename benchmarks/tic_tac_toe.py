@@ -24,8 +24,8 @@ import numpy as np
 
 import envs_jax
 import podracer
-from podracer import matches
 from podracer.bench import measure
+from podracer.evaluation import players
 from podracer.types import TimeStep
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -49,11 +49,11 @@ OPTIONS: dict[str, dict[str, Any]] = {"alphazero": {}, "muzero": {"search": "gum
 
 def positions() -> tuple[np.ndarray, np.ndarray]:
     """Boards int8 [4520, 9], the mover's stones 1, and which moves keep the value, bool [4520, 9]."""
-    codes, best = matches.solve(GAME)
+    codes, best = players.solve(GAME)
     return ((codes[:, None] // 3 ** np.arange(9)) % 3 - 1).astype(np.int8), best
 
 
-def moves(player: matches.Player, boards: np.ndarray) -> np.ndarray:
+def moves(player: players.Player, boards: np.ndarray) -> np.ndarray:
     """What a player does in each position, int32 [n]."""
     state = jax.vmap(lambda board: GAME.start()._replace(board=board.reshape(3, 3)))(jnp.asarray(boards))
     state = state._replace(to_play=jnp.sum(state.board != 0, axis=(1, 2), dtype=jnp.int32) % 2)

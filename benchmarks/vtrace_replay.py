@@ -15,7 +15,7 @@ import numpy as np
 
 import podracer
 from podracer.bench import measure
-from podracer.run import plots
+from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STEPS = {"catch": 150_000, "cartpole": 500_000}

@@ -32,12 +32,11 @@ import yaml
 from measurements import cell, learnt
 
 import envs_jax
-from podracer import config as configs
-from podracer import environments, spaces
+from podracer import configs, environments, spaces
+from podracer.agents.registry import AGENTS
 from podracer.cli.bench import BENCHES
 from podracer.cli.commands import COMMANDS, run
-from podracer.run import presets
-from podracer.run.experiment import AGENTS
+from podracer.training import presets
 from podracer.types import EnvSpec
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -50,10 +49,11 @@ Public are
 
 *   the names in `podracer.__all__`;
 *   the modules at the root of `podracer`, and of `envs_jax`;
-*   the packages that have an `__all__`, and the modules that it names, such as `podracer.agents.ppo`;
+*   the packages that have an `__all__`, and the names and modules in it, such as `podracer.agents.ppo`;
 
 and of a module the names in its `__all__`, or else all that it defines without a leading underscore. Everything else
-is internal: it can be imported, and may change in any version. [ADR 10](../../adr/0010-house.md) has the folders.
+is how they are made ([ADR 28](../../adr/0028-tree.md) says what is where): it can be imported, and may change in any
+version.
 
 | module | is about |
 |---|---|

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import podracer
-from podracer.run import evaluation
+from podracer.evaluation import evaluation
 
 DOCS = pathlib.Path(__file__).resolve().parent
 RUNS = DOCS.parent / "runs" / "pictures"

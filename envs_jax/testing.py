@@ -19,7 +19,8 @@ from jax.core import Tracer
 
 from envs_jax.games import check_game
 from envs_jax.play import COMPILE_QUICKLY, PREFIX, ConformanceError, check_briefly, check_play
-from podracer import gate, spaces, tracing
+from podracer import errors, spaces
+from podracer.environments import gate
 from podracer.types import Environment, EnvSpec, Transition, check_metric_names
 
 _TRANSITION_DTYPES = {"reward": np.dtype(np.float32), "discount": np.dtype(np.float32), "last": np.dtype(np.bool_)}
@@ -139,7 +140,7 @@ def _trace(function: Any, where: str, *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        raise TypeError(f"{PREFIX}: {where} cannot be traced: {tracing.explain(error)}.") from error
+        raise TypeError(f"{PREFIX}: {where} cannot be traced: {errors.explain(error)}.") from error
 
 
 def _check_state(state: Any, where: str) -> None:

@@ -12,21 +12,24 @@ from podracer.version import __version__
 
 if TYPE_CHECKING:
     from podracer import agents, distributions, nets, returns, spaces, types
-    from podracer.driver import OutOfMemoryError, TrainingDivergedError
+    from podracer.errors import (
+        ActorError,
+        CheckpointError,
+        Interrupted,
+        OutOfMemoryError,
+        PeerError,
+        RemoteError,
+        TrainingDivergedError,
+    )
+    from podracer.evaluation.evaluation import Evaluation
     from podracer.pod.settings import Pod
-    from podracer.policy import Actor
-    from podracer.remote.hub import RemoteError
     from podracer.remote.settings import Remote
     from podracer.remote.worker import serve_envs
-    from podracer.result import Result
-    from podracer.run.checkpoint import CheckpointError
-    from podracer.run.evaluation import Evaluation
-    from podracer.run.experiment import RunConfig
-    from podracer.run.export import load_policy
-    from podracer.run.interruption import Interrupted
-    from podracer.run.processes import PeerError
-    from podracer.sebulba.actor import ActorError
-    from podracer.training import load, resume, train
+    from podracer.result.export import load_policy
+    from podracer.result.policy import Actor
+    from podracer.result.result import Result
+    from podracer.run.config import RunConfig
+    from podracer.training.train import load, resume, train
 
 __all__ = [
     "Actor",
@@ -57,24 +60,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Actor": "policy",
-    "ActorError": "sebulba.actor",
-    "CheckpointError": "run.checkpoint",
-    "Evaluation": "run.evaluation",
-    "Interrupted": "run.interruption",
-    "OutOfMemoryError": "driver",
-    "PeerError": "run.processes",
+    "Actor": "result.policy",
+    "ActorError": "errors",
+    "CheckpointError": "errors",
+    "Evaluation": "evaluation.evaluation",
+    "Interrupted": "errors",
+    "OutOfMemoryError": "errors",
+    "PeerError": "errors",
     "Pod": "pod.settings",
     "Remote": "remote.settings",
-    "RemoteError": "remote.hub",
-    "Result": "result",
-    "RunConfig": "run.experiment",
-    "TrainingDivergedError": "driver",
-    "load": "training",
-    "load_policy": "run.export",
-    "resume": "training",
+    "RemoteError": "errors",
+    "Result": "result.result",
+    "RunConfig": "run.config",
+    "TrainingDivergedError": "errors",
+    "load": "training.train",
+    "load_policy": "result.export",
+    "resume": "training.train",
     "serve_envs": "remote.worker",
-    "train": "training",
+    "train": "training.train",
 }
 """Where names live. They are imported when they are used: an exported policy needs no agents, which take a second."""
 

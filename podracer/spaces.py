@@ -5,7 +5,7 @@ at once), `Box` (an array of numbers between bounds) and `Dict` (named observati
 dataclasses, so they hash, compare and print well, and need JAX only where they are sampled.
 
 Environments of this library, and agents, count choices from 0. Others may call their first choice by another number,
-the `start`: it is added and subtracted where values pass between the two (`podracer.gate`).
+the `start`: it is added and subtracted where values pass between the two (`podracer.environments.gate`).
 """
 
 from __future__ import annotations

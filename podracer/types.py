@@ -419,7 +419,7 @@ class Agent(NamedTuple):
       start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
       learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under
-        `learning.collectives.DATA_AXES`. Where all of a batch is replayed,
+        `topology.collectives.DATA_AXES`. Where all of a batch is replayed,
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
       replay: how experience is replayed, or None for learning from every rollout once.

@@ -4,7 +4,6 @@ import gc
 import importlib.metadata
 import os
 import pathlib
-import sys
 
 # Before JAX is imported, which reads them once. Nearly all the time of these tests is compilation of small programs.
 # Unoptimised, and without the emitters that fuse operations, they are compiled several times faster and run a little
@@ -22,8 +21,7 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 import jax
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # oracles, probes and counting are shared by all folders
-pytest_plugins = ["budget"]
+pytest_plugins = ["tests.support.budget"]
 
 # Environment variables, so that subprocesses of a test run under the same rules.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -39,7 +37,7 @@ gc.set_threshold(100_000, 20, 100)  # tracing makes many objects and little garb
 LONG = (
     "bench/test_compile_only.py",
     "pod/test_pod_failures.py",
-    "run/test_resume.py",
+    "training/test_resume.py",
     "test_shards.py",
     "test_notebooks.py",
     "sebulba/test_reanalysers.py",

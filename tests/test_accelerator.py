@@ -13,8 +13,8 @@ import pytest
 
 import podracer
 from podracer import environments, topology
+from podracer.agents.registry import make_agent
 from podracer.bench.anakin import trainer
-from podracer.run.experiment import make_agent
 
 pytestmark = pytest.mark.accelerator
 

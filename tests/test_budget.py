@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from budget import SHARED, Budget
+
+from tests.support.budget import SHARED, Budget
 
 
 def report(when, seconds, properties=(), keywords=()):

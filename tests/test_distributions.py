@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from podracer import distributions, spaces, topology
+from tests.support import oracles
 
 KEY = jax.random.key(0)
 

@@ -74,8 +74,7 @@ def command_lines(page):
     """The `podracer` commands of a page, with an example where they leave something open."""
     for line in "\n".join(lines_of(page, "", "sh")).replace("\\\n", "").splitlines():
         for part in re.split(r"\s{2,}|[;&>#]", line):
-            launched = r"python -m podracer\.launch .* --"
-            found = re.match(rf"(?:(?:until |srun |[A-Z_]+=\S+ )?podracer|{launched}) (.*)", part.strip())
+            found = re.match(r"(?:until |srun |[A-Z_]+=\S+ )?podracer(?: launch .* --)? (.*)", part.strip())
             if found and not re.search(r"\||\b(AGENT|ENV|DIR|RUN_DIR|PATTERN|TASK)\b", found[1]):
                 yield re.sub(r"\$\w+", "1", found[1]).replace("[", "").replace("]", "").split()
 

@@ -3,7 +3,6 @@
 import importlib.util
 import pathlib
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import envs_jax
 import podracer
 from podracer import nets
+from tests.support import harness
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SMALL = {"num_envs": 8, "eval_episodes": 4, "progress": False}

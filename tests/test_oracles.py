@@ -6,16 +6,14 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import counting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
-import probes
 import pytest
 
 from podracer.types import Environment, Trajectory
+from tests.support import counting, oracles, probes
 
 GAMMA = 0.9
 

@@ -210,7 +210,7 @@ def test_the_wheel_trains_in_an_environment_of_its_own(installed, tmp_path):
     assert json.loads((here / "run" / "summary.json").read_text())["complete"]
     assert (here / "run" / "policy.gif").read_bytes().startswith(b"GIF89a")
     assert (here / "run" / "curve.png").exists()
-    launch = ("python", "-m", "podracer.launch", "--processes", "2", "--")
+    launch = ("python", "-m", "podracer", "launch", "--processes", "2", "--")
     run(*launch, *train, "--topology", "pod", "--run-dir", "pod")
     summary = json.loads((here / "pod" / "summary.json").read_text())
     assert (summary["complete"], summary["processes"], summary["devices"]) == (True, 2, 2)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
-from podracer import nets, returns, topology
-from podracer.learning import collectives, trajectories
+from podracer import nets, returns, topology, trajectories
 from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.topology import collectives
+from tests.support import counting, harness, oracles
 
 GAMMA = 0.9
 T = 7

@@ -20,7 +20,7 @@ import podracer
 from envs_jax.catch import Catch
 from podracer import spaces
 from podracer.learning import optimizer
-from podracer.run.session import Session
+from podracer.training.session import Session
 
 pytestmark = pytest.mark.slow
 
@@ -161,10 +161,14 @@ def on_two_devices(directory):
 def elsewhere(function, devices, directory):
     """Runs a function of this file in a process with simulated devices."""
     code = (
-        f"import jax, pathlib; jax.config.update('jax_num_cpu_devices', {devices}); import test_shards; "
+        f"import jax, pathlib; jax.config.update('jax_num_cpu_devices', {devices}); from tests import test_shards; "
         f"test_shards.{function.__name__}(pathlib.Path({str(directory)!r}))"
     )
-    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    environment = os.environ | {
+        "NPROC": "32",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[1]),
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
 

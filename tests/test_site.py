@@ -14,7 +14,7 @@ import pytest
 
 import envs_jax
 import podracer
-from podracer.run.experiment import AGENTS
+from podracer.agents.registry import AGENTS
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, returns, search, spaces
-from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer import configs, nets, returns, spaces, trajectories
+from podracer.learning import gradients, optimizer
+from podracer.search import search
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,
@@ -36,8 +37,8 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class AlphaZeroConfig(search.Settings):
-    """The agent's settings, beside those of `podracer.search.Settings`. Paper values are those of Silver et al. 2018,
-    unless they say else.
+    """The agent's settings, beside those of `search.Settings`. Paper values are those of Silver et al. 2018, unless
+    they say else.
 
     Attributes:
       envs_per_device: games at a time per device when `num_envs` is not given (paper: 5,000 actors).

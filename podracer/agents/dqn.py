@@ -36,10 +36,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, greedy, value_of
-from podracer.learning import collectives, gradients, optimizer, scalars, trajectories, value_distributions
+from podracer import configs, nets, returns, trajectories
+from podracer.distributions import epsilon_greedy, greedy, value_of
+from podracer.learning import bins, gradients, optimizer, value_distributions
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,
@@ -228,7 +228,7 @@ def make(
     config = config or DQNConfig()
     check_one_player(spec, "dqn")
     seen = nets.stacked_spec(spec, config.frame_stack)
-    v_max = scalars.largest_return(config.discount) if config.v_max is None else config.v_max
+    v_max = bins.largest_return(config.discount) if config.v_max is None else config.v_max
     values = value_distributions.make(
         config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=v_max
     )
@@ -321,7 +321,7 @@ def make(
             bootstrap = lax.stop_gradient(_of(said, best))
             total, metrics, priority = loss(outputs, bootstrap, samples, values, learner.hyper, config, batch_size)
             if values.largest is not None:
-                beyond = jnp.abs(R + G * values.mean(bootstrap)) > scalars.SLACK * values.largest
+                beyond = jnp.abs(R + G * values.mean(bootstrap)) > bins.SLACK * values.largest
                 metrics |= {"value/outside": jnp.sum(beyond, dtype=jnp.float32) / batch_size}
             return total, (metrics, lax.stop_gradient(priority))
 
@@ -372,7 +372,7 @@ def make(
         hyper=hyper,
         replay=replay,
         best=act_best,
-        cautions=(scalars.caution(v_max, "set v_max to the largest return, or values='quantile', which has no limit"),),
+        cautions=(bins.caution(v_max, "set v_max to the largest return, or values='quantile', which has no limit"),),
     )
 
 

@@ -26,20 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, prefix_models, search, spaces, world_models
-from podracer.learning import (
-    augmentation,
-    collectives,
-    gradients,
-    lars,
-    optimizer,
-    planning,
-    reanalysis,
-    trajectories,
-    windows,
-)
-from podracer.learning.scalars import Bins, caution, largest_return
+from podracer import configs, nets, spaces, trajectories
+from podracer.learning import augmentation, gradients, lars, optimizer
+from podracer.learning.bins import Bins, caution, largest_return
+from podracer.search import planning, prefix_models, reanalysis, search, windows, world_models
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,
@@ -57,8 +48,8 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
-    """The agent's settings, beside those of `podracer.search.Settings` and `podracer.prefix_models.Sizes`. Paper values
-    are those of Ye et al. 2021 for Atari with 100,000 steps.
+    """The agent's settings, beside those of `search.Settings` and `prefix_models.Sizes`. Paper values are
+    those of Ye et al. 2021 for Atari with 100,000 steps.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
@@ -209,7 +200,7 @@ def make(
     Args:
       spec: the environment's spec.
       config: settings; defaults if None.
-      network: your own model (see `podracer.prefix_models.PrefixModel`); the config's if None.
+      network: your own model (see `podracer.search.prefix_models.PrefixModel`); the config's if None.
       loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:

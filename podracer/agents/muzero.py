@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, search, spaces, world_models
-from podracer.learning import collectives, gradients, optimizer, planning, reanalysis, trajectories, windows
-from podracer.learning.scalars import Bins, caution, largest_return
+from podracer import configs, nets, spaces, trajectories
+from podracer.learning import gradients, optimizer
+from podracer.learning.bins import Bins, caution, largest_return
+from podracer.search import planning, reanalysis, search, windows, world_models
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,
@@ -39,8 +40,8 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class MuZeroConfig(search.Settings, world_models.Sizes):
-    """The agent's settings, beside those of `podracer.search.Settings` and `podracer.world_models.Sizes`. Paper values
-    are those of Schrittwieser et al. 2020 for Atari, unless they say else.
+    """The agent's settings, beside those of `search.Settings` and `world_models.Sizes`. Paper values are
+    those of Schrittwieser et al. 2020 for Atari, unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
@@ -144,7 +145,7 @@ def make(
     Args:
       spec: the environment's spec.
       config: settings; defaults if None.
-      network: your own model (see `podracer.world_models.WorldModel`); the config's if None.
+      network: your own model (see `podracer.search.world_models.WorldModel`); the config's if None.
       loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
 
     Raises:

@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import distributions, nets, returns, spaces
-from podracer.learning import collectives, gradients, minibatches, moments, optimizer, trajectories
+from podracer import configs, distributions, nets, returns, spaces, trajectories
+from podracer.learning import gradients, minibatches, moments, optimizer
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,

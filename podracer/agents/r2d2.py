@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import nets, returns
-from podracer.exploration import epsilon_greedy, greedy, value_of
-from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer import configs, nets, returns, trajectories
+from podracer.distributions import epsilon_greedy, greedy, value_of
+from podracer.learning import gradients, optimizer
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import config as configs
-from podracer import distributions, nets, returns
-from podracer.learning import collectives, gradients, optimizer, trajectories
+from podracer import configs, distributions, nets, returns, trajectories
+from podracer.learning import gradients, optimizer
+from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
     Agent,

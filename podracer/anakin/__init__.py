@@ -1,0 +1,1 @@
+"""Anakin: acting, environment and learning in one program."""

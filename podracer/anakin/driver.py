@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 
 from podracer import spaces, topology
 from podracer.anakin import program, random_play, runner
-from podracer.driver import Progress, RunState, require_memory
 from podracer.learning.learner import final_groups, require_room
-from podracer.run.processes import ALONE, Processes
+from podracer.run.driver import Progress, RunState, require_memory
 from podracer.topology import Topology
+from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
 BUSY_ROWS = 100_000
@@ -23,7 +23,7 @@ BUSY_ROWS = 100_000
 
 
 class Anakin:
-    """One compiled program for everything (see `podracer.driver.Driver`)."""
+    """One compiled program for everything (see `podracer.run.driver.Driver`)."""
 
     arch = "anakin"
 

@@ -25,13 +25,13 @@ from jax.sharding import PartitionSpec
 
 from podracer import spaces, topology
 from podracer.anakin.rollout import Actors, Settings, rollout
-from podracer.driver import RunState, run_keys
 from podracer.environments import autoreset
-from podracer.learning import collectives, learner
+from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
 from podracer.learning.steps import Counts, added
-from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
+from podracer.run.driver import RunState, run_keys
+from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, collectives
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from podracer import topology
 from podracer.environments import autoreset
-from podracer.learning.trajectories import flat, shaped
+from podracer.trajectories import flat, shaped
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Trajectory
 
 SMALL_STATE_BYTES = 256

@@ -16,9 +16,10 @@ import numpy as np
 
 from podracer import topology
 from podracer.anakin.program import SAVE, Limits, Program, Report
-from podracer.driver import Progress, RunState, TrainingDivergedError, counter_values, episode_means, program_bytes
+from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import means, owing
-from podracer.run.processes import ALONE, Processes
+from podracer.run.driver import Progress, RunState, counter_values, episode_means, program_bytes
+from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
 SECONDS_PER_CALL = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from podracer import config as configs
+from podracer import configs
 
 Table = Literal["nature", "atari57"]
 

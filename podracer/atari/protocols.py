@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from podracer import config as configs
+from podracer import configs
 from podracer.atari import games
 
 FRAME_SKIP = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from podracer import config as configs
+from podracer import configs
 
 _COLUMNS = (
     "SimPLe",

@@ -16,14 +16,13 @@ import numpy as np
 import tyro
 
 import envs_jax
-from podracer import config as configs
-from podracer import spaces, topology
+from podracer import configs, spaces, topology
+from podracer.agents.registry import make_agent
 from podracer.anakin import program, runner
 from podracer.anakin.program import Limits
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
-from podracer.driver import RunState, counter_values
-from podracer.learning import collectives
-from podracer.run.experiment import make_agent
+from podracer.run.driver import RunState, counter_values
+from podracer.topology import collectives
 from podracer.types import Agent, Environment
 from podracer.version import __version__
 

@@ -27,11 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from podracer import config as configs
-from podracer import environments, nets, spaces, topology
+from podracer import configs, environments, nets, spaces, topology
+from podracer.agents.registry import make_agent
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.bench.sebulba import Acting
-from podracer.run.experiment import make_agent
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, HostEnvironment, HostEnvironments, HostStep
 from podracer.version import __version__

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer import config as configs
-from podracer import files
+from podracer import configs
+from podracer.system import files
 from podracer.version import __version__
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent

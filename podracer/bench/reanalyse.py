@@ -28,12 +28,12 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh, PartitionSpec
 
-from podracer import config as configs
-from podracer import environments, spaces
+from podracer import configs, environments, spaces, trajectories
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
-from podracer.learning import collectives, gradients, learner, trajectories
-from podracer.run import presets
+from podracer.learning import gradients, learner
+from podracer.topology import collectives
+from podracer.training import presets
 from podracer.types import ActorParams, Agent, Batch, EnvSpec, TimeStep, Trajectory
 from podracer.version import __version__
 

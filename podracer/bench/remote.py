@@ -19,13 +19,12 @@ import jax
 import numpy as np
 import tyro
 
-from podracer import config as configs
-from podracer import environments, topology
+from podracer import configs, environments, topology
+from podracer.agents.registry import make_agent
 from podracer.bench import remote_plan as plan
 from podracer.bench import remote_workers as workers
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
 from podracer.bench.sebulba import PRESETS, Acting
-from podracer.run.experiment import make_agent
 from podracer.sebulba.driver import Sebulba
 from podracer.types import HostStep
 from podracer.version import __version__

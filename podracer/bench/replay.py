@@ -16,11 +16,10 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh, PartitionSpec
 
-from podracer import config as configs
-from podracer import replay, spaces
+from podracer import configs, replay, spaces
 from podracer.agents import R2D2Config, r2d2
 from podracer.bench.measure import describe_machine, table, write
-from podracer.learning import collectives
+from podracer.topology import collectives
 from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
 from podracer.version import __version__
 

@@ -1,6 +1,6 @@
 """`podracer bench scaling`: an experiment on more devices and processes, and what it costs that they agree.
 
-Every layout is measured in processes of its own, started by `podracer.launch`, one layout after the other and all of
+Every layout is measured in processes of its own, started by `podracer launch`, one layout after the other and all of
 them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and what
 counts is how much longer it takes.
 """
@@ -28,14 +28,13 @@ import tyro
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from podracer import config as configs
-from podracer import environments, topology
+from podracer import configs, environments, topology
+from podracer.agents.registry import make_agent
 from podracer.bench import anakin, hlo, sebulba
 from podracer.bench.measure import describe_machine, table, write
-from podracer.run.experiment import make_agent
-from podracer.run.processes import ALONE, Processes
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import DATA_AXIS
+from podracer.topology.processes import ALONE, Processes
 from podracer.version import __version__
 
 LANES = {"vtrace": 4096, "ppo": 4096, "sebulba": 128, "sebulba-pong": 32}
@@ -115,7 +114,7 @@ def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[
     """
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "found.json"
-        launcher = [sys.executable, "-m", "podracer.launch", "--processes", str(processes)]
+        launcher = [sys.executable, "-m", "podracer", "launch", "--processes", str(processes)]
         launcher += ["--devices-per-process", str(devices), "--module", "podracer.bench.scaling"]
         done = subprocess.run(
             [*launcher, "--", json.dumps(asked | {"path": str(path)})],

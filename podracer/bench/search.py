@@ -21,14 +21,14 @@ from jax import lax
 
 import envs_jax
 from envs_jax.connect_four import ConnectFour
-from podracer import config as configs
-from podracer import nets, prefix_models, spaces, topology
+from podracer import configs, nets, spaces, topology
 from podracer.agents import EfficientZeroConfig, efficientzero
+from podracer.agents.registry import make_agent
 from podracer.atari import presets as atari
 from podracer.bench import anakin
 from podracer.bench.measure import describe_machine, in_turns, table, write
-from podracer.run.experiment import make_agent
-from podracer.search import Model, Root, SearchConfig, Step, search
+from podracer.search import prefix_models
+from podracer.search.search import Model, Root, SearchConfig, Step, search
 from podracer.types import EnvSpec
 from podracer.version import __version__
 

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from podracer import config as configs
-from podracer import environments, topology
+from podracer import configs, environments, topology
+from podracer.agents.registry import make_agent
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
-from podracer.driver import Progress
-from podracer.run.experiment import make_agent
+from podracer.run.driver import Progress
 from podracer.sebulba.driver import Sebulba
 from podracer.version import __version__
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from podracer.run.stopping import Ending
+from podracer.system.stopping import Ending
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -31,6 +31,10 @@ def run(argv: list[str]) -> int:
         from podracer.cli import serve
 
         return serve.run(argv[1:])
+    if argv[:1] == ["launch"]:  # nor do processes that only start others
+        from podracer.cli import launch
+
+        return launch.run(argv[1:])
     from podracer.cli import commands
 
     return commands.run(argv)

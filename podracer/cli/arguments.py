@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from podracer import config as configs
+from podracer import configs
 
 Arguments = TypeVar("Arguments")
 REGISTRY = tyro.constructors.ConstructorRegistry()

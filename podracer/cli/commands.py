@@ -1,4 +1,5 @@
-"""The commands of `podracer`: train, resume, serve-envs, eval, elo, export, plot, envs, agents, bench and suite.
+"""The commands of `podracer`: train, resume, launch, serve-envs, eval, elo, export, plot, envs, agents,
+bench and suite.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
 stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete. A process
@@ -16,12 +17,12 @@ from collections.abc import Callable
 import jax
 
 import podracer
-from podracer import config as configs
-from podracer import console, own_code
-from podracer.cli import bench, games, listing, results, serve, suite, train
+from podracer import configs
+from podracer.cli import bench, games, launch, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
-from podracer.driver import memory_explained
-from podracer.run.processes import LOST
+from podracer.errors import LOST
+from podracer.run.driver import memory_explained
+from podracer.system import console, own_code
 
 USAGE = """podracer: reinforcement learning on the accelerator
 
@@ -34,6 +35,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
   podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling  measure speed
+  podracer launch -n 2 -- COMMAND         run a command in several processes of this machine, as a pod
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 
@@ -120,9 +122,10 @@ def _complain(error: object, code: int, said: str | None = None) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train.train,
     "resume": train.resume,
+    "launch": launch.run,
     "serve-envs": serve.run,
     "eval": results.evaluate,
-    "elo": games.elo,
+    "elo": games.rate,
     "export": results.export,
     "plot": results.plot,
     "envs": listing.envs,

@@ -12,9 +12,11 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 import podracer
-from podracer import console, matches
 from podracer.cli.arguments import InputError, parse
-from podracer.run import checkpoint, plots
+from podracer.evaluation import elo, matches, players
+from podracer.result import plots
+from podracer.run import checkpoint
+from podracer.system import console
 
 
 class Name(NamedTuple):
@@ -54,7 +56,7 @@ def match(arguments: Any, result: podracer.Result) -> int:
     if name:
         other = _load(name, environment, arguments.trust).player(opponent, simulations=name.simulations, step=name.step)
     else:
-        other = matches.player(environment, opponent)
+        other = players.player(environment, opponent)
     played = matches.play(environment, me, other, arguments.episodes, arguments.seed)
     if arguments.json:
         counts = {name: played.counts(seat) for name, seat in (("all", None), ("first", 0), ("second", 1))}
@@ -87,11 +89,11 @@ class EloArguments:
     trust: bool = False
 
 
-def elo(argv: list[str]) -> int:
+def rate(argv: list[str]) -> int:
     arguments = parse(EloArguments, argv, "podracer elo")
     if not arguments.run_dirs:
         raise InputError("elo needs one or more run directories.")
-    players: dict[str, matches.Player] = {}
+    entrants: dict[str, players.Player] = {}
     histories: dict[str, dict[str, int]] = {}  # steps of a run's players, by their names
     environment: Any = None
     for text in arguments.run_dirs:
@@ -104,19 +106,19 @@ def elo(argv: list[str]) -> int:
         steps = [name.step] if asked else result.snapshots() or [None]
         for step in steps:
             called = text if asked or step is None else f"{name.directory}@{step}"
-            if called in players:
+            if called in entrants:
                 raise InputError(f"{called} is there twice.")
-            players[called] = player._replace(name=called, params=result.actor_params(step=step))
+            entrants[called] = player._replace(name=called, params=result.actor_params(step=step))
             if not asked and step is not None:
                 histories.setdefault(str(name.directory), {})[called] = step
-    random, tactical = (matches.player(environment, name) for name in ("random", "tactical"))
-    pairs = [(tactical, random), *((player, tactical) for player in players.values())]
-    pairs += [(later, earlier) for earlier, later in itertools.pairwise(players.values())]
+    random, tactical = (players.player(environment, name) for name in ("random", "tactical"))
+    pairs = [(tactical, random), *((player, tactical) for player in entrants.values())]
+    pairs += [(later, earlier) for earlier, later in itertools.pairwise(entrants.values())]
     played = []
     for i, (a, b) in enumerate(pairs):
         played.append(matches.play(environment, a, b, arguments.games, arguments.seed + i))
         console.say(str(played[-1]))
-    ratings = matches.elo(played)
+    ratings = elo.elo(played)
     if arguments.json:
         print(json.dumps([rating._asdict() for rating in ratings]))
     else:

@@ -10,8 +10,8 @@ import numpy as np
 
 import envs_jax
 from podracer import environments, spaces
+from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, refuse_arguments
-from podracer.run.experiment import AGENTS
 
 FEW = 20
 """Up to this many environments are made to show their spaces."""

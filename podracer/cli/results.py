@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 import tyro
 
 import podracer
-from podracer import console
 from podracer.cli import games
 from podracer.cli.arguments import InputError, parse
-from podracer.run import members, metrics, plots, rundir
-from podracer.run.evaluation import check_rendering
+from podracer.evaluation.evaluation import check_rendering
+from podracer.result import members, plots
+from podracer.run import metrics, rundir
+from podracer.system import console
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from podracer import config as configs
-from podracer import console, environments, own_code
+from podracer import configs, environments
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
+from podracer.system import console, own_code
 
 USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help behind ENV to see them"
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from podracer import config as configs
-from podracer import console
+from podracer import configs
 from podracer.cli import train
 from podracer.cli.arguments import InputError, asks_for_help, parse, parse_known
 from podracer.run import rundir
+from podracer.system import console
 
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite atari100k AGENT [options] [options of podracer train]
@@ -77,7 +77,7 @@ def suite(argv: list[str]) -> int:
 
 def train_on(name: str, argv: list[str]) -> int:
     """Trains on a suite by name."""
-    from podracer.run.experiment import AGENTS
+    from podracer.agents.registry import AGENTS
     from podracer.suite import jobs
 
     if not argv or argv[0].startswith("-"):
@@ -133,7 +133,7 @@ def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
 def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     """What decides the results of all jobs."""
     from podracer import atari
-    from podracer.run.experiment import RunConfig
+    from podracer.run.config import RunConfig
 
     # The options of all games are the same; of the agent's settings, all but those that a preset has by game.
     settings, other = (train.settings([agent, f"envpool:{game}-v5", *flags]) for game in ("Pong", "Breakout"))
@@ -161,14 +161,15 @@ def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments,
 
 def _run(planned: Any, share: Any, workers: int, again: list[str]) -> int:
     """Runs jobs; returns the exit code."""
-    from podracer.run.stopping import StopSignal
+    from podracer.suite import result  # which needs JAX
     from podracer.suite.progress import Display
     from podracer.suite.runner import Runner
+    from podracer.system.stopping import StopSignal
 
     display = Display(planned, len(share), str(planned.directory))
     try:
         with StopSignal() as stop:
-            outcome = Runner(planned, share, workers, stop, display).run()
+            outcome = Runner(planned, share, workers, stop, display, result.read).run()
     finally:
         display.close()
     counts = [

@@ -19,14 +19,17 @@ import tyro
 
 import envs_jax
 import podracer
-from podracer import atari, console, environments
-from podracer import config as configs
+from podracer import atari, configs, environments
+from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, parse
+from podracer.environments import imports
+from podracer.evaluation.evaluation import check_rendering
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
-from podracer.run import imports, presets, rundir
-from podracer.run.evaluation import check_rendering
-from podracer.run.experiment import AGENTS, stored_options
+from podracer.run import rundir
+from podracer.system import console
+from podracer.training import presets
+from podracer.training.resolve import stored_options
 
 SEBULBA = (
     *("mode", "replicas", "actor_devices", "actor_threads", "updates_per_batch", "queue_capacity", "env_timeout"),
@@ -299,7 +302,7 @@ def _train_arguments(
             ("quiet", Annotated[bool, arg(help="no progress and no report")], False),
             (
                 "preset",
-                Annotated[preset, arg(help="settings to begin with (podracer/run/presets.py)")],
+                Annotated[preset, arg(help="settings to begin with (podracer/training/presets.py)")],
                 None,
             ),
             (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import envs_jax
-from podracer import config as configs
+from podracer import configs
 from podracer.types import Environment, EnvSpec, HostEnvironments
 
 _KINDS = {

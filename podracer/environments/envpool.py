@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import numpy as np
 
-from podracer import config as configs
-from podracer import gate, spaces
+from podracer import configs, spaces
+from podracer.environments import gate
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
 from podracer.types import EnvSpec, HostStep
 

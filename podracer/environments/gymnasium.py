@@ -16,13 +16,12 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from podracer import config as configs
-from podracer import gate
-from podracer.environments import gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
+from podracer import configs
+from podracer.environments import gate, gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
 from podracer.environments.gymnasium_lane import lane
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
-from podracer.notes import note
-from podracer.run.children import interrupts_blocked
+from podracer.system.children import interrupts_blocked
+from podracer.system.console import note
 from podracer.types import EnvSpec, HostEnvironment, HostStep, check_metric_names
 
 

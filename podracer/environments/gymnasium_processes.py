@@ -10,8 +10,8 @@ from typing import Any
 
 import gymnasium
 
-from podracer import own_code
 from podracer.environments import gymnasium_state
+from podracer.system import own_code
 
 GUARD = (
     'vectorization="async": every lane is a process that begins by importing {}, so what starts training there belongs '

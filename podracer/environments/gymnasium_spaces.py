@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from podracer import gate, spaces
+from podracer import spaces
+from podracer.environments import gate
 
 # Bounds in float64 are what many environments have; that they become float32 is no news. Set once, for changing
 # filters while threads run is not safe.

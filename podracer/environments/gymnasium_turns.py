@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.notes import note
+from podracer.system.console import note
 from podracer.types import EnvSpec, HostEnvironment, HostStep
 
 

@@ -19,8 +19,7 @@ from jax import lax
 
 import envs_jax
 from envs_jax import board_game
-from podracer import config as configs
-from podracer import spaces
+from podracer import configs, spaces
 from podracer.types import EnvSpec, Transition
 
 PLIES = {

@@ -1,1 +1,1 @@
-"""Making an update: reductions over devices, gradients, optimisers, and what is learnt from when."""
+"""Making an update: gradients, optimisers, and what is learnt from when."""

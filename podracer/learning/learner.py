@@ -27,7 +27,7 @@ class Experience(NamedTuple):
       counts: without leading dims.
       ring: `replay.Ring` of every shard, or () without replay.
       ahead: what was prepared of the next group of updates before it was due, or () where nothing is
-        (`podracer.sebulba.split_replay`).
+        (`podracer.sebulba.replay_devices`).
     """
 
     counts: Counts

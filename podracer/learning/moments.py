@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer.learning import collectives
+from podracer.topology import collectives
 from podracer.types import ArrayTree
 
 

@@ -2,7 +2,7 @@
 
 `mixed` are those of agents that learn from every rollout once, next to replayed ones; `sampled` those of agents that
 learn from samples alone, as often as the replay ratio says. A driver makes one program of them
-(`podracer.learning.learner`), or runs some elsewhere (`podracer.sebulba.split_replay`).
+(`podracer.learning.learner`), or runs some elsewhere (`podracer.sebulba.replay_devices`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer import replay, topology
-from podracer.learning import collectives, priority_refresh, trajectories
+from podracer import replay, topology, trajectories
+from podracer.replay import refresh
+from podracer.topology import collectives
 from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Replay, Trajectory
 
 
@@ -288,7 +289,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         renew = functools.partial(agent.refresh, elders.sweep)
         part = counts.updates % (spec.refresh_interval // group), spec.refresh_interval // group
         age = collectives.global_max((elders.number - ring.version[0]).astype(jnp.float32))
-        refreshed = priority_refresh.refresh(
+        refreshed = refresh.refresh(
             plan, spec, ring, counts.rollouts, renew, elders.sweep.version, part, observations, num_shards
         )
         return refreshed, {"refresh/age": group * age, "refresh/age_max": age}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer import distributions, spaces, tracing
+from podracer import distributions, errors, spaces
 from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
 from podracer.types import ArrayTree, EnvSpec
 
@@ -118,7 +118,7 @@ def _learnable(params: ArrayTree) -> ArrayTree:
     for path, leaf in jax.tree.leaves_with_path(params, is_leaf=is_statistic):
         where = f"the network's params{jax.tree_util.keystr(path)}"
         if is_statistic(leaf) or "batch_stats" in where:
-            raise NetworkError(f"{where} is a running statistic, which learning does not update; {tracing.PURE}.")
+            raise NetworkError(f"{where} is a running statistic, which learning does not update; {errors.PURE}.")
         if not isinstance(leaf, float) and not hasattr(leaf, "dtype"):
             raise NetworkError(
                 f"{where} is {type(leaf).__name__}, not an array; let init return arrays only, and keep the rest "
@@ -143,7 +143,7 @@ def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
     except NetworkError:
         raise
     except Exception as error:
-        raise NetworkError(f"the network's {name} cannot be traced: {tracing.explain(error)}.") from error
+        raise NetworkError(f"the network's {name} cannot be traced: {errors.explain(error)}.") from error
 
 
 def _is_array(x: Any) -> bool:

@@ -25,11 +25,11 @@ from typing import Any
 import jax
 import jaxlib.version
 
-import podracer
-from podracer import console
-from podracer.pod import lifeline, rollcall
+from podracer.errors import LOST, DisagreementError, PeerError
+from podracer.pod import heartbeat, rendezvous
 from podracer.pod.settings import Pod, find
-from podracer.run.processes import LOST, DisagreementError, PeerError, Processes
+from podracer.system import console
+from podracer.topology.processes import Processes
 from podracer.version import __version__
 
 POLL = 0.2
@@ -63,7 +63,7 @@ class Peers(Processes):
 
     def __init__(self, pod: Pod):
         self._pod, self._client = pod, _client()
-        self._line: lifeline.Lifeline | None = None
+        self._line: heartbeat.Lifeline | None = None
         self._rounds = 0
         self.all: tuple[Peer, ...] = ()
         self.index, self.count = jax.process_index(), jax.process_count()
@@ -76,10 +76,10 @@ class Peers(Processes):
 
     def __enter__(self) -> Peers:
         """From here on a process that is gone, stuck or has failed ends the run in all."""
-        server, address = lifeline.offer(_coordinator_host()) if self.is_first else (None, None)
+        server, address = heartbeat.offer(_coordinator_host()) if self.is_first else (None, None)
         address, names = self.told(address), [str(peer) for peer in self.all]
         try:
-            self._line = lifeline.Lifeline(
+            self._line = heartbeat.Lifeline(
                 self.index, names, address, silence=self._pod.heartbeat, stall=self._pod.stall_timeout, server=server
             )
         except OSError as error:
@@ -90,7 +90,7 @@ class Peers(Processes):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         assert self._line is not None
         if of_runtime := _is_of_runtime(error):
-            self._line.wait(lifeline.GRACE)  # what broke a collective is known soon
+            self._line.wait(heartbeat.GRACE)  # what broke a collective is known soon
         ended = self._line.ended
         broken = PeerError(ended, self._line.said) if ended and of_runtime else None
         if error is not None:
@@ -110,9 +110,9 @@ class Peers(Processes):
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         self._rounds += 1
-        self.doing(lifeline.WAITING)
+        self.doing(heartbeat.WAITING)
         yield
-        self.doing(lifeline.WORKING)
+        self.doing(heartbeat.WORKING)
 
     @property
     def stopping(self) -> bool:
@@ -159,7 +159,7 @@ class Peers(Processes):
                 return self._client.blocking_key_value_get(key, int(1000 * POLL))
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    ended = self._line.wait(lifeline.GRACE) if self._line else None
+                    ended = self._line.wait(heartbeat.GRACE) if self._line else None
                     told = bool(self._line and self._line.said)
                     raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", told) from error
                 if self._line and self._line.ended:
@@ -189,15 +189,15 @@ def start(pod: Pod) -> Peers:
             )
         if place.coordinator and place.processes and place.process_id is not None:
             if place.process_id == 0:
-                rollcall.hold(place.coordinator, place.processes, pod.start_timeout)
+                rendezvous.hold(place.coordinator, place.processes, pod.start_timeout)
             else:
-                rollcall.attend(place.coordinator, place.process_id, pod.start_timeout)
+                rendezvous.attend(place.coordinator, place.process_id, pod.start_timeout)
                 _reach(place.coordinator, pod.start_timeout)
         # It would take SIGTERM for itself: a pod stops by votes (docs/adr/0023-pods.md).
         jax.config.update("jax_enable_preemption_service", False)
         where = place.coordinator or f"the coordinator that {place.source} names"
         # JAX aborts a process that waits in vain, without a line that people could use.
-        missing = rollcall.apart(where, pod.start_timeout, "not all processes came")
+        missing = rendezvous.apart(where, pod.start_timeout, "not all processes came")
         patience = threading.Timer(pod.start_timeout, _end, [missing])
         patience.start()
         try:
@@ -211,7 +211,7 @@ def start(pod: Pod) -> Peers:
                 shutdown_timeout_seconds=30,
             )
         except RuntimeError as error:
-            raise rollcall.apart(where, pod.start_timeout, _first_line(error)) from error
+            raise rendezvous.apart(where, pod.start_timeout, _first_line(error)) from error
         finally:
             patience.cancel()
     peers = Peers(pod)
@@ -233,7 +233,7 @@ def _reach(coordinator: str, seconds: float) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
         except OSError as error:
             if time.monotonic() > until:
-                raise rollcall.apart(
+                raise rendezvous.apart(
                     coordinator, seconds, f"process 0 does not answer there: {error.strerror}"
                 ) from None
         time.sleep(POLL)
@@ -278,7 +278,7 @@ def _versions() -> dict[str, Any]:
     device = jax.local_devices()[0]
     return {
         "podracer": __version__,
-        "podracer's code": _code(pathlib.Path(podracer.__file__).parent),
+        "podracer's code": _code(pathlib.Path(__file__).parents[1]),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),

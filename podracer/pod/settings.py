@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from podracer import config as configs
+from podracer import configs
 
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS",
@@ -99,7 +99,7 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
         raise NoClusterError(
             "topology='pod' needs a cluster: looked for Open MPI, SLURM, TPU, Kubernetes and JAX_COORDINATOR_ADDRESS + "
             "JAX_NUM_PROCESSES + JAX_PROCESS_ID, found none; on one machine use topology='local' or "
-            "python -m podracer.launch."
+            "podracer launch."
         )
     P, process = known["processes"], known["process_id"]
     if P is not None and process is not None and process >= P:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Batching, Patience
-from podracer.remote.hub import Hub, RemoteError
+from podracer.remote.hub import Hub
 from podracer.remote.pool import RemoteEnvironment
 from podracer.remote.prometheus import Exporter
 from podracer.remote.settings import DEFAULT_BLOCK, Remote, require_grpc

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from podracer import console
 from podracer.environments.seeds import first_seed
+from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session, State
 from podracer.remote.histogram import Histogram
+from podracer.system import console
 from podracer.types import HostStep
 
 OPENING_SECONDS = 300.0
@@ -35,10 +36,6 @@ SAY_SECONDS = 10.0
 BREAKS: tuple[str, ...] = ("left", "violation", "failed", "late")
 """Why a block was lost: its worker's stream ended, by itself or because it broke a rule; its environments failed, or
 took too long."""
-
-
-class RemoteError(RuntimeError):
-    """The run cannot go on without workers that are not there."""
 
 
 class Woken(Exception):  # noqa: N818 - not an error: nobody waits any more

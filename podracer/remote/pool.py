@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from podracer.errors import Closed
 from podracer.remote.blocks import Block, Pool
 from podracer.remote.hub import Hub, Woken
-from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podracer.remote.settings import address
-from podracer.run.callers import Callers
+from podracer.system.callers import Callers
 
 SLOW = 5.0
 """Seconds that a peer has for its request."""

@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from podracer import console
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.announcement import Announcement
@@ -26,6 +25,7 @@ from podracer.remote.descriptors import RESERVED, room
 from podracer.remote.hub import SAY_SECONDS, Hub
 from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
+from podracer.system import console
 from podracer.types import EnvSpec
 from podracer.version import __version__
 

@@ -11,7 +11,7 @@ import pathlib
 import stat
 from typing import Literal
 
-from podracer import config as configs
+from podracer import configs
 
 DEFAULT_BLOCK = 64
 """Lanes that a worker steps together at most, unless `Remote.block` says otherwise."""

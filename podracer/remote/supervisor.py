@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from podracer import console, own_code
+from podracer.system import console, own_code
 
 BACK_OFF = (0.5, 10.0)
 """Seconds before a process is replaced, the first and the longest."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import grpc
 
-from podracer import config as configs
-from podracer import console, own_code
+from podracer import configs
 from podracer import environments as registry
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.settings import address, is_private, read, read_token
+from podracer.system import console, own_code
 from podracer.types import HostEnvironments
 from podracer.version import __version__
 

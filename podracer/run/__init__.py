@@ -1,1 +1,5 @@
-"""A run from its start to its files: settings, the training session, evaluation, metrics, checkpoints and plots."""
+"""The parts of a run that both drivers share: settings, state, checkpoints, metrics and the run directory."""
+
+# pyright: reportUnsupportedDunderAll=false
+# Its public modules, imported only where they are used.
+__all__ = ["config", "driver"]

@@ -28,9 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import console, files
-from podracer.run.processes import ALONE, Processes
+from podracer.errors import CheckpointError
+from podracer.system import console, files
 from podracer.topology import is_key
+from podracer.topology.processes import ALONE, Processes
 from podracer.types import ArrayTree
 
 BEST = "best"
@@ -56,10 +57,6 @@ SEEN_SECONDS = 60.0
 
 LOGGERS = ("absl", "asyncio", "orbax")
 """The loggers of Orbax and its tasks. Records of other libraries are shown."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or none could be read; the message says where and what to do."""
 
 
 class UnknownStepError(CheckpointError, ValueError):

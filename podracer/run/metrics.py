@@ -16,11 +16,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from podracer import console as lines
-from podracer import files
 from podracer.run import rundir
 from podracer.run.heartbeat import Heartbeat
 from podracer.run.history import History, Row
+from podracer.system import console as lines
+from podracer.system import files
 
 LogCallback = Callable[[int, Mapping[str, Any]], Any]
 """`(env_steps, row)`, called for every row; True ends the run in good order, as Ctrl-C does."""

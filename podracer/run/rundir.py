@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from podracer import config as configs
-from podracer import files
-from podracer.run.experiment import RunConfig
+from podracer import configs
+from podracer.run.config import RunConfig
+from podracer.system import files
 from podracer.topology import LayoutError, continues_on
 
 FREE_TO_CHANGE = (

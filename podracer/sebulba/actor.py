@@ -7,32 +7,22 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import gate, own_code
-from podracer.run.children import interrupts_blocked
-from podracer.sebulba.acting import Carry
-from podracer.sebulba.channels import Channel, Closed, ParamsStore
+from podracer.environments import gate
+from podracer.errors import Closed
+from podracer.run.config import Mode
+from podracer.sebulba.actor_program import Carry
+from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.system.children import interrupts_blocked
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
-
-Mode = Literal["async", "lockstep", "serial"]
-"""In which order actors and learner work (see `Wiring.publication`)."""
 
 STAGES = ("environment", "inference", "transfer", "queue", "parameters")
 """Where an actor's time goes: stepping, acting, handing over, waiting for room, waiting for parameters."""
-
-
-class ActorError(RuntimeError):
-    """An actor or an evaluation failed; the cause is chained."""
-
-
-def failed(who: str, environment: str, error: BaseException) -> ActorError:
-    """An error to raise for that of who plays an environment, with the user's own line in it; the cause is chained."""
-    return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
 
 
 class Resume(NamedTuple):

@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from podracer.errors import Closed
 from podracer.types import ActorParams
-
-
-class Closed(Exception):  # noqa: N818 - not an error: how a thread learns that the run is over
-    """The run is over; whoever waits goes home."""
 
 
 class Message(NamedTuple):

@@ -15,18 +15,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from podracer import topology
-from podracer.driver import Progress, RunState, counter_values, run_keys
 from podracer.environments.seeds import first_seed
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience, final_groups, require_room
-from podracer.run.processes import ALONE, Processes
-from podracer.sebulba import acting, learning, partial, runner
-from podracer.sebulba.actor import Actor, Mode, Resume, Wiring
-from podracer.sebulba.ballots import Ballots
+from podracer.run.config import Mode
+from podracer.run.driver import Progress, RunState, counter_values, run_keys
+from podracer.sebulba import actor_program, learner_program, ready_lanes, runner
+from podracer.sebulba.actor import Actor, Resume, Wiring
+from podracer.sebulba.actors import Crew
+from podracer.sebulba.agreement import Ballots
 from podracer.sebulba.channels import Channel, ParamsStore
-from podracer.sebulba.crew import Crew
 from podracer.sebulba.programs import Programs
 from podracer.topology import HostTopology, compiling_for
+from podracer.topology.processes import ALONE, Processes
 from podracer.types import ActorParams, Agent, HostEnvironment, HostEnvironments, HostStep, LearnerState
 
 
@@ -44,7 +45,7 @@ class LockstepState(NamedTuple):
 
 
 class Sebulba:
-    """Actor threads feed a learner loop (see `podracer.driver.Driver`).
+    """Actor threads feed a learner loop (see `podracer.run.driver.Driver`).
 
     Args:
       agent: the agent.
@@ -109,11 +110,11 @@ class Sebulba:
         first = {device.process_index: device for device in layout.mesh.devices[::-1]}
         processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
         self._by_process = NamedSharding(processes, PartitionSpec("process"))
-        self.acting = acting.make(agent, environments.spec, self.rollout_length, layout.num_envs)
+        self.acting = actor_program.make(agent, environments.spec, self.rollout_length, layout.num_envs)
         at_once = getattr(environments, "lanes_at_once", None)
         self._at_once: int | None = at_once and at_once(layout.envs_per_actor)
         rollout = self._shapes(layout.actors[0]).rollout
-        self.learning = learning.make(
+        self.learning = learner_program.make(
             agent, layout, rollout, updates_per_batch, replay_memory, updates_per_call, prepare_ahead
         )
         self._ballots = Ballots(layout.mesh)
@@ -225,7 +226,7 @@ class Sebulba:
         B = self._layout.envs_per_actor
         return self._environments.make(B, first_seed(self._seed, "training", begun) + index * B)
 
-    def _carry(self, index: int, device: Any, begun: int) -> acting.Carry:
+    def _carry(self, index: int, device: Any, begun: int) -> actor_program.Carry:
         key = jax.random.fold_in(jax.random.fold_in(run_keys(self._seed)[1], index), begun)
         return self._start(*jax.device_put((self._lanes(index), key), device))
 
@@ -242,7 +243,7 @@ class Sebulba:
         return actors
 
     def _actor(self, *args: Any) -> Actor:
-        return partial.PartialActor(*args, at_once=self._at_once) if self._at_once else Actor(*args)
+        return ready_lanes.PartialActor(*args, at_once=self._at_once) if self._at_once else Actor(*args)
 
     # Compilation
 
@@ -281,7 +282,7 @@ class Sebulba:
         here = compiling_for(self._layout.platform)
         on_cpu = self._layout.platform == "cpu"
         in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if on_cpu else {}
-        some = partial.make(self._agent, self._environments.spec, self.rollout_length) if self._at_once else None
+        some = ready_lanes.make(self._agent, self._environments.spec, self.rollout_length) if self._at_once else None
         programs = some or self.acting
         act = jax.jit(here(programs.act), donate_argnums=0, compiler_options=in_order)
         finish = jax.jit(here(programs.finish), donate_argnums=() if some else (0, 1))
@@ -296,14 +297,14 @@ class Sebulba:
         self._programs = self.learning.compile(*self._learned())
         return time.perf_counter() - start
 
-    def _compile_partial(self, x: _Shapes, some: partial.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:
+    def _compile_partial(self, x: _Shapes, some: ready_lanes.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:
         """For an actor whose environments return rows of some lanes at a time."""
         assert self._at_once
         halves = jax.eval_shape(some.begin, x.carry)
         halves = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype, sharding=x.lanes.sharding), halves)
         row = jax.eval_shape(lambda: HostStep.zeros(self._environments.spec, self._at_once))  # type: ignore[arg-type]
         number = jax.ShapeDtypeStruct((), np.int32)
-        where = partial.Where(*(jax.ShapeDtypeStruct((self._at_once,), np.int32),) * 4)
+        where = ready_lanes.Where(*(jax.ShapeDtypeStruct((self._at_once,), np.int32),) * 4)
         key = jax.eval_shape(lambda carry: carry.keys[0], x.carry)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=x.lanes.sharding)
         return (

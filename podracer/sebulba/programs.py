@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podracer.learning import collectives
 from podracer.learning.learner import Experience
+from podracer.topology import collectives
 from podracer.types import LearnerState, Metrics, Trajectory
 
 

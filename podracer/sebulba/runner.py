@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.driver import Progress
 from podracer.learning.learner import Experience, owing
-from podracer.run.processes import Processes
+from podracer.run.driver import Progress
 from podracer.sebulba.actor import Resume, Rollout
-from podracer.sebulba.ballots import Ballots
-from podracer.sebulba.crew import Crew, stops
+from podracer.sebulba.actors import Crew, stops
+from podracer.sebulba.agreement import Ballots
+from podracer.sebulba.metrics import Report
 from podracer.sebulba.programs import Programs
-from podracer.sebulba.report import Report
+from podracer.topology.processes import Processes
 from podracer.types import LearnerState, Metrics, Trajectory
 
 SECONDS_PER_REPORT = 0.5
@@ -80,7 +80,7 @@ class Learner:
         should_stop: Callable[[], bool],
         should_save: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.driver`)."""
+        """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.run.driver`)."""
         report = Report(int(self.learner.num_updates), self.ballots, self._processes)
 
         def send(timed: bool = True) -> None:

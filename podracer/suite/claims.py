@@ -14,7 +14,7 @@ import pathlib
 import tempfile
 from typing import Any, Literal, NamedTuple
 
-from podracer.run.lock import identity, lives, machine
+from podracer.system.lock import identity, lives, machine
 
 TOUCH_SECONDS = 60.0
 """Between two touches of a claim."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer import atari
-from podracer import config as configs
+from podracer import atari, configs
 from podracer.atari import games
 from podracer.atari import published as scores
 from podracer.suite import aggregates

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from podracer import config as configs
-from podracer import files
+from podracer import configs
 from podracer.suite import claims
+from podracer.system import files
 
 
 class Job(NamedTuple):
@@ -37,7 +37,7 @@ class Suite:
 
     Args:
       directory: of the suite.
-      settings: what decides results, as `podracer.config.to_json` has it; all jobs in a directory have equal ones.
+      settings: what decides results, as `podracer.configs.to_json` has it; all jobs in a directory have equal ones.
       games: by EnvPool's names.
       seeds: of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
@@ -69,16 +69,6 @@ class Suite:
         """Keeps the commit that a job begins with, if it does: the checkout may change in the days that it takes."""
         if not self.run_dir(job).exists():
             write_json(self.start_path(job), {"commit": commit()})
-
-    def result(self, job: Job) -> dict[str, Any]:
-        """What came of a job whose process has ended well.
-
-        Raises:
-          ValueError: where the run is not complete, or its files are not those of a run.
-        """
-        from podracer.suite import result  # which needs JAX
-
-        return result.read(self, job)
 
     def line(self, result: Mapping[str, Any]) -> str:
         """A result in a few words."""

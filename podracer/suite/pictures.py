@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from podracer import atari, files
-from podracer.run.plots import Picture, colours, draw
+from podracer import atari
+from podracer.result.plots import Picture, colours, draw
 from podracer.suite import aggregates
 from podracer.suite.collection import Collection
+from podracer.system import files
 
 MOST = 8.0
 """Up to this human-normalised score profiles are drawn (as in Agarwal et al. 2021)."""

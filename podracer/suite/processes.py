@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 from collections.abc import Sequence
 
-from podracer.run import children
+from podracer.system import children
 
 STOPPED = (-2, -15, 130, 143)
 """Exit codes of a process that a signal stopped: it is no failure, and can go on."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from podracer import console as lines
 from podracer.suite.jobs import Job, Suite
+from podracer.system import console as lines
 
 REFRESH_SECONDS = 2.0
 """Between two looks at how far the running jobs are."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from podracer import files
 from podracer.suite import aggregates, pictures
 from podracer.suite.collection import Collection
 from podracer.suite.jobs import write_json
+from podracer.system import files
 
 NAMES = {
     "median": "median",

@@ -7,13 +7,13 @@ import dataclasses
 import pathlib
 import subprocess
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from podracer.run.stopping import StopSignal
 from podracer.suite import claims, processes
 from podracer.suite.jobs import Job, Suite, write_json
 from podracer.suite.progress import Display
+from podracer.system.stopping import StopSignal
 
 POLL_SECONDS = 0.1
 """Between two looks at the processes."""
@@ -61,10 +61,20 @@ class Runner:
       workers: processes at a time.
       stop: a request to stop.
       display: where lines go.
+      read: `(suite, job) -> result` of a job whose process has ended well (`podracer.suite.result.read`).
     """
 
-    def __init__(self, suite: Suite, jobs: Sequence[Job], workers: int, stop: StopSignal, display: Display):
+    def __init__(
+        self,
+        suite: Suite,
+        jobs: Sequence[Job],
+        workers: int,
+        stop: StopSignal,
+        display: Display,
+        read: Callable[[Any, Job], dict[str, Any]],
+    ):
         self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
+        self._read = read
         self._todo, self._held = list(jobs), list[Job]()
         self._running: list[_Running] = []
         self._done, self._failed, self._stopped = list[Job](), list[Job](), list[Job]()
@@ -190,7 +200,7 @@ class Runner:
 
     def _conclude(self, job: Job) -> None:
         try:
-            result = self._suite.result(job)
+            result = self._read(self._suite, job)
             write_json(self._suite.result_path(job), result)
         except (ValueError, KeyError, TypeError, OSError) as error:  # one job's; the others go on
             self._fail(job, f"{self._suite.run_dir(job)} has no result: {error}", 0)

@@ -9,18 +9,18 @@ import random
 import time
 from typing import Any, NamedTuple
 
-import fast_dqn_reference as reference
-import harness
 import jax
 import numpy as np
 import pytest
-from recorded import Record, Walk
 
 from podracer import agents, environments, topology
 from podracer.agents import DQNConfig
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, LearnerState, TimeStep
+from tests.support import fast_dqn_reference as reference
+from tests.support import harness
+from tests.support.recorded import Record, Walk
 
 F, BATCH = 4, 8
 PERIODS = 5

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ import envs_jax
 from podracer import agents, nets, spaces
 from podracer.agents import AlphaZeroConfig, alphazero
 from podracer.types import Agent, Batch, TimeStep, Trajectory
+from tests.support import harness
 
 A = 9
 SMALL: dict[str, Any] = {"hidden_sizes": (16,), "simulations": 8, "n_step": 3}

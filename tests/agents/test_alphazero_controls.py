@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import envs_jax
-from podracer import matches, nets, search
+from podracer import nets
 from podracer.agents import AlphaZeroConfig, alphazero
+from podracer.evaluation import players
+from podracer.search import search
 from podracer.types import Agent, Transition
+from tests.support import harness
 
 pytestmark = pytest.mark.learns
 
@@ -39,7 +41,7 @@ def optimal(agent: Agent, environment: Any = GAME) -> float:
     run = harness.make_program(agent, environment, num_envs=128)
     state, report = run.step(harness.initial(run, agent, [0]), run.limits(STEPS, STEPS, 10_000))
     assert np.all(report.finite)
-    codes, best = matches.solve(envs_jax.make("tic_tac_toe"))
+    codes, best = players.solve(envs_jax.make("tic_tac_toe"))
     N = len(codes)
     boards = jnp.asarray((codes[:, None] // 3 ** np.arange(9)) % 3 - 1, jnp.int8).reshape(N, 3, 3)
     begin = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *x.shape)), GAME.start())

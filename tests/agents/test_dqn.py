@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from podracer import agents, nets, spaces
 from podracer.agents import DQNConfig
 from podracer.learning import value_distributions
 from podracer.types import Agent, Batch, EnvSpec, Trajectory
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, K = 4, 5

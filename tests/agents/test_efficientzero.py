@@ -7,16 +7,17 @@ from typing import Any
 from unittest import mock
 
 import flax.linen as nn
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, nets, prefix_models, search, spaces
+from podracer import agents, nets, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.learning import gradients, steps, windows
+from podracer.learning import gradients, steps
+from podracer.search import prefix_models, search, windows
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(4), None)

@@ -5,13 +5,13 @@ Dynamics that get no gradient are no such control on catch (docs/adr/0026).
 
 import importlib
 
-import harness
 import pytest
 
 import envs_jax
-from podracer import prefix_models, search
 from podracer.agents import EfficientZeroConfig
 from podracer.bench import measure
+from podracer.search import prefix_models, search
+from tests.support import harness
 
 pytestmark = pytest.mark.learns
 

@@ -3,17 +3,17 @@
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, returns, spaces, world_models
+from podracer import agents, returns, spaces
 from podracer.agents import MuZeroConfig, muzero
-from podracer.learning import windows
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
+from podracer.search import windows, world_models
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, GAMMA = 4, 0.9

@@ -1,12 +1,12 @@
 """What MuZero must not learn without: dynamics that are learnt, and a search that finds something."""
 
-import harness
 import jax
 import pytest
 
 import envs_jax
-from podracer import search, world_models
 from podracer.agents import MuZeroConfig
+from podracer.search import search, world_models
+from tests.support import harness
 
 pytestmark = pytest.mark.learns
 

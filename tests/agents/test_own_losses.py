@@ -1,13 +1,13 @@
 """A loss of one's own in the place of an agent's (examples/own_loss.py trains with one)."""
 
-import harness
 import jax
 import jax.numpy as jnp
 import pytest
 
 from podracer import agents, spaces
-from podracer.run.experiment import AGENTS
+from podracer.agents.registry import AGENTS
 from podracer.types import Batch, EnvSpec
+from tests.support import harness
 
 B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))

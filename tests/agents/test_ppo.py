@@ -6,11 +6,9 @@ import functools
 import itertools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from podracer import agents, distributions, nets, spaces
@@ -22,6 +20,7 @@ from podracer.agents.ppo import (
     weigh,
 )
 from podracer.types import EnvSpec, TimeStep, Trajectory
+from tests.support import harness, oracles
 
 T, B, A = 6, 8, 4
 KEY = jax.random.key(0)

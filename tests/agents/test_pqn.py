@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 from unittest import mock
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from podracer import agents, nets, spaces
 from podracer.agents import PQNConfig
 from podracer.learning import minibatches, optimizer
 from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
+from tests.support import harness
 
 T, B, A, F = 9, 6, 3, 4
 KEY = jax.random.key(0)

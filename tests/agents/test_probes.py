@@ -8,18 +8,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 
-from podracer import agents, nets, returns, spaces, world_models
+from podracer import agents, nets, returns, spaces
 from podracer.agents import DQNConfig, MuZeroConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.learning import value_distributions
-from podracer.learning.scalars import Bins
+from podracer.learning.bins import Bins
+from podracer.search import world_models
 from podracer.types import Agent, LearnerState, TimeStep
+from tests.support import harness, probes
 
 GAMMA = 0.8
 LANES, SEEDS = 16, 2

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from podracer import agents, nets, replay, returns, spaces
 from podracer.agents import R2D2Config
 from podracer.agents.r2d2 import sequence_priority
 from podracer.types import Batch, EnvSpec, Trajectory
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 T, B = 6, 5

@@ -6,18 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 
 from podracer import agents, distributions, returns, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
-from podracer.learning import collectives
+from podracer.topology import collectives
 from podracer.types import ActorParams, EnvSpec, TimeStep, Trajectory
+from tests.support import harness, oracles
 
 T, B, A = 6, 8, 4
 GAMMA = 0.9

@@ -2,8 +2,6 @@
 
 import functools
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,9 @@ import pytest
 import podracer
 from podracer import agents, spaces
 from podracer.anakin import program, rollout
-from podracer.learning import collectives, learner
+from podracer.learning import learner
+from podracer.topology import collectives
+from tests.support import counting, harness
 
 T, B, DUE = 5, 4, 3
 COUNTING = counting.CountingEnvironment()

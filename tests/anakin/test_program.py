@@ -7,8 +7,6 @@ import functools
 import itertools
 from typing import Any
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +15,11 @@ import pytest
 from podracer import agents, spaces
 from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
 from podracer.anakin import program, rollout
-from podracer.learning import collectives, learner
+from podracer.learning import learner
 from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.topology import collectives
 from podracer.types import Agent, EnvSpec, LearnerState, Metrics, Trajectory, Transition
+from tests.support import counting, harness
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()

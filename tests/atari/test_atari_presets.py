@@ -15,14 +15,15 @@ import pytest
 pytest.importorskip("envpool")
 
 import podracer
-from podracer import atari, prefix_models, spaces
+from podracer import atari, spaces
 from podracer.agents import DQNConfig, PPOConfig, PQNConfig, R2D2Config, VTraceConfig
 from podracer.atari import presets as papers
 from podracer.cli import train
 from podracer.environments.envpool import AtariOptions
 from podracer.returns import rescale
-from podracer.run import presets
-from podracer.run.experiment import RunConfig
+from podracer.run.config import RunConfig
+from podracer.search import prefix_models
+from podracer.training import presets
 from podracer.types import EnvSpec
 
 PONG = "envpool:Pong-v5"

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import envs_jax
-from podracer import prefix_models
 from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
 from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 from podracer.learning import gradients
 from podracer.learning.lars import ClippedLARS
+from podracer.search import prefix_models
 
 
 def test_anakin_on_any_environment():

@@ -1,4 +1,4 @@
-"""What the compilers for an H200 and for TPU v5e make of our programs, without such a device (see `compilers.py`).
+"""What the compilers for an H200 and for TPU v5e make of our programs, without such a device (see `tests/support/compilers.py`).
 
 The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
 own estimates: nothing here is a measurement of time. What is for a target whose compiler is not installed is skipped:
@@ -15,12 +15,13 @@ import subprocess
 import sys
 from typing import Any
 
-import compilers
 import pytest
+
+from tests.support import compilers
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-HERE = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).parents[2]
 MIB = 2**20
 
 
@@ -31,8 +32,8 @@ def program(target: str, name: str) -> dict[str, Any]:
         pytest.skip(f"no compiler for {target} in {compilers.COMPILERS}: `make compilers` installs it")
     # All of XLA's passes, of which tests on a CPU go without two: what is looked at is what users get.
     found = subprocess.run(
-        [sys.executable, str(HERE / "compilers.py"), target, name],
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        [sys.executable, str(ROOT / "tests/support/compilers.py"), target, name],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=900,

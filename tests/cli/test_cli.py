@@ -11,7 +11,6 @@ import sys
 import tomllib
 import types
 
-import harness
 import jax
 import pytest
 from PIL import Image
@@ -19,9 +18,10 @@ from PIL import Image
 import envs_jax
 import podracer
 from podracer import cli, environments
+from podracer.agents.registry import AGENTS
 from podracer.cli import results
 from podracer.run import metrics, rundir
-from podracer.run.experiment import AGENTS
+from tests.support import harness
 
 # The small run of test_training.py: the same program, so that one compilation serves both files.
 SMALL = (
@@ -603,7 +603,7 @@ def test_an_interrupted_run(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.slow  # what is behind it is quick: tests/run/test_training.py
+@pytest.mark.slow  # what is behind it is quick: tests/training/test_training.py
 def test_all_checkpoints_damaged(copied, capsys):
     for path in (copied / "checkpoints").rglob("d/*"):
         path.write_bytes(b"")
@@ -698,7 +698,7 @@ def test_a_signal_at_the_end_of_a_seed_ends_the_others(monkeypatch, tmp_path):
         asked.append(settings["seed"])
         summary = {"complete": True, "env_steps": 10, "eval_return_mean": 1.0}
         result = types.SimpleNamespace(summary=summary, run_dir=settings["run_dir"], description={"own": []})
-        raise podracer.Interrupted(result, "SIGINT")
+        raise podracer.Interrupted(result, "SIGINT", "the run was complete")
 
     monkeypatch.setattr(podracer, "train", train)
     assert run(f"{TRAIN} --seeds 4 7 --run-dir {tmp_path / 'run'}") == 130

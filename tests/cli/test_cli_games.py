@@ -7,17 +7,17 @@ import re
 import shutil
 import types
 
-import harness
 import jax
 import numpy as np
 import pytest
 from PIL import Image
-from test_cli import complaint, run
 
 import envs_jax
 import podracer
-from podracer import matches
 from podracer.cli import games
+from podracer.evaluation import matches
+from tests.cli.test_cli import complaint, run
+from tests.support import harness
 
 TRAIN = (
     "train alphazero tic_tac_toe --num-envs 4 --eval-episodes 4 --agent.rollout-length 5 --agent.hidden-sizes 4 "

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from podracer import spaces
 from podracer.environments import autoreset
 from podracer.types import EnvSpec, Transition
+from tests.support import counting, harness
 
 COUNTING = counting.CountingEnvironment()
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
-from podracer import distributions, environments, gate, policy, spaces
-from podracer.environments import gymnasium_spaces
-from podracer.run import export
+from podracer import distributions, environments, spaces
+from podracer.environments import gate, gymnasium_spaces
+from podracer.result import export, policy
 from podracer.types import EnvSpec, HostStep
 
 VECTOR = Box(-1.0, 1.0, (2,), np.float32)

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from podracer import environments, gate, spaces
-from podracer.environments import envpool, gymnasium_spaces
+from podracer import environments, spaces
+from podracer.environments import envpool, gate, gymnasium_spaces
 from podracer.environments.envpool import AtariOptions
 from podracer.environments.seeds import first_seed
 from podracer.types import EnvSpec, HostStep

@@ -13,9 +13,10 @@ import pytest
 import envs_jax
 import podracer
 from podracer import environments, spaces
+from podracer.environments import imports
 from podracer.environments.gymnasium import GymnasiumEnvironments
-from podracer.run import imports
-from podracer.run.experiment import RunConfig, resolve
+from podracer.run.config import RunConfig
+from podracer.training.resolve import resolve
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 

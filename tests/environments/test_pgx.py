@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 
-import games_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,10 @@ import pytest
 import envs_jax
 import podracer
 from envs_jax.testing import check_environment, check_game
-from podracer import environments, matches, nets, spaces
+from podracer import environments, nets, spaces
+from podracer.evaluation import matches
+from podracer.evaluation import players as _players
+from tests.support import games_oracles
 
 GAMES = 16
 OURS = ("tic_tac_toe", "connect_four", "othello")
@@ -263,7 +265,7 @@ def test_what_cannot_be_played_is_said():
     with pytest.raises(ValueError, match="did you mean 'pgx:chess'"):
         environments.make("chess")
     with pytest.raises(ValueError, match="nobody solves it"):
-        matches.player(make("tic_tac_toe"), "perfect")
+        _players.player(make("tic_tac_toe"), "perfect")
 
 
 def test_without_pgx_a_sentence_says_what_to_install(monkeypatch):
@@ -297,7 +299,7 @@ def test_self_play_learns_what_it_does_in_our_own_game():
 @pytest.mark.slow
 def test_matches_are_those_of_our_own_game():
     def scores(game):
-        players = (matches.player(game, name) for name in ("tactical", "random"))
+        players = (_players.player(game, name) for name in ("tactical", "random"))
         return matches.play(game, *players, games=32, openings=2).scores
 
     np.testing.assert_array_equal(scores(make("tic_tac_toe")), scores(envs_jax.make("tic_tac_toe")))

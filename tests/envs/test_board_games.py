@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import games_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import envs_jax
 from envs_jax import board_game, othello
 from envs_jax.connect_four import has_four
+from tests.support import games_oracles
 
 GAMES = {
     "tic_tac_toe": ({}, games_oracles.TicTacToe),

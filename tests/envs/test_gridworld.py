@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from envs import value_iteration
 
 from envs_jax.gridworld import ChainState, GridObject, GridState, Gridworld, GridworldOptions
+from tests.support import value_iteration
 
 # Every rule at once: two objects that come back, a trap that ends half of the episodes.
 CHANCY = (GridObject(1.0, 0.0, 0.25), GridObject(2.5, 0.125, 0.5), GridObject(-1.0, 0.5, 0.75))

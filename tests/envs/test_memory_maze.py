@@ -5,10 +5,10 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from playing import play
 
 from envs_jax.memory_maze import MemoryMaze, MemoryMazeOptions
 from envs_jax.testing import check_environment, validate_protocol
+from tests.support.playing import play
 
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 OPTIONS = [MemoryMazeOptions(), MemoryMazeOptions(5), MemoryMazeOptions(9, num_goals=4, view=3, max_steps=100)]

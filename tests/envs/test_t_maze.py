@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from playing import play
 
 from envs_jax.t_maze import TMaze, TMazeOptions, TMazeState
 from envs_jax.testing import check_environment, validate_protocol
+from tests.support.playing import play
 
 NORTH, EAST, SOUTH, WEST = range(4)
 MOVES = {NORTH: (-1, 0), EAST: (0, 1), SOUTH: (1, 0), WEST: (0, -1)}

@@ -1,14 +1,14 @@
 """A gradient taken a few lanes at a time is the gradient."""
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import topology
-from podracer.learning import gradients, trajectories
+from podracer import topology, trajectories
+from podracer.learning import gradients
 from podracer.types import Trajectory
+from tests.support import harness
 
 
 def trajectory_of(T, B, observation=None):

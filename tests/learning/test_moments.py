@@ -1,12 +1,12 @@
 """Running moments: NumPy's, over shards, and for ever."""
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer.learning import moments
+from tests.support import harness
 
 T, B = 6, 8
 

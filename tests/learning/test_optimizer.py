@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 
 from podracer.learning import optimizer
+from tests.support import oracles
 
 STEPS = 6
 RATES = [0.1, 0.08, 0.05, 0.05, 0.02, 0.01]

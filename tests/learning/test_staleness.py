@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
-from test_replay import GROUPS, SQUARE, B, Streams, T, rows_of
 
 from podracer import topology
-from podracer.learning import collectives, learner
+from podracer.learning import learner
 from podracer.learning.learner import Experience
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.topology import collectives
 from podracer.types import ActorParams, LearnerState
+from tests.replay.test_replay import GROUPS, SQUARE, B, Streams, T, rows_of
+from tests.support import harness
 
 INTERVAL = 25
 ZERO: Any = jnp.float32(0)

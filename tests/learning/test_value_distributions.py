@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer.learning import value_distributions
+from tests.support import harness
 
 B, A, K, V_MAX = 64, 3, 11, 2.0
 Z = np.linspace(-V_MAX, V_MAX, K).astype(np.float32)

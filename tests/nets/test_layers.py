@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import flax.linen as nn
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +13,10 @@ import pytest
 
 import envs_jax
 from podracer import topology
+from podracer.agents.registry import make_agent
 from podracer.nets import layers
-from podracer.run.experiment import make_agent
 from podracer.types import TimeStep
+from tests.support import harness
 
 KEY = jax.random.key(0)
 

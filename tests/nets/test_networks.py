@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from podracer import nets, spaces
 from podracer.nets import layers
 from podracer.nets import memory as memories
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
+from tests.support import harness
 
 T, B = 9, 4
 KEY = jax.random.key(0)

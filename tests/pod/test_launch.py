@@ -9,18 +9,19 @@ import subprocess
 import sys
 import time
 
-import pods
 import pytest
 
-from podracer import launch
-from podracer.pod import settings
+from podracer.cli import launch as command_line
+from podracer.pod import launch, settings
+from podracer.pod.launch import environment
+from tests.support import pods
 
 
 def started(tmp_path, text, *options, **settings):
     """A launcher, running two processes of a script."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, signal, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n{text}\n")
-    command = [sys.executable, "-m", "podracer.launch", *options, "--script", str(script), "--", "x"]
+    command = [sys.executable, "-m", "podracer", "launch", *options, "--script", str(script), "--", "x"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
@@ -65,7 +66,7 @@ def test_the_code_is_that_of_who_failed(tmp_path, text, code, message):
 
 def test_on_colab_processes_may_be_launched(monkeypatch):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
-    variables = launch.environment(launch.LaunchArguments(), 1, 80)
+    variables = environment(launch.Launch(), 1, 80)
     assert settings.find(settings.Pod(), variables, None).process_id == 1
 
 
@@ -90,7 +91,7 @@ def test_the_others_are_ended(tmp_path, monkeypatch):
     script.write_text(f"import os, signal, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n{text}\n")
     monkeypatch.setattr(launch, "PATIENCE", 0.3)
     begin = time.monotonic()
-    assert launch.main(["--script", str(script), "--", "x"]) == 7
+    assert command_line.run(["--script", str(script), "--", "x"]) == 7
     assert time.monotonic() - begin < 10
 
 
@@ -101,8 +102,8 @@ def test_who_does_not_follow_is_ended(tmp_path, monkeypatch, capsys):
     text = f"{freeze} if os.environ['JAX_PROCESS_ID'] == '1' else sys.exit(3)"
     script.write_text(f"import os, signal, sys\n{text}\n")
     monkeypatch.setattr(launch, "PATIENCE", 0.3)
-    assert launch.main(["--script", str(script), "--", "x"]) == 3
-    said = r"podracer.launch: process 1 \(pid \d+\) did not end with the others and was ended by SIGKILL\n"
+    assert command_line.run(["--script", str(script), "--", "x"]) == 3
+    said = r"podracer launch: process 1 \(pid \d+\) did not end with the others and was ended by SIGKILL\n"
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
@@ -164,9 +165,9 @@ sys.exit(0 if tries else 4 - i)
 def test_what_goes_on_by_itself_is_not_told_to(command, again, monkeypatch):
     """`resume` has no such option."""
     commands = []
-    monkeypatch.setattr(launch._Group, "run", lambda self: commands.append(self._program[3:]) or (1, False))
+    monkeypatch.setattr(launch.Group, "run", lambda self: commands.append(self._program[3:]) or (1, False))
     given = [command, "runs/1", "--topology", "pod"]
-    assert launch.main(["--restarts", "1", "--", *given]) == 1
+    assert command_line.run(["--restarts", "1", "--", *given]) == 1
     assert commands == [given, given + again]
 
 
@@ -181,7 +182,7 @@ def test_processes_divide_the_gpus(platforms, gpus, ids, monkeypatch):
     if platforms is not None:
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(launch.shutil, "which", lambda name: f"/usr/bin/{name}" if gpus else None)
-    variables = launch.environment(launch.LaunchArguments(devices_per_process=2), 1, 80)
+    variables = environment(launch.Launch(devices_per_process=2), 1, 80)
     assert variables.get("JAX_LOCAL_DEVICE_IDS") == ids
 
 
@@ -195,7 +196,7 @@ def test_processes_divide_the_gpus(platforms, gpus, ids, monkeypatch):
     ],
 )
 def test_what_cannot_be_launched(argv, message, capsys):
-    assert launch.main(argv) == 2
+    assert command_line.run(argv) == 2
     assert message in capsys.readouterr().err
 
 

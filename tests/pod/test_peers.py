@@ -10,9 +10,9 @@ from unittest import mock
 import jax
 import pytest
 
+from podracer.errors import DisagreementError, PeerError
 from podracer.pod import peers
 from podracer.pod.settings import NoClusterError, Pod
-from podracer.run.processes import DisagreementError, PeerError
 
 
 def test_jax_must_not_have_begun():
@@ -149,7 +149,7 @@ def test_what_needs_no_device_starts_none():
     """Nor does a local run know of pods, but for the command line, which has their settings as options."""
     script = """
 import contextlib, io, sys
-import podracer, podracer.training, podracer.anakin.driver, podracer.sebulba.driver, podracer.run.session
+import podracer, podracer.training.train, podracer.anakin.driver, podracer.sebulba.driver, podracer.training.session
 def of_pods():
     return {name for name in sys.modules if name.startswith("podracer.pod")}
 assert not of_pods(), of_pods()

@@ -9,15 +9,15 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-import pods
 import pytest
 
-from podracer import training
-from podracer.driver import TrainingDivergedError
-from podracer.run import checkpoint, session
-from podracer.run.checkpoint import CheckpointError, Checkpoints
-from podracer.run.session import Session
-from podracer.sebulba.report import Report
+from podracer.errors import CheckpointError, TrainingDivergedError
+from podracer.run import checkpoint
+from podracer.run.checkpoint import Checkpoints
+from podracer.sebulba.metrics import Report
+from podracer.training import session, train
+from podracer.training.session import Session
+from tests.support import pods
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_whether_a_run_is_finished_is_said_by_process_0(sees, tmp_path, monkeypa
 
 def test_all_say_why_process_0_cannot_write(tmp_path):
     (tmp_path / "file").touch()
-    for error in pods.as_threads(lambda processes: training._shared(tmp_path / "file" / "run", processes)):
+    for error in pods.as_threads(lambda processes: train._shared(tmp_path / "file" / "run", processes)):
         assert isinstance(error, ValueError)
         assert "cannot write to run directory" in str(error)
         assert "Not a directory" in str(error)
@@ -121,10 +121,10 @@ def test_what_is_resumed_is_read_by_process_0(written, tmp_path, monkeypatch):
     run |= {"podracer": "0", "run": {"seed": 3}, "init_from": "elsewhere"}
     shutil.copytree(written, tmp_path / "0")
     (tmp_path / "0" / "config.json").write_text(json.dumps(run))
-    monkeypatch.setattr(training, "train", lambda **asked: (asked["seed"], asked["init_from"]))
-    resume = lambda processes: training.resume(tmp_path / str(processes.index), topology=processes)  # noqa: E731
+    monkeypatch.setattr(train, "train", lambda **asked: (asked["seed"], asked["init_from"]))
+    resume = lambda processes: train.resume(tmp_path / str(processes.index), topology=processes)  # noqa: E731
     assert pods.as_threads(resume) == [(3, None)] * 2
-    for error in pods.as_threads(lambda processes: training.resume(pathlib.Path("nowhere"), topology=processes)):
+    for error in pods.as_threads(lambda processes: train.resume(pathlib.Path("nowhere"), topology=processes)):
         assert "nowhere holds no run" in str(error)
 
 

@@ -7,13 +7,13 @@ from unittest import mock
 
 import jax
 import numpy as np
-import pods
 import pytest
 from jax.sharding import NamedSharding
-from test_shards import assert_close, flat, moved, rates, train
 
 from podracer import topology
-from podracer.run.session import Session
+from podracer.training.session import Session
+from tests.support import pods
+from tests.test_shards import assert_close, flat, moved, rates, train
 
 pytestmark = pytest.mark.slow
 

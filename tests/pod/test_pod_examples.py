@@ -2,9 +2,10 @@
 
 import ast
 
-import pods
 import pytest
-from test_docs import ROOT, command_lines
+
+from tests.support import pods
+from tests.test_docs import ROOT, command_lines
 
 EXAMPLES = ROOT / "examples"
 

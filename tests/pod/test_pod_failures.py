@@ -14,16 +14,18 @@ from unittest import mock
 
 import jax
 import numpy as np
-import pods
 import pytest
 
 import podracer
-from podracer import cli, launch, training
-from podracer.environments.stepped import SteppedEnvironment
+from podracer import cli
+from podracer.environments.from_jax import SteppedEnvironment
 from podracer.pod import peers
+from podracer.pod.launch import Launch, environment
 from podracer.run import checkpoint
-from podracer.run.session import Session
 from podracer.sebulba import runner
+from podracer.training.session import Session
+from podracer.training.train import train as training
+from tests.support import pods
 
 pytestmark = pytest.mark.slow
 
@@ -206,13 +208,13 @@ class Pod:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = port or found.getsockname()[1]
-        arguments = launch.LaunchArguments(processes=2)
+        arguments = Launch(processes=2)
         self.processes = {}
         for i in set(range(2)) - set(absent):
-            code = f"import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
-            variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.PATHS}
+            code = f"from tests.pod import test_pod_failures as t; t.trains({str(self.run_dir)!r}, {fault!r}, *{tuple(flags[i])!r})"
+            variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": pods.ROOT}
             with mock.patch.dict(os.environ, variables):
-                variables = launch.environment(arguments, i, port)
+                variables = environment(arguments, i, port)
             self.processes[i] = subprocess.Popen(
                 [sys.executable, "-c", code], env=variables, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True
             )

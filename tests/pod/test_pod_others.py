@@ -5,15 +5,15 @@ from unittest import mock
 
 import jax
 import numpy as np
-import pods
 import pytest
-import test_shards
-from test_pod_replicas import train as train_sebulba
-from test_shards import assert_close, flat, moved
 
 import envs_jax
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.remote import environments as remote_environments
+from tests import test_shards
+from tests.pod.test_pod_replicas import train as train_sebulba
+from tests.support import pods
+from tests.test_shards import assert_close, flat, moved
 
 pytest.importorskip("grpc")
 

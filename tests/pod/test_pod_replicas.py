@@ -8,16 +8,16 @@ from unittest import mock
 
 import jax
 import numpy as np
-import pods
 import pytest
-from test_pod_equality import beginning
-from test_shards import assert_close, flat, moved
-from test_shards import train as train_anakin
 
 import podracer
-from podracer.environments.stepped import SteppedEnvironment
-from podracer.run.session import Session
+from podracer.environments.from_jax import SteppedEnvironment
 from podracer.sebulba import runner
+from podracer.training.session import Session
+from tests.pod.test_pod_equality import beginning
+from tests.support import pods
+from tests.test_shards import assert_close, flat, moved
+from tests.test_shards import train as train_anakin
 
 pytestmark = pytest.mark.slow
 

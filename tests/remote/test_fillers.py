@@ -2,15 +2,15 @@
 
 import functools
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer import agents, replay, spaces
-from podracer.learning import priority_refresh
+from podracer.replay import refresh
 from podracer.types import Batch, EnvSpec, TimeStep
+from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 T, B, LANE, FILLERS = 12, 4, 1, slice(4, 7)
@@ -172,7 +172,7 @@ def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
         swept = ()
         if agent.refresh:
             renew = functools.partial(agent.refresh, agent.refresh_params(learner, now))
-            after = priority_refresh.refresh(plan, spec, ring, counts, renew, none, (none, 1), observation, 1)
+            after = refresh.refresh(plan, spec, ring, counts, renew, none, (none, 1), observation, 1)
             swept = (after.priority, after.largest)
         return ring.priority, swept, batch
 

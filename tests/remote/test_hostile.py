@@ -14,8 +14,11 @@ import time
 
 import numpy as np
 import pytest
-import workers
-from peers import (
+
+from podracer.remote import descriptors
+from podracer.remote.settings import Remote
+from tests.support import workers
+from tests.support.peers import (
     COUNTING,
     PREFACE,
     STREAM,
@@ -36,9 +39,6 @@ from peers import (
     status_of,
     wire,
 )
-
-from podracer.remote import descriptors
-from podracer.remote.settings import Remote
 
 grpc = pytest.importorskip("grpc")
 NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -258,7 +258,7 @@ def test_what_is_large_is_refused_before_it_is_known_what_comes():
 
 FLOOD = """
 import contextlib, os, sys, time
-from peers import STREAM, connection, first_rows, hello, messages, opened, packed, pb, ready, status_of, wire
+from tests.support.peers import STREAM, connection, first_rows, hello, messages, opened, packed, pb, ready, status_of, wire
 
 os.nice(19)  # it shares the cores with those that it is to disturb
 where, kind, run, rows = sys.argv[1], sys.argv[2], 0, first_rows()
@@ -303,7 +303,7 @@ def test_a_flood_ends_and_others_do_not_wait(kind, least):
         played(environment, 1)
         others = made.make(4, 9)  # the lanes that floods get
         command = [sys.executable, "-c", FLOOD, made.where, kind]
-        variables = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
+        variables = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         before, rounds, streams, held = [], [], 0, False
         with subprocess.Popen(command, env=variables, **pipes) as flood:

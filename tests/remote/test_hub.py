@@ -15,12 +15,12 @@ from podracer.types import EnvSpec, HostStep
 
 pytest.importorskip("grpc")
 
+from podracer.errors import Closed, RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
 from podracer.remote.blocks import Batching, Patience, Session
-from podracer.remote.hub import FILLER, Hub, RemoteError, Woken
+from podracer.remote.hub import FILLER, Hub, Woken
 from podracer.remote.pool import RemoteEnvironment
-from podracer.sebulba.channels import Closed
 
 SPEC = EnvSpec("mine", spaces.Box(0.0, 1e9, (1,)), spaces.Discrete(9))
 LAYOUT = wire.Layout(SPEC)

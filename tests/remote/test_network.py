@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
-import workers
 
 from podracer.remote.settings import Remote
+from tests.support import workers
 
 pytest.importorskip("grpc")
 pb = pytest.importorskip("podracer.remote.session_pb2")

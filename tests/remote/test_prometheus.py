@@ -8,11 +8,11 @@ import urllib.error
 import urllib.request
 
 import pytest
-import workers
 
 from podracer.remote import prometheus
 from podracer.remote.histogram import BOUNDS, Histogram
 from podracer.remote.prometheus import Exporter, text
+from tests.support import workers
 
 
 def test_gauges_and_counters():

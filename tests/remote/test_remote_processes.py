@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 
-import hosts
 import numpy as np
 import pytest
-import workers
 
 import podracer
+from tests.support import hosts, workers
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.slow
@@ -29,7 +28,7 @@ SETTINGS = {"num_envs": 8, "eval_episodes": 2, "progress": False, "config": {"hi
 
 
 def podracer_process(*arguments, **kwargs):
-    here = str(pathlib.Path(__file__).parent)
+    here = str(pathlib.Path(workers.__file__).parent)  # of the module `gyms`
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "podracer", *map(str, arguments)]
     return subprocess.Popen(

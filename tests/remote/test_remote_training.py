@@ -6,18 +6,18 @@ import time
 
 import jax
 import numpy as np
-import peers
 import pytest
-import workers
 
 import envs_jax
 import podracer
-from podracer import cli, environments, spaces, training
+from podracer import cli, environments, spaces
 from podracer.cli import train as train_command
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.environments.seeds import first_seed
-from podracer.environments.stepped import SteppedEnvironments
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
+from podracer.training import train as training
+from tests.support import peers, workers
 
 grpc = pytest.importorskip("grpc")
 

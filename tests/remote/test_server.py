@@ -11,14 +11,14 @@ import types
 
 import numpy as np
 import pytest
-import workers
-from peers import COUNTING, FINISHED, RemoteEnvironments, first_rows, hello, learner, packed, peer, played
 
 from podracer import spaces
+from podracer.errors import Closed
 from podracer.remote import session_pb2 as pb
 from podracer.remote.settings import Remote
-from podracer.sebulba.channels import Closed
 from podracer.types import EnvSpec, HostStep
+from tests.support import workers
+from tests.support.peers import COUNTING, FINISHED, RemoteEnvironments, first_rows, hello, learner, packed, peer, played
 
 grpc = pytest.importorskip("grpc")
 server = pytest.importorskip("podracer.remote.server")

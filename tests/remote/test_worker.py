@@ -6,10 +6,10 @@ import threading
 import types
 
 import pytest
-import workers
 
 from podracer import cli
 from podracer.remote import supervisor
+from tests.support import workers
 
 grpc = pytest.importorskip("grpc")
 pb = pytest.importorskip("podracer.remote.session_pb2")

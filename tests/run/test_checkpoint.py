@@ -11,14 +11,15 @@ import sys
 import warnings
 from unittest import mock
 
-import hosts
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podracer.errors import CheckpointError
 from podracer.run import checkpoint
-from podracer.run.checkpoint import CheckpointError, Checkpoints, UnknownStepError
+from podracer.run.checkpoint import Checkpoints, UnknownStepError
+from tests.support import hosts
 
 
 def state(n):

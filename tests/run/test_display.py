@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from podracer.run import heartbeat, metrics, session
+from podracer.run import heartbeat, metrics
+from podracer.training import session
 from podracer.types import Caution
 
 

@@ -7,8 +7,9 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from podracer import files
+from podracer import errors
 from podracer.run import checkpoint, metrics, rundir
+from podracer.system import files
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_checkpoints(tmp_path, asked, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", lost)
-    with pytest.raises(checkpoint.CheckpointError, match=r"could not write checkpoint 2 .*: Input/output error\."):
+    with pytest.raises(errors.CheckpointError, match=r"could not write checkpoint 2 .*: Input/output error\."):
         checkpoints.save(2, {"n": jnp.int32(2)})
     checkpoints.close()
 

@@ -7,9 +7,11 @@ import jax
 import pytest
 
 import podracer
-from podracer import files, training
 from podracer.run import rundir
-from podracer.run.experiment import RunConfig, resolve
+from podracer.run.config import RunConfig
+from podracer.system import files
+from podracer.training import train
+from podracer.training.resolve import resolve
 
 
 def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
@@ -71,7 +73,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch):
         for elsewhere, expected in (("", None), ("/somewhere", "/somewhere/podracer/xla")):
             monkeypatch.setenv("XDG_CACHE_HOME", elsewhere)
             jax.config.update("jax_compilation_cache_dir", None)
-            training._use_compilation_cache()
+            train._use_compilation_cache()
             assert jax.config.jax_compilation_cache_dir == expected
     finally:
         jax.config.update("jax_compilation_cache_dir", cache)

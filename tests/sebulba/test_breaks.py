@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 
-import hosts
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +13,12 @@ import pytest
 
 import podracer
 from podracer import agents, environments, spaces
-from podracer.learning import collectives
-from podracer.run import evaluation
-from podracer.sebulba import acting
-from podracer.sebulba.channels import Closed
+from podracer.errors import Closed
+from podracer.evaluation import evaluation
+from podracer.sebulba import actor_program
+from podracer.topology import collectives
 from podracer.types import EnvSpec, HostStep, TimeStep, Trajectory
+from tests.support import hosts
 
 ROWS = 9
 
@@ -34,9 +34,9 @@ def counted(raw, broken):
     score = np.where(first, 0.0, 1.0)
     rows = np.stack([score, ~last, first, last] + ([score, over] if raw else []))[..., None].astype(np.float32)
     zeros = jnp.zeros(1)
-    games = acting.Games(zeros, zeros, zeros > 0, zeros > 0)
+    games = actor_program.Games(zeros, zeros, zeros > 0, zeros > 0)
     score, over = (rows[4], rows[5]) if raw else (rows[0], rows[3])
-    return acting._count(games, *(jnp.asarray(x) for x in (score, over > 0, rows[2] > 0, rows[3] > 0)), ())[1]
+    return actor_program._count(games, *(jnp.asarray(x) for x in (score, over > 0, rows[2] > 0, rows[3] > 0)), ())[1]
 
 
 @pytest.mark.parametrize("raw", [True, False])

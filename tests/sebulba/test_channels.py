@@ -3,13 +3,14 @@
 import threading
 import time
 
-import hosts
 import jax
 import jax.numpy as jnp
 import pytest
 
-from podracer.sebulba.channels import Channel, Closed, ParamsStore
+from podracer.errors import Closed
+from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.types import ActorParams
+from tests.support import hosts
 
 
 def in_thread(function, *args):

@@ -9,8 +9,6 @@ import pathlib
 import subprocess
 import sys
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +17,10 @@ import pytest
 import podracer
 from podracer import agents, topology
 from podracer.agents import PPOConfig, VTraceConfig
-from podracer.environments.stepped import SteppedEnvironments
-from podracer.sebulba import learning
+from podracer.environments.from_jax import SteppedEnvironments
+from podracer.sebulba import learner_program
 from podracer.sebulba.driver import Sebulba
+from tests.support import counting, harness
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def learnt(agent, devices, made):
         num_envs=None, envs_per_actor=B, num_shards=SHARDS, actor_devices=len(jax.devices()) - devices or None
     )
     assert layout.mesh.size == devices
-    functions = learning.make(agent, layout, made[0])
+    functions = learner_program.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
     experience = functions.experience()
     programs = functions.compile(learner, experience, functions.spread(made[0]))
@@ -102,13 +101,15 @@ def on_eight_devices(directory):
 
 
 def elsewhere(function, directory):
-    tests = pathlib.Path(__file__).parent
     code = (
-        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 8); import test_devices; "
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 8); from tests.sebulba import test_devices; "
         f"test_devices.{function.__name__}(pathlib.Path({str(directory)!r}))"
     )
-    path = os.pathsep.join((str(tests), str(tests.parent)))
-    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    environment = os.environ | {
+        "NPROC": "32",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+    }
     # Compiled as for users: without optimisation, programs that are cut in other ways differ more by rounding.
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)

@@ -4,8 +4,6 @@ import copy
 import functools
 import itertools
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +12,12 @@ import pytest
 import podracer
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
-from podracer.environments.stepped import SteppedEnvironments
-from podracer.learning import collectives
-from podracer.learning.trajectories import by_lane
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
+from podracer.topology import collectives
+from podracer.trajectories import by_lane
+from tests.support import counting, harness
 
 T, B = 5, 8
 COUNTING = counting.CountingEnvironment()

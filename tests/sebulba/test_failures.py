@@ -11,16 +11,16 @@ import types
 from typing import Any
 from unittest import mock
 
-import harness
-import hosts
 import jax
 import numpy as np
 import pytest
 
 import podracer
 from podracer import cli
-from podracer.run import session
-from podracer.sebulba import crew, runner
+from podracer.sebulba import actors as crew
+from podracer.sebulba import runner
+from podracer.training import session
+from tests.support import harness, hosts
 
 CONFIG = {"rollout_length": 5, "hidden_sizes": (4,)}
 SETTINGS = {"num_envs": 4, "eval_episodes": 2, "progress": False, "config": CONFIG}

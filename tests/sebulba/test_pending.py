@@ -4,18 +4,17 @@ import functools
 import random
 import time
 
-import counting
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer import agents, topology
-from podracer.environments.stepped import SteppedEnvironments
+from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.learner import owing
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
+from tests.support import counting, harness
 
 T, B = 10, 4
 DUE = 5  # updates after a rollout

@@ -14,18 +14,19 @@ import threading
 import time
 from unittest import mock
 
-import harness
 import jax
 import numpy as np
 import pytest
 
 import podracer
-from podracer import replay, training
-from podracer.learning import reanalysis
-from podracer.run.session import Session
+from podracer import replay
+from podracer.search import reanalysis
 from podracer.sebulba import runner
 from podracer.sebulba.channels import Channel
-from podracer.sebulba.split_replay import SplitReplay
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.training.session import Session
+from podracer.training.train import train as training
+from tests.support import harness
 
 pytestmark = pytest.mark.slow
 
@@ -268,12 +269,14 @@ def changed_search(change):
 
 
 def test_they_are_as_learners_that_reanalyse(tmp_path):
-    tests = pathlib.Path(__file__).parent
     code = (
-        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 5); import test_reanalysers; "
+        "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 5); from tests.sebulba import test_reanalysers; "
         f"test_reanalysers.on_five_devices(pathlib.Path({str(tmp_path)!r}))"
     )
-    path = os.pathsep.join((str(tests), str(tests.parent)))
-    environment = os.environ | {"NPROC": "32", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    environment = os.environ | {
+        "NPROC": "32",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

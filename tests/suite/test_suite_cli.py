@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
-import fakes
 import pytest
 
 from podracer import cli
 from podracer.cli import suite, train
-from podracer.suite import jobs, runner
+from podracer.suite import jobs, result, runner
+from tests.support import fakes
 
 PPO = "suite atari57 ppo --preset atari"
 
@@ -118,8 +118,8 @@ def fake(monkeypatch):
 
     monkeypatch.setattr(jobs.Suite, "command", command)
     monkeypatch.setattr(
-        jobs.Suite,
-        "result",
+        result,
+        "read",
         lambda whole, job: fakes.FakeSuite.result(whole, job) | {"evaluations": [], "training": []},
     )
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.005)
@@ -212,9 +212,9 @@ def test_pong_is_stopped_goes_on_and_is_reported(tmp_path, capsys):
     assert not list((tmp_path / "o" / "results").iterdir())
     assert "stopped by a signal" in (tmp_path / "o" / "runs" / "Pong-0.log").read_text()
     assert run(command) == 0
-    result = json.loads((tmp_path / "o" / "results" / "Pong-0.json").read_text())
-    assert result["env_steps"] >= 1200
-    assert len(result["evaluations"]) == 2
+    written = json.loads((tmp_path / "o" / "results" / "Pong-0.json").read_text())
+    assert written["env_steps"] >= 1200
+    assert len(written["evaluations"]) == 2
     assert result["hns"] == pytest.approx((result["final"] + 20.7) / (14.6 + 20.7))
     capsys.readouterr()
     assert run(f"suite report {tmp_path}/o --partial") == 0

@@ -2,7 +2,6 @@
 
 import json
 
-import fakes
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +10,7 @@ from podracer import atari
 from podracer.atari import games
 from podracer.suite import collection, jobs, pictures, report, result
 from podracer.suite.jobs import Job, Suite, write_json
+from tests.support import fakes
 
 SETTINGS = {"agent": "dqn", "preset": "fast_dqn", "protocol": "fast_dqn", "table": "nature"}
 SUMMARY = {
@@ -65,7 +65,7 @@ def read(tmp_path, protocol, rows=ROWS, game="Pong", **summary):
     (tmp_path / "runs").mkdir(parents=True)
     suite.note_start(suite.jobs[0])
     run_directory(suite, suite.jobs[0], rows, 500_100, **summary)
-    return suite.result(suite.jobs[0])
+    return result.read(suite, suite.jobs[0])
 
 
 def test_a_result_has_what_its_run_did(tmp_path):
@@ -99,7 +99,7 @@ def test_the_score_is_what_the_protocol_reports(tmp_path, protocol, score):
 def test_points_of_training_at_which_the_figure_is_reported(tmp_path):
     suite = Suite(tmp_path, SETTINGS | {"protocol": "machado", "table": "atari57"}, ["Pong"], [0], ["dqn"])
     run_directory(suite, suite.jobs[0], [training(2_000_000, 1.0, 200.0), training(4_000_000, 3.0, 50.0)], 4_000_000)
-    assert suite.result(suite.jobs[0])["training_last_100"] == [
+    assert result.read(suite, suite.jobs[0])["training_last_100"] == [
         {"frames": 10_000_000, "mean": 1.0, "episodes": 100},
         {"frames": 16_000_000, "mean": 2.0, "episodes": 100},
     ]
@@ -116,7 +116,7 @@ def test_runs_without_a_result(tmp_path):
         read(tmp_path / "b", "machado", rows=[evaluation(1, 1.0)])
     suite = Suite(tmp_path / "c", SETTINGS, ["Pong"], [0], ["dqn"])
     with pytest.raises(ValueError, match="not complete"):
-        suite.result(suite.jobs[0])
+        result.read(suite, suite.jobs[0])
 
 
 def test_the_commit_of_a_result_is_the_one_that_its_run_began_with(tmp_path, monkeypatch):

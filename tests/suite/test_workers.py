@@ -8,11 +8,11 @@ import subprocess
 import threading
 import time
 
-import fakes
 import pytest
 
-from podracer.run.stopping import StopSignal
 from podracer.suite import claims, jobs, progress, runner
+from podracer.system.stopping import StopSignal
+from tests.support import fakes
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,14 @@ def _quickly(monkeypatch):
 def run(suite, workers=2, share=None):
     suite.register()
     with StopSignal() as stop:
-        return runner.Runner(suite, share or suite.jobs, workers, stop, progress.Display(suite, 0, "")).run()
+        return runner.Runner(
+            suite,
+            share or suite.jobs,
+            workers,
+            stop,
+            progress.Display(suite, 0, ""),
+            lambda suite, job: suite.result(job),
+        ).run()
 
 
 def wait_until(condition, seconds=60):

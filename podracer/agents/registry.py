@@ -1,0 +1,64 @@
+"""Agents by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from podracer import agents, configs
+from podracer.nets import Network
+from podracer.search.search import Planner
+from podracer.types import Agent, Environment, HostEnvironments
+
+AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+    "alphazero": (agents.AlphaZeroConfig, agents.alphazero.make),
+    "dqn": (agents.DQNConfig, agents.dqn.make),
+    "efficientzero": (agents.EfficientZeroConfig, agents.efficientzero.make),
+    "muzero": (agents.MuZeroConfig, agents.muzero.make),
+    "ppo": (agents.PPOConfig, agents.ppo.make),
+    "pqn": (agents.PQNConfig, agents.pqn.make),
+    "r2d2": (agents.R2D2Config, agents.r2d2.make),
+    "vtrace": (agents.VTraceConfig, agents.vtrace.make),
+}
+"""Agents that have a name: their config and what makes them."""
+
+PLANNERS: dict[str, Callable[..., Planner]] = {
+    "alphazero": agents.alphazero.planner,
+    "efficientzero": agents.efficientzero.planner,
+    "muzero": agents.muzero.planner,
+}
+"""How those search that do."""
+
+
+def make_agent(
+    agent: str, environment: Environment | HostEnvironments, config: Any = None, network: Network | None = None
+) -> Agent:
+    """An agent by name for an environment; `config` is its config dataclass or a mapping of fields.
+
+    Raises:
+      ValueError: for an unknown name (with the nearest ones), or settings that do not fit.
+    """
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    cls, make = AGENTS[agent]
+    if config is None or isinstance(config, Mapping):
+        config = configs.from_json(cls, config or {})
+    if not isinstance(config, cls):
+        raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
+    return make(_rules(agent, environment), config, network)
+
+
+def make_planner(agent: Agent, environment: Environment | HostEnvironments, network: Any = None) -> Planner:
+    """How an agent that was made by name searches.
+
+    Raises:
+      ValueError: where it does not.
+    """
+    if agent.name not in PLANNERS:
+        raise ValueError(f"{agent.name} does not search; {', '.join([*PLANNERS][:-1])} and {[*PLANNERS][-1]} do.")
+    return PLANNERS[agent.name](_rules(agent.name, environment), agent.config, network)
+
+
+def _rules(agent: str, environment: Environment | HostEnvironments) -> Any:
+    """What an agent has to know of an environment: AlphaZero's model is the environment itself."""
+    return environment if agent == "alphazero" else environment.spec

@@ -1,0 +1,114 @@
+"""Errors that users and other rooms catch, and what to say of one that JAX raised in a user's own code.
+
+An error that only its own module and its callers know, such as `podracer.nets.NetworkError`, is defined there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from podracer.system import own_code
+
+
+class ActorError(RuntimeError):
+    """An actor or an evaluation failed; the cause is chained."""
+
+
+def failed(who: str, environment: str, error: BaseException) -> ActorError:
+    """An error to raise for that of who plays an environment, with the user's own line in it; the cause is chained."""
+    return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or none could be read; the message says where and what to do."""
+
+
+class Closed(Exception):  # noqa: N818 - not an error: how a thread learns that the run is over
+    """The run is over; whoever waits goes home."""
+
+
+class DisagreementError(ValueError):
+    """The processes of a pod were not asked for the same."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM stopped a run in good order: with its checkpoint, if it has a run directory.
+
+    A KeyboardInterrupt, so that a loop over runs ends with it, and `except Exception` does not take it.
+
+    Attributes:
+      result: what was learnt until then, a `podracer.Result`; its `summary` says how far it came.
+      signal: its name, such as "SIGINT".
+    """
+
+    def __init__(self, result: Any, signal: str, then: str):
+        super().__init__(f"stopped by {signal} at {result.summary['env_steps']:,} steps; {then}")
+        self.result, self.signal = result, signal
+
+
+LOST = 3
+"""Exit code of a process that ends because of another one."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """A device has too little memory for a run."""
+
+
+class PeerError(RuntimeError):
+    """Another process of the pod is gone, does not answer or has failed; the message names it.
+
+    Attributes:
+      said: whether it has been printed, as must be done before JAX ends this process.
+    """
+
+    def __init__(self, message: str, said: bool = False):
+        super().__init__(message)
+        self.said = said
+
+
+class RemoteError(RuntimeError):
+    """The run cannot go on without workers that are not there."""
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss, a gradient or another metric stopped being a finite number."""
+
+    @classmethod
+    def of(
+        cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int, culprit: str = ""
+    ) -> TrainingDivergedError:
+        """The error for metrics that are not finite; `culprit` says what of the environment was not before them."""
+        broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
+        what = f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates)"
+        if culprit:
+            return cls(f"{culprit}, and so {what}; mend the environment, for no setting helps against that.")
+        return cls(
+            f"{what}; lower the learning rate or max_grad_norm, or check the environment's rewards and observations."
+        )
+
+
+PURE = "networks are pure functions, so use LayerNorm or GroupNorm instead of BatchNorm"
+
+REMEDIES = {
+    "TracerBoolConversionError": "use jnp.where or jax.lax.cond instead of if, while, and, or",
+    "TracerArrayConversionError": "use jax.numpy instead of numpy",
+    "TracerIntegerConversionError": (
+        "index an array (jnp.asarray) instead of a list, and loop with jax.lax.fori_loop instead of range"
+    ),
+    "NonConcreteBooleanIndexError": "use jnp.where instead of indexing with a mask",
+    "ConcretizationTypeError": "use .astype(...) instead of int() or float(), and shapes that depend on no array",
+    "immutable|batch_stats|BatchNorm": PURE,
+    "called with an RNG": "use hk.without_apply_rng(net).apply",
+}
+"""What to do about an error whose type or text matches, the special before the general."""
+
+
+def explain(error: BaseException) -> str:
+    """`ErrorType: reason, in FUNCTION, FILE, line N, `source`: what to do`, without a full stop."""
+    reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+    said = f"{type(error).__name__}: {reason}"
+    remedy = next((f": {text}" for pattern, text in REMEDIES.items() if re.search(pattern, said)), "")
+    return f"{said}{own_code.line(error)}{remedy}"

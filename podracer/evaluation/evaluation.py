@@ -1,0 +1,390 @@
+"""Evaluation of a policy: whole episodes, every one counted.
+
+Every lane plays exactly one episode: taking whatever ends first would favour short ones. Pure-JAX environments are
+evaluated in one compiled program, host environments step by step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podracer.environments import autoreset
+from podracer.environments.seeds import first_seed
+from podracer.evaluation import matches, players
+from podracer.evaluation.failures import playing
+from podracer.evaluation.watched import UnansweredError, Watch, watched
+from podracer.run.driver import run_keys
+from podracer.system import console
+from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
+
+DEFAULT_MAX_STEPS = 10_000
+"""Rows after which an episode is cut where the environment does not bound its episodes."""
+
+LEAST_MAX_STEPS = 1_000
+"""The fewest of them in the evaluations of a run, however short it is."""
+
+
+def step_limit(spec: EnvSpec, episodes: int, every: int) -> int:
+    """Rows after which the episodes of a run's evaluations are cut.
+
+    Where the environment does not bound them, evaluations take no more steps than training.
+
+    Args:
+      spec: of the environment.
+      episodes: of an evaluation.
+      every: steps between evaluations.
+    """
+    return spec.max_episode_steps or min(DEFAULT_MAX_STEPS, max(LEAST_MAX_STEPS, every // episodes))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Returns of independent episodes.
+
+    Attributes:
+      returns: float32 [episodes]; undiscounted raw returns.
+      lengths: float32 [episodes]; transitions.
+      unfinished: episodes that were cut at the step limit; their return so far is counted.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    unfinished: int
+
+    @property
+    def episodes(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation over episodes (0 for one episode)."""
+        return float(np.std(self.returns, ddof=1)) if self.episodes > 1 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """A 95% interval for the mean (normal approximation over episodes)."""
+        return _interval(self.mean, self.std, self.episodes)
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        text = (
+            f"return {self.mean:.3f} ± {self.std:.3f} (95% interval {low:.3f} to {high:.3f}, {self.episodes} episodes)"
+        )
+        return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
+
+
+def of(told: Mapping[str, Any]) -> Evaluation:
+    """An evaluation from what `configs.to_json` made of its fields."""
+    arrays = {name: np.asarray(told[name], np.float32) for name in ("returns", "lengths")}
+    return Evaluation(**arrays, unfinished=told["unfinished"])
+
+
+def cut(evaluations: Sequence[Evaluation]) -> str:
+    """`, 3 of 4 episodes cut at 1,000 steps`, or "" where all have ended."""
+    unfinished, played = (sum(getattr(e, name) for e in evaluations) for name in ("unfinished", "episodes"))
+    longest = int(max(e.lengths.max() for e in evaluations))
+    return f", {unfinished} of {played} episodes cut at {longest:,} steps" if unfinished else ""
+
+
+def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
+    half = 1.96 * std / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """A run's evaluation for its summary.
+
+    Of several members mean, deviation and interval are those of the members' means, not of the luckiest one's episodes:
+    what a sweep or several seeds show is how they vary.
+    """
+    first = evaluations[0]
+    if len(evaluations) == 1:
+        mean, std, interval, spread = first.mean, first.std, first.interval, {}
+    else:
+        means = np.array([evaluation.mean for evaluation in evaluations])
+        mean, std = float(means.mean()), float(means.std(ddof=1))
+        interval = _interval(mean, std, len(means))
+        spread = {"eval_return_range": [float(means.min()), float(means.max())]}
+    return {
+        "eval_return_mean": mean,
+        "eval_return_std": std,
+        "eval_return_interval": list(interval),
+        "eval_episodes": first.episodes,
+        "eval_unfinished": sum(evaluation.unfinished for evaluation in evaluations),
+        "eval_longest_episode": int(max(evaluation.lengths.max() for evaluation in evaluations)),
+    } | spread
+
+
+class Evaluator:
+    """Plays whole episodes with an agent's greedy policy; of games for two, against random moves (`games`).
+
+    Args:
+      agent: the agent.
+      environment: pure JAX, or host environments.
+      episodes: how many to play at once.
+      timeout: seconds that host environments may take to answer.
+      restarts: how often an evaluation in which they do not is begun again.
+      should_stop: polled.
+      max_steps: rows after which an episode is cut; the environment's own, or `DEFAULT_MAX_STEPS`, if None.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        environment: Environment | HostEnvironments,
+        episodes: int,
+        timeout: float = 60.0,
+        restarts: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+        max_steps: int | None = None,
+    ):
+        self._environment, self._timeout, self._restarts = environment, timeout, restarts
+        self._should_stop = should_stop
+        if isinstance(environment, HostEnvironments):
+            self._play = on_host(agent, environment, episodes, max_steps)
+        else:
+            play = games if environment.spec.num_players == 2 else functools.partial(make, max_steps=max_steps)
+            self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
+
+    def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
+        """Evaluates every member of a population.
+
+        Args:
+          params: leading dim [P].
+          seeds: int [P]; of the runs.
+
+        Raises:
+          Closed: where it should stop.
+          ActorError: where host environments do not answer.
+        """
+        while True:
+            try:
+                play = functools.partial(self._evaluate, params, seeds)
+                return watched(play, self._environment.spec.name, self._should_stop, self._timeout)
+            except UnansweredError as error:
+                if not self._restarts:
+                    raise
+                self._restarts -= 1
+                console.say(f"{error} Evaluating again ({self._restarts} restart(s) left).")
+
+    def _evaluate(self, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
+        if isinstance(self._environment, HostEnvironments):
+            members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
+            return [self._play(member, int(seed), watch) for member, seed in zip(members, seeds)]
+        keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
+        returns, lengths, finished = self._compiled(params, keys)
+        return [summarize(*member) for member in zip(returns, lengths, finished)]
+
+
+def make(
+    agent: Agent, environment: Environment, episodes: int, max_steps: int | None = None
+) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """A jitted `(actor_params, key) -> (returns, lengths, finished)`, each [episodes], in a pure-JAX environment."""
+    limit = max_steps or environment.spec.max_episode_steps or DEFAULT_MAX_STEPS
+
+    def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        reset_key, key = jax.random.split(key)
+        lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, episodes))
+        memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
+
+        def body(carry: Any) -> Any:
+            lanes, memory, done, returns, lengths, key, t = carry
+            key, act_key, env_key = jax.random.split(key, 3)
+            action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
+            keys = jax.random.split(env_key, episodes)
+            # A lane plays one episode only, so what would open the next does not matter.
+            lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
+            returns = jnp.where(done, returns, lanes.episode_return)
+            lengths = jnp.where(done, lengths, lanes.episode_length)
+            return lanes, memory, done | lanes.timestep.last, returns, lengths, key, t + 1
+
+        zeros = jnp.zeros(episodes)
+        start = (lanes, memory, jnp.zeros(episodes, bool), zeros, zeros, key, jnp.int32(0))
+        end = lax.while_loop(lambda carry: ~jnp.all(carry[2]) & (carry[6] < limit), body, start)
+        return end[3], end[4], end[2]
+
+    return jax.jit(evaluate)
+
+
+def games(
+    agent: Agent, environment: Environment, episodes: int
+) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """As `make`, in a game for two: returns are 1, 0 or -1 against random moves, from either seat in half of the games.
+
+    A return of self-play is nobody's.
+    """
+    lanes = -(-episodes // 2)
+    opponent = players.player(environment, "random")
+
+    def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        opening_key, first_key, second_key = jax.random.split(key, 3)
+        player = players.of(agent, params, agent.name)
+        opened = matches.opened(environment, lanes, 0, opening_key)
+        won, plies = matches.outcome(environment, player, opponent, *opened, first_key)
+        lost, more = matches.outcome(environment, opponent, player, *opened, second_key)
+        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, more])
+        return returns[:episodes], lengths[:episodes], jnp.ones(episodes, bool)
+
+    return evaluate
+
+
+def on_host(
+    agent: Agent,
+    environments: HostEnvironments,
+    episodes: int,
+    max_steps: int | None = None,
+) -> Callable[..., Evaluation]:
+    """`(actor_params, seed, watch=None) -> Evaluation` in host environments; `watch` hears of waits for them."""
+    limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
+    act = _greedy(agent)
+
+    @playing(environments.spec.name)
+    def play(params: ActorParams, seed: int, watch: Watch | None = None) -> Evaluation:
+        watch = watch or Watch()
+        with watch.waiting():
+            environment = environments.make(episodes, first_seed(seed, "evaluation"), evaluation=True)
+        watch.wake = getattr(environment, "wake", None)
+        memory = agent.start(jnp.arange(episodes, dtype=jnp.int32), episodes)
+        key = run_keys(seed)[2]
+        returns, lengths = np.zeros(episodes, np.float32), np.zeros(episodes, np.float32)
+        playing, sign = np.ones(episodes, bool), np.ones(episodes, np.float32)
+        try:
+            with watch.waiting():
+                lanes, step = environment.recv()
+            while playing.any() and lengths.max() < limit:
+                last = step.timestep.last
+                watch.check()
+                action, memory, key = act(params, memory, step.timestep, key)
+                with watch.waiting():
+                    environment.send(lanes, jax.tree.map(np.asarray, action))
+                    lanes, step = environment.recv()
+                if (broken := playing & step.timestep.first & ~last).any():  # an episode that begins again
+                    returns[broken], lengths[broken], sign[broken] = 0.0, 0.0, 1.0
+                returns += np.where(playing, sign * step.raw_reward, 0)
+                if environments.spec.num_players == 2:
+                    sign *= step.timestep.discount
+                lengths += playing & ~step.timestep.first
+                playing &= ~step.game_over
+        finally:
+            with watch.waiting():
+                environment.close()
+        return Evaluation(returns, lengths, int(playing.sum()))
+
+    return play
+
+
+def _greedy(agent: Agent) -> Callable[..., Any]:
+    @jax.jit
+    def act(params: ActorParams, memory: ArrayTree, timestep: Any, key: jax.Array) -> Any:
+        key, act_key = jax.random.split(key)
+        action, _, memory = agent.act(params, memory, jax.tree.map(jnp.asarray, timestep), act_key, True)
+        return action, memory, key
+
+    return act
+
+
+def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Evaluation:
+    """Device results of one `make` call as an `Evaluation`."""
+    returns, lengths, finished = jax.device_get((returns, lengths, finished))
+    return Evaluation(np.asarray(returns), np.asarray(lengths), int(np.sum(~finished)))
+
+
+def check_rendering(environment: Environment | HostEnvironments) -> None:
+    """Renders one frame, before there is work that an animation could end.
+
+    Raises:
+      ValueError: where the environment cannot be rendered, or not on this machine.
+    """
+    if not isinstance(environment, HostEnvironments):
+        _renderer(environment)  # its `render` was traced with the rest of it
+        return
+    running = _rendered(environment, 0)
+    try:
+        running.recv()
+        running.frame()
+    finally:
+        running.close()
+
+
+def _renderer(environment: Environment) -> Callable[[Any], jax.Array]:
+    render = getattr(environment, "render", None)
+    if render is None:
+        raise ValueError(f"{environment.spec.name} has no render(state); add one to make an animation of it.")
+    return render
+
+
+def _rendered(environments: HostEnvironments, seed: int) -> Any:
+    make = getattr(environments, "render", None)
+    environment = make(first_seed(seed, "evaluation")) if make else None
+    if environment is None:
+        raise ValueError(f"{environments.spec.name} cannot be rendered, so there is no animation of it.")
+    return environment
+
+
+def frames(
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    params: ActorParams,
+    seed: int,
+    max_frames: int = 1000,
+) -> np.ndarray:
+    """One greedy episode as rendered frames, uint8 [n, H, W, 3].
+
+    Raises:
+      ValueError: as `check_rendering` does.
+    """
+    if isinstance(environment, HostEnvironments):
+        return _host_frames(agent, environment, params, seed, max_frames)
+    key, render = run_keys(seed)[2], _renderer(environment)
+
+    @jax.jit
+    def step(lanes: autoreset.Lane, memory: ArrayTree, key: jax.Array) -> Any:
+        key, act_key, env_key = jax.random.split(key, 3)
+        action, _, memory = agent.act(params, memory, lanes.timestep, act_key, True)
+        keys = jax.random.split(env_key, 1)
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, keys, lanes.env)
+        return lanes, memory, key, render(jax.tree.map(lambda x: x[0], lanes.env)), lanes.timestep.last[0]
+
+    reset_key, key = jax.random.split(key)
+    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, 1))
+    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
+    images = [np.asarray(render(jax.tree.map(lambda x: x[0], lanes.env)))]
+    for _ in range(max_frames - 1):
+        lanes, memory, key, image, last = step(lanes, memory, key)
+        images.append(np.asarray(image))
+        if last:
+            break
+    return np.stack(images)
+
+
+def _host_frames(
+    agent: Agent, environments: HostEnvironments, params: ActorParams, seed: int, max_frames: int
+) -> np.ndarray:
+    environment = _rendered(environments, seed)
+    act, key = _greedy(agent), run_keys(seed)[2]
+    memory = agent.start(jnp.zeros(1, jnp.int32), 1)
+    try:
+        lanes, step = environment.recv()
+        images = [environment.frame()]
+        with playing(environments.spec.name):
+            while len(images) < max_frames and not step.game_over[0]:
+                action, memory, key = act(params, memory, step.timestep, key)
+                environment.send(lanes, jax.tree.map(np.asarray, action))
+                lanes, step = environment.recv()
+                images.append(environment.frame())
+    finally:
+        environment.close()
+    return np.stack(images)

@@ -1,0 +1,373 @@
+"""How each process of a pod learns within seconds that another one is gone, stuck or has failed.
+
+Each has a connection to process 0, over which it says every second what it does. Where one falls silent, raises an
+error or stays behind the others for too long, process 0 tells all why the run ends. JAX by itself says nothing for
+minutes where a Python exception ends one process: the others wait for it in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import math
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from podracer.errors import LOST
+from podracer.pod import rendezvous
+from podracer.system import console
+
+BEAT = 1.0
+"""Seconds between signs of life."""
+
+GRACE = 3.0
+"""Seconds that the main thread is given to end by itself, which it cannot where it waits in a collective."""
+
+AT_ONCE = 1.0
+"""Seconds that it is given after a second Ctrl-C."""
+
+LONGEST = 8192
+"""Bytes of a line; who sends more is no process of ours."""
+
+WORKING, WAITING = "training", "waiting for the others"
+"""What a process does that stays behind others only where it is stuck; other work takes as long as it takes."""
+
+
+class Lifeline:
+    """This process's end of it; a context.
+
+    Args:
+      index: of this process.
+      names: of all processes, as messages have them.
+      address: what process 0 said in `offer`.
+      silence: seconds without a sign of life after which a process is given up.
+      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 says whom it
+        waits for.
+      server: of process 0, what `offer` returned beside the address.
+
+    Attributes:
+      stopping: whether another process has asked all to stop.
+      ended: why the run ends, once a process has ended it.
+      said: whether that has been printed.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        names: Sequence[str],
+        address: dict[str, Any],
+        *,
+        silence: float,
+        stall: float,
+        server: socket.socket | None = None,
+    ):
+        self.ended: str | None = None
+        self.said = self.stopping = self._asked = False
+        self._index, self._names, self._token = index, names, address["token"]
+        self._silence, self._stall = silence, stall
+        self._status = _Status()
+        self._behind: dict[tuple[int, int], float] = {}
+        self._named = 0
+        self._left, self._news, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self._leaving, self._deadline = False, math.inf
+        self._interrupts, self._interrupted = 0, math.inf
+        self._selector = selectors.DefaultSelector()
+        self._members: dict[int, _Member] = {}
+        self._missing = set(range(1, len(names)))
+        self._server, self._begun = server, time.monotonic()
+        self._zero: _Member | None = None
+        if server is not None:
+            server.setblocking(False)
+            self._selector.register(server, selectors.EVENT_READ)
+        else:
+            self._zero = _Member(socket.create_connection((address["host"], address["port"]), timeout=silence), 0)
+            self._zero.send({"token": self._token, "index": index})
+            self._selector.register(self._zero.socket, selectors.EVENT_READ, self._zero)
+        self._signals, self._wakeup = socket.socketpair()
+        self._signals.setblocking(False)
+        self._wakeup.setblocking(False)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._watch, name="podracer-lifeline", daemon=True)
+
+    def __enter__(self) -> Lifeline:
+        # A main thread that waits in a collective runs no handler of Python's: what comes is heard here.
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        self._thread.start()
+        return self
+
+    def doing(self, what: str, round: int) -> None:
+        """Notes what this process does now, and the newest round of training that it is in or was in.
+
+        A round begins where a process waits for all others, so that who is stuck before it is behind those who wait.
+        """
+        self._status = self._status.then(what, round)
+
+    def stop(self) -> None:
+        """Asks all other processes to stop, so that none waits for its environments before it votes to."""
+        if self._asked:
+            return
+        self._asked = True
+        with self._lock:
+            for member in self._others():
+                member.send({"stop": True})
+
+    def end(self, reason: str) -> None:
+        """Ends the run in all other processes."""
+        reason = reason[: LONGEST // 4]  # in JSON, too, less than a line may have
+        with self._lock:
+            self.ended = self.ended or reason
+            for member in self._others():
+                member.send({"end": reason})
+
+    def wait(self, seconds: float) -> str | None:
+        """Why another process has ended the run, if that becomes known in time."""
+        self._news.wait(seconds)
+        return self.ended
+
+    def __exit__(self, *exception: Any) -> None:
+        """Leaves. Process 0 goes last where the run ends with an error: JAX's board is gone with it."""
+        self._leaving = True
+        with self._lock:
+            if not self.ended:
+                for member in self._others():
+                    member.send({"left": True})
+        until = time.monotonic() + 2 * GRACE
+        while self.ended and self._server is not None and time.monotonic() < until and self._others():
+            time.sleep(0.05)
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before)
+            self._before = None
+        self._left.set()
+        self._thread.join()
+        for member in self._others():
+            member.close()
+        if self._server is not None:
+            self._server.close()
+        self._selector.close()
+        self._signals.close()
+        self._wakeup.close()
+
+    def _others(self) -> list[_Member]:
+        return list(self._members.values()) if self._zero is None else [self._zero]
+
+    def _watch(self) -> None:
+        beat = 0.0
+        while not self._left.is_set():
+            asked = time.monotonic()
+            for key, _ in self._selector.select(timeout=0.1):
+                if key.fileobj is self._server:
+                    self._accept()
+                elif key.fileobj is self._signals:
+                    self._heed(self._signals.recv(64))
+                else:
+                    self._read(key.data)
+            self._dismiss(asked - rendezvous.SLOW)
+            if time.monotonic() - beat >= BEAT:
+                beat = time.monotonic()
+                self._beat(beat)
+            if time.monotonic() > self._deadline and not self._leaving:
+                self._say()
+                os._exit(LOST)  # the main thread waits for what will not come
+            if time.monotonic() > self._interrupted and not self._leaving:
+                self.end(f"{self._names[self._index]} was interrupted")
+                console.say("podracer: error: interrupted; the newest checkpoint is intact.", at_once=True)
+                os._exit(130)
+
+    def _heed(self, signals: bytes) -> None:
+        """Signals to this process: at the second Ctrl-C its main thread ends by itself, where it can."""
+        if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
+            self.stop()
+        self._interrupts += signals.count(signal.SIGINT)
+        if self._interrupts > 1 and self._interrupted == math.inf:
+            self._interrupted = time.monotonic() + AT_ONCE
+
+    def _beat(self, now: float) -> None:
+        own = self._status
+        with self._lock:
+            for member in self._others():
+                member.send({"doing": own.doing, "round": own.round})
+        if self.ended:
+            return
+        if self._zero is not None:
+            if not self._zero.left and now - self._zero.heard > self._silence:
+                self._hear(f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s")
+            return
+        heard = dict.fromkeys(self._missing, self._begun)
+        heard |= {i: member.heard for i, member in self._members.items() if not member.left}
+        for index, when in heard.items():
+            if now - when > self._silence:
+                return self._lose(index, f"has been silent for {self._silence:.0f} s")
+        members = {i: member for i, member in self._members.items() if not member.left}
+        states = {0: own} | {i: member.status for i, member in members.items()}
+        ahead = max(status.round for status in states.values())
+        late = {i: status for i, status in states.items() if status.round < ahead}
+        # Since when others have been ahead: a round may take all of them as long as it takes.
+        behind = {(i, status.round): now for i, status in late.items() if status.doing in (WORKING, WAITING)}
+        self._behind = {key: self._behind.get(key, since) for key, since in behind.items()}
+        for (index, round), since in self._behind.items():
+            # Who has missed a beat is on the way to be silent, which says more than stuck.
+            silent = index in members and now - members[index].heard >= 2 * BEAT
+            if now - since > self._stall and not silent:
+                return self._lose(
+                    index, f"has been stuck in round {round} for {self._stall:.0f} s ({states[index].doing})"
+                )
+        if own.doing == WAITING and own.round > self._named and now - own.since > max(self._stall / 6, 2 * BEAT):
+            self._named = own.round
+            for index, status in late.items():
+                console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
+
+    def _lose(self, index: int, how: str) -> None:
+        """Process 0's verdict on one."""
+        reason = f"lost {self._names[index]}, which {how}"
+        self.end(reason)
+        self._hear(reason)
+        self._say()
+
+    def _hear(self, reason: str) -> None:
+        """What another process, or process 0's watch, has ended the run with."""
+        self.ended = self.ended or reason
+        self._deadline = time.monotonic() + (GRACE if self._zero else GRACE + 1)
+        self._news.set()
+
+    def _say(self) -> None:
+        if not self.said:
+            self.said = True
+            console.say(f"podracer: error: {self.ended}", at_once=True)
+
+    def _accept(self) -> None:
+        assert self._server is not None
+        try:
+            connection, _ = self._server.accept()
+        except OSError:
+            return
+        strangers = len(self._selector.get_map()) - 2 - len(self._members)
+        if strangers >= 2 * len(self._names):
+            connection.close()
+            return
+        self._selector.register(connection, selectors.EVENT_READ, _Member(connection, None))
+
+    def _dismiss(self, since: float) -> None:
+        """Makes room of strangers who came before and have not said who they are."""
+        for key in list(self._selector.get_map().values()):
+            member = key.data
+            if member is not None and member.index is None and member.came < since:
+                self._selector.unregister(member.socket)
+                member.close()
+
+    def _read(self, member: _Member) -> None:
+        try:
+            lines, open_ = member.receive()
+            for line in lines:
+                if member.index is None:
+                    open_ = self._introduced(member, line) and open_
+                else:
+                    self._take(member, line)
+        except Exception:  # a stranger may say anything, and this thread must not end
+            open_ = False
+        if open_:
+            return
+        self._selector.unregister(member.socket)
+        member.close()
+        if member.index is None:
+            return
+        expected = member.left or self.ended
+        if self._zero is None:
+            del self._members[member.index]
+        if not expected and self._zero is None:
+            self._lose(member.index, "is gone")
+        elif not expected:
+            self._hear(f"lost {self._names[0]}, the coordinator, which is gone")
+            self._say()  # JAX aborts before the main thread gets a word in
+
+    def _introduced(self, member: _Member, line: dict[str, Any]) -> bool:
+        """Whether a stranger is one of us."""
+        index = line.get("index")
+        known = hmac.compare_digest(str(line.get("token")), self._token)
+        if not known or index not in self._missing:
+            return False
+        member.index = index
+        self._missing.remove(index)
+        with self._lock:
+            self._members[index] = member
+            if self.ended:
+                member.send({"end": self.ended})
+        return True
+
+    def _take(self, member: _Member, line: dict[str, Any]) -> None:
+        if "end" in line and not self.ended:
+            if self._zero is None:
+                for other in self._others():
+                    if other is not member:
+                        other.send(line)
+            self._hear(str(line["end"]))
+        if "stop" in line and not self.stopping:
+            self.stopping = True
+            if self._zero is None:
+                for other in self._others():
+                    if other is not member:
+                        other.send(line)
+        member.left |= "left" in line
+        if "doing" in line:
+            member.status = member.status.then(str(line["doing"]), int(line["round"]))
+
+
+class _Status(NamedTuple):
+    """What a process does, in which round of training, and since when it has been at that."""
+
+    doing: str = "starting"
+    round: int = 0
+    since: float = 0.0
+
+    def then(self, doing: str, round: int) -> _Status:
+        return self if (doing, round) == (self.doing, self.round) else _Status(doing, round, time.monotonic())
+
+
+class _Member:
+    """A connection: of process 0 to another process (or a stranger, of index None), or of that one to process 0."""
+
+    def __init__(self, connection: socket.socket, index: int | None):
+        self.socket, self.index = connection, index
+        connection.settimeout(2.0)
+        self.left, self.status = False, _Status()
+        self.came = self.heard = time.monotonic()
+        self._rest = b""
+
+    def send(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # its end is read as such
+            self.socket.sendall(json.dumps(line).encode() + b"\n")
+
+    def receive(self) -> tuple[list[dict[str, Any]], bool]:
+        """The lines that came, and whether there may be more.
+
+        Raises:
+          ValueError: for what is not a line of ours.
+        """
+        data = self.socket.recv(LONGEST)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) >= LONGEST or (self.index is None and len(self._rest) > 256):
+            raise ValueError("too long")
+        self.heard = time.monotonic()
+        lines = [json.loads(line) for line in whole]
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError("not an object")
+        return lines, bool(data)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def offer(host: str) -> tuple[socket.socket, dict[str, Any]]:
+    """Process 0's listening socket, and what the others need to reach it at `host`: host, port and a token."""
+    local = host in ("localhost", "127.0.0.1")
+    server = socket.create_server(("127.0.0.1", 0)) if local else rendezvous.listen(0)
+    return server, {"host": host, "port": server.getsockname()[1], "token": secrets.token_hex(16)}

@@ -1,0 +1,145 @@
+"""Who has come: asked at the coordinator's port before JAX listens there, for JAX waits without saying for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+from podracer.pod.settings import NoClusterError
+from podracer.system.callers import Callers
+
+POLL = 0.2
+"""Seconds between attempts to reach process 0."""
+
+SLOW = 2.0
+"""Seconds that a stranger is given to say who it is."""
+
+STRANGERS = 256
+"""Connections at a time that have not said who they are."""
+
+LONGEST = 2**16
+"""Bytes of the line that process 0 says."""
+
+ALL, MISSING = "all", "missing "
+
+
+def hold(coordinator: str, count: int, seconds: float) -> None:
+    """Waits, in process 0, until all others have come, and tells them so.
+
+    Args:
+      coordinator: host:port of process 0.
+      count: of all processes.
+      seconds: how long.
+
+    Raises:
+      NoClusterError: where the port is taken, or some do not come; those who did raise the same.
+    """
+    until, there = time.monotonic() + seconds, dict[int, socket.socket]()
+    try:
+        with (
+            _listening(coordinator) as server,
+            Callers(server, ending=b"\n", longest=64, seconds=SLOW, most=STRANGERS) as callers,
+        ):
+            while len(there) < count - 1 and (left := until - time.monotonic()) > 0:
+                for connection, said in callers.heard(left):
+                    spare: socket.socket | None = connection  # a stranger's, or of a process that has begun again
+                    if (index := _introduced(said)) is not None and 0 < index < count:
+                        spare, there[index] = there.get(index), connection
+                    if spare is not None:
+                        spare.close()
+        # The port is free again before anybody is told to look for JAX there.
+        missing = [i for i in range(1, count) if i not in there]
+        say = MISSING + ", ".join(map(str, missing)) if missing else ALL
+        for connection in there.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(say.encode() + b"\n")
+    finally:
+        for connection in there.values():
+            connection.close()
+    if missing:
+        raise apart(coordinator, seconds, not_there(missing))
+
+
+def attend(coordinator: str, index: int, seconds: float) -> None:
+    """Tells process 0 who has come, and waits until all have.
+
+    Raises:
+      NoClusterError: where process 0 does not answer, or others do not come.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        why = "what listens there is something else"
+        try:
+            left = max(until - time.monotonic(), POLL)
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
+                connection.sendall(f"podracer {index}\n".encode())
+                # Process 0, which may have started later, speaks when its own time is over.
+                said = _line(connection, until + 2 * SLOW)
+        except (OSError, ValueError) as error:
+            said, why = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if said == ALL:
+            return
+        if said.startswith(MISSING):
+            raise apart(coordinator, seconds, not_there(said.removeprefix(MISSING).split(", ")))
+        if time.monotonic() > until:
+            raise apart(coordinator, seconds, f"process 0 does not answer there: {why}")
+        time.sleep(POLL)
+
+
+def apart(where: str, seconds: float, why: str) -> NoClusterError:
+    """The error for processes that do not find each other."""
+    proxies = [key for key in os.environ if key.lower() in ("http_proxy", "https_proxy", "all_proxy")]
+    hint = f"; {', '.join(proxies)} set, which can keep processes apart" if proxies else ""
+    return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({why}){hint}.")
+
+
+def not_there(missing: Sequence[object]) -> str:
+    """Who has not come, in words."""
+    return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come"
+
+
+def listen(port: int) -> socket.socket:
+    """A server at a port of this machine, or any at 0, for IPv4 and, where there is that, IPv6."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+
+
+@contextlib.contextmanager
+def _listening(coordinator: str) -> Iterator[socket.socket]:
+    try:
+        server = listen(int(coordinator.rpartition(":")[2]))
+    except OSError as error:
+        # JAX might end this process by a signal.
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise NoClusterError(f"the pod cannot come together at {coordinator}: {why}.") from None
+    with server:
+        yield server
+
+
+def _introduced(said: bytes) -> int | None:
+    """The number of the process that a connection is from, or None for a stranger."""
+    name, _, index = said.strip().partition(b" ")
+    try:
+        return int(index) if name == b"podracer" else None
+    except ValueError:
+        return None
+
+
+def _line(connection: socket.socket, until: float) -> str:
+    """The line that process 0 says, or as much of it as came where it has closed.
+
+    Raises:
+      TimeoutError: where it is not whole in time.
+    """
+    said = b""
+    while b"\n" not in said and len(said) < LONGEST:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        said += (data := connection.recv(4096))
+        if not data:
+            break
+    return said.partition(b"\n")[0].decode(errors="replace").strip()

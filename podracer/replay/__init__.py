@@ -1,0 +1,43 @@
+"""The replay: a ring of rollouts per lane (`ring`), and the priorities that are computed anew (`refresh`)."""
+
+from podracer.replay.ring import (
+    BLOCK,
+    LEAST_PRIORITY,
+    Layout,
+    Ring,
+    Sample,
+    add,
+    changed,
+    changes,
+    cut,
+    gather,
+    generation_of,
+    init,
+    layout,
+    mass_of,
+    num_sequences,
+    sample,
+    transitions_since,
+    update,
+)
+
+__all__ = [
+    "BLOCK",
+    "LEAST_PRIORITY",
+    "Layout",
+    "Ring",
+    "Sample",
+    "add",
+    "changed",
+    "changes",
+    "cut",
+    "gather",
+    "generation_of",
+    "init",
+    "layout",
+    "mass_of",
+    "num_sequences",
+    "sample",
+    "transitions_since",
+    "update",
+]

@@ -1,0 +1,220 @@
+"""A trained policy, and an actor that follows it with a memory of its own.
+
+    actor = result.actor()                    # for one environment; actor(batch=256) for many
+    action = actor(observation)               # the first call opens an episode
+    action = actor(observation, reward)       # and so on, until it ends:
+    actor.reset()                             # the next observation opens another one
+
+The same actor comes from files that need none of the agent's code: `podracer.load_policy` (`podracer.result.export`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import spaces
+from podracer.environments import gate
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
+
+Memory = tuple[Any, ...]
+"""What later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its observation alone.
+Where actions depend on chance, the first one is the data of the next random key, without a dim for lanes."""
+
+
+class Policy(NamedTuple):
+    """How actions are chosen, with what was learnt inside.
+
+    Attributes:
+      spec: of the environment.
+      start: `(b) -> Memory`, before an episode.
+      step: `(Memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action [b, ...], Memory)`; jitted.
+        Rewards of `first` rows do not count.
+      uses_reward: whether actions depend on rewards.
+      deterministic: whether actions depend on nothing else, or on chance too.
+    """
+
+    spec: EnvSpec
+    start: Callable[[int], Memory]
+    step: Callable[[Memory, ArrayTree, Any, Any], tuple[ArrayTree, Memory]]
+    uses_reward: bool
+    deterministic: bool = True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether an action depends on anything but the observation at hand."""
+        return self.uses_reward or bool(jax.eval_shape(lambda: self.start(1)))
+
+
+def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
+    """An agent's policy: the best actions that it knows, or samples, as in training.
+
+    The best actions are those of an evaluation without its random ones: an `evaluation_epsilon` does not count.
+
+    Only what actions depend on is remembered: PPO's running return, for one, is left out. Parameters are constants of
+    the program: passing fourteen arrays of a small network takes longer than its layers do.
+
+    Args:
+      agent: the agent.
+      spec: of its environment.
+      params: of the agent.
+      greedy: whether to take the best actions.
+      seed: of the samples.
+    """
+
+    def act(leaves: Sequence[Any], observation: Any, reward: Any, first: Any, key: Any) -> Any:
+        memory = jax.tree.unflatten(structure, leaves)
+        reward = jnp.where(first, 0.0, reward)
+        row = TimeStep(observation, reward, jnp.ones_like(reward), first, jnp.zeros_like(first))
+        if greedy and agent.best is not None:
+            action, memory = agent.best(params, memory, row)
+        else:
+            action, _, memory = agent.act(params, memory, row, key, greedy)
+        return action, jax.tree.leaves(memory)
+
+    def begin(b: int) -> list[Any]:
+        return jax.tree.leaves(agent.start(jnp.arange(b, dtype=jnp.int32), b))
+
+    key = jax.random.key(0)
+    fresh = begin(1)  # what nothing depends on may stay as it was
+    structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
+    kept, uses_reward, uses_chance = _what_matters(act, begin, spec, key)
+
+    def start(b: int) -> Memory:
+        leaves = begin(b)
+        return (*((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()), *(leaves[i] for i in kept))
+
+    @jax.jit
+    def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
+        leaves = [jnp.broadcast_to(x, (first.shape[0], *x.shape[1:])) for x in fresh]
+        act_key, rest = key, ()
+        if uses_chance:
+            (data, *memory) = memory  # type: ignore[assignment]
+            after, act_key = jax.random.split(jax.random.wrap_key_data(data))
+            rest = (jax.random.key_data(after),)
+        for i, x in zip(kept, memory):
+            leaves[i] = x
+        action, leaves = act(leaves, observation, reward, first, act_key)
+        return action, (*rest, *(leaves[i] for i in kept))
+
+    return Policy(spec, start, step, uses_reward, not uses_chance)
+
+
+def _what_matters(
+    act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
+) -> tuple[list[int], bool, bool]:
+    """Finds the leaves of the memory that later actions depend on, and if they depend on rewards and on the key."""
+    observation = jax.tree.map(lambda x: x[None], spaces.zeros(spec.observation_space))
+    closed, shapes = jax.make_jaxpr(act, return_shape=True)(
+        begin(1), observation, jnp.zeros(1), jnp.zeros(1, bool), key
+    )
+    sources = _sources(closed.jaxpr)
+    num_actions, num_leaves = len(jax.tree.leaves(shapes[0])), len(shapes[1])
+    needed = frozenset().union(*sources[:num_actions])
+    while True:
+        more = needed.union(*(sources[num_actions + i] for i in range(num_leaves) if i in needed))
+        if more == needed:
+            break
+        needed = more
+    reward = num_leaves + len(jax.tree.leaves(observation))
+    return [i for i in range(num_leaves) if i in needed], reward in needed, reward + 2 in needed
+
+
+def _sources(jaxpr: Any) -> list[frozenset[int]]:
+    """Which arguments of a jaxpr each of its results may depend on."""
+    known = {variable: frozenset([i]) for i, variable in enumerate(jaxpr.invars)}
+    of = lambda atom: frozenset() if hasattr(atom, "val") else known.get(atom, frozenset())  # noqa: E731
+    for equation in jaxpr.eqns:
+        arguments = [of(atom) for atom in equation.invars]
+        if equation.primitive.name in ("jit", "pjit"):
+            inner = _sources(equation.params["jaxpr"].jaxpr)
+            results = [frozenset().union(*(arguments[i] for i in each)) for each in inner]
+        else:
+            results = [frozenset().union(*arguments)] * len(equation.outvars)
+        known.update(zip(equation.outvars, results))
+    return [of(atom) for atom in jaxpr.outvars]
+
+
+class Actor:
+    """Follows a policy in one environment, or in a batch of them, and remembers what it must.
+
+    Args:
+      policy: what to follow.
+      batch: lanes B that act together; None for one, without a dim for lanes.
+
+    Attributes:
+      policy: what is followed.
+    """
+
+    def __init__(self, policy: Policy, batch: int | None = None):
+        if batch is not None and batch < 1:
+            raise ValueError(f"batch={batch}: must be at least 1, or None for one environment without a batch.")
+        self.policy, self._single, self._lanes = policy, batch is None, batch or 1
+        self._no, self._yes = np.zeros(self._lanes, bool), np.ones(self._lanes, bool)
+        self._no_reward = np.zeros(self._lanes, np.float32)
+        self._plain = isinstance(policy.spec.action_space, spaces.Discrete)
+        self._memory = policy.start(self._lanes)
+        self.reset()
+
+    def reset(self) -> None:
+        """The next observations open episodes."""
+        self._opens = True
+
+    def __call__(self, observation: ArrayTree, reward: Any = None, first: Any = None) -> Any:
+        """The actions for what the environments show.
+
+        Args:
+          observation: what the environment shows, also in its own form (`environments.gate`); [B, ...] of a batch.
+          reward: what arrived with it, a number or [B]; needed by policies that see rewards, but not on first rows.
+          first: whether it opens an episode, bool or [B]; if None, only the first call and those after `reset()` do.
+
+        Returns:
+          A NumPy array of the action space's shape and dtype, [B, ...] of a batch; for one `Discrete` action, an int.
+          Choices are counted from the space's `start`, as the environment does.
+
+        Raises:
+          ValueError: for observations that the environment could not show, a wrong number of lanes, or a reward that
+            is missing.
+        """
+        policy = self.policy
+        row = fit(policy.spec.observation_space, observation, None if self._single else self._lanes)
+        first = self._firsts(first)
+        rewards = self._no_reward
+        if policy.uses_reward and first is not self._yes:
+            if reward is None:
+                raise ValueError("this policy sees rewards: actor(observation, reward), but for first observations.")
+            rewards = np.broadcast_to(np.asarray(reward, np.float32), (self._lanes,))
+        action, self._memory = policy.step(self._memory, row, rewards, first)
+        self._opens = False
+        action = gate.own_form(np.array(action), policy.spec.action_space)
+        if not self._single:
+            return action
+        return int(action[0]) if self._plain else action[0]
+
+    def _firsts(self, first: Any) -> np.ndarray:
+        if self._opens:
+            return self._yes
+        if first is None or first is False:
+            return self._no
+        firsts = np.asarray(first, bool)
+        if firsts.shape != (() if self._single else (self._lanes,)):
+            raise ValueError(f"first has shape {list(firsts.shape)}; this actor has {self._described()}.")
+        return self._yes if firsts.all() else firsts.reshape(self._lanes)
+
+    def _described(self) -> str:
+        return "one lane without a batch" if self._single else f"a batch of {self._lanes}"
+
+
+def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
+    """An observation as arrays [b, ...] of the dtypes and shapes that agents see; without lanes, b is 1.
+
+    Raises:
+      ValueError: for one that the environment could not show.
+    """
+    if lanes is not None:
+        return gate.seen(value, space, (lanes,))
+    return jax.tree.map(lambda x: x[None], gate.seen(value, space))

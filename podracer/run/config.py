@@ -1,0 +1,84 @@
+"""The settings of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from podracer import configs
+
+Mode = Literal["async", "lockstep", "serial"]
+"""In which order actors and learner work (see `podracer.sebulba.actor.Wiring.publication`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Settings of a run, whatever its agent.
+
+    Attributes:
+      total_steps: real transitions to train for, over all environments and devices (per member of a population).
+      seed: of everything random; member i of a population has seed + i.
+      num_envs: environment lanes over all devices; the agent's `envs_per_device` times the devices if None.
+      num_shards: logical shards; one per device if None. Equal shards give equal results on any number of devices.
+      population: members that train side by side in one program.
+      reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
+        is expensive; 0 resets exactly.
+      arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
+      mode: in which order acting and learning go (docs/glossary.md). Of Sebulba: "async" learns from rollouts as they
+        come; "lockstep" and "serial" keep a fixed order, bit for bit: in "lockstep" rollouts are acted while the ones
+        before are learnt from, in "serial" afterwards. Anakin is serial by itself; with "lockstep" agents that replay
+        learn as late as in Sebulba.
+      replicas: of Sebulba; parts that each have actor threads, environments and shards of their own, whose rollouts are
+        learnt from together. One per process if None; equal replicas give equal results on any number of processes.
+      actor_devices: of Sebulba; a quarter of the devices of a process if None.
+      actor_threads: of Sebulba, per actor device.
+      reanalyser_devices: of Sebulba, with agents that reanalyse; devices of a process that hold the replay and
+        reanalyse; 0 leaves that to the learners.
+      prepare_ahead: with these; whether they work on the next group of updates while this one is learnt from.
+      updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
+      queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
+      env_timeout: of Sebulba; seconds that environments may take to answer, in evaluations too.
+      env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
+        before the run ends with an error; and as often, an evaluation is begun again.
+      updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
+        again, a tenth of a second of them if None.
+      final_updates: with agents that replay; updates behind the last step, in which nobody acts.
+      replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
+      eval_every: steps between evaluations; a tenth of `total_steps` if None.
+      eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
+      checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_minutes: a run that dies loses no more than what it did in this time, whatever `checkpoint_every` is.
+      checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
+        run that goes on fills a new one before it learns.
+      keep_checkpoints: how many of the newest are kept.
+    """
+
+    total_steps: int = configs.field(500_000, low=1, high=2**50)
+    seed: int = configs.field(0, low=0, high=2**31 - 1)
+    num_envs: int | None = configs.field(None, low=1)
+    num_shards: int | None = configs.field(None, low=1)
+    population: int = configs.field(1, low=1)
+    reset_pool: int = configs.field(0, low=0)
+    arch: Literal["auto", "anakin", "sebulba"] = "auto"
+    mode: Mode = "async"
+    replicas: int | None = configs.field(None, low=1)
+    actor_devices: int | None = configs.field(None, low=1)
+    actor_threads: int = configs.field(1, low=1)
+    reanalyser_devices: int = configs.field(0, low=0)
+    prepare_ahead: bool = True
+    updates_per_batch: int = configs.field(1, low=1)
+    queue_capacity: int = configs.field(1, low=1)
+    env_timeout: float = configs.field(60.0, low=0.1)
+    env_restarts: int = configs.field(0, low=0)
+    updates_per_call: int | None = configs.field(None, low=1)
+    final_updates: int = configs.field(0, low=0)
+    replay_memory: Literal["device", "host"] = "device"
+    eval_every: int | None = configs.field(None, low=1)
+    eval_episodes: int | None = configs.field(None, low=1)
+    checkpoint_every: int | None = configs.field(None, low=1)
+    checkpoint_minutes: float = configs.field(15.0, low=0.001)
+    checkpoint_replay: bool = True
+    keep_checkpoints: int = configs.field(3, low=1)
+
+    def __post_init__(self):
+        configs.check(self)

@@ -1,0 +1,204 @@
+"""What a session needs of a driver, whichever it is: the state of a run, its progress, and how it can fail."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from podracer.errors import OutOfMemoryError
+from podracer.learning.counter import COUNTER_BASE, Counter
+from podracer.learning.learner import Experience
+from podracer.topology import memory_limit
+from podracer.topology.processes import ALONE, Processes
+from podracer.types import EpisodeStats, LearnerState
+
+
+class RunState(NamedTuple):
+    """Everything a run needs to go on, and what a checkpoint holds.
+
+    Attributes:
+      learner: leading dim [P], the population.
+      actors: the acting side, of the driver's own kind; () where it begins anew.
+      env_steps: real transitions so far, [P].
+      experience: what was learnt from and is replayed; leading dims of its ring are the driver's.
+    """
+
+    learner: LearnerState
+    actors: Any
+    env_steps: Counter
+    experience: Experience
+
+
+def without_replay(state: RunState) -> RunState:
+    """The state but for what is replayed."""
+    return state._replace(experience=state.experience._replace(ring=(), ahead=()))
+
+
+def only_learner(state: RunState) -> RunState:
+    """The state without what acted and what is replayed, which may be large and belong to the run's own devices."""
+    return state._replace(actors=(), experience=())
+
+
+def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
+    """The metrics `episode/...` [P] of sums [P] over the episodes that ended; NaN where none did."""
+    count = np.asarray(episodes.count)
+    totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
+    return means | {"episode/count": count}
+
+
+WHAT_TO_LOWER = (
+    "lower num_envs, rollout_length or, with a replay, batch_size and replay_capacity; choose a smaller network, or "
+    "use more devices."
+)
+"""What decides how much memory a program takes."""
+
+
+def program_bytes(compiled: Any) -> int | None:
+    """Bytes of a compiled program's arguments and temporary buffers on each device, or None where nobody knows."""
+    try:
+        analysis = compiled.memory_analysis()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        return None
+    return analysis.temp_size_in_bytes + analysis.argument_size_in_bytes if analysis else None
+
+
+def require_memory(needed: int | None, device: Any) -> None:
+    """Checks that a program fits, which XLA would find in the middle of the first call, and say at length.
+
+    Args:
+      needed: bytes, if known.
+      device: one of those it runs on; not all kinds say how much memory they have.
+
+    Raises:
+      OutOfMemoryError: where it does not.
+    """
+    there = memory_limit([device])
+    if needed and there and needed > there:
+        raise OutOfMemoryError(
+            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {there / 2**30:.1f} GiB: "
+            f"{WHAT_TO_LOWER}"
+        )
+
+
+@contextlib.contextmanager
+def memory_explained() -> Iterator[None]:
+    """Says in one line what to do where XLA, here or in an actor, runs out of memory.
+
+    Raises:
+      OutOfMemoryError: for XLA's own error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error if isinstance(error, jax.errors.JaxRuntimeError) else error.__cause__
+        if not isinstance(cause, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(cause):
+            raise
+        reason = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise OutOfMemoryError(f"a device is out of memory ({reason}): {WHAT_TO_LOWER}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the host knows after some updates.
+
+    Attributes:
+      env_steps: real transitions per member, the least of all members.
+      updates: updates since the run began.
+      metrics: per member and metric, [P]; means over these updates.
+      member_steps: real transitions of each member, int64 [P].
+      seconds: how long they took, since the last report that has seconds; 0 where some of it is not done yet.
+      transitions: the real transitions of these seconds, over all members.
+    """
+
+    env_steps: int
+    updates: int
+    metrics: dict[str, np.ndarray]
+    member_steps: np.ndarray
+    seconds: float
+    transitions: int
+
+
+class Driver(Protocol):
+    """Runs an agent in an environment on devices."""
+
+    arch: str
+
+    @property
+    def devices(self) -> list[Any]: ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of the devices that learn."""
+        ...
+
+    def describe(self) -> str:
+        """One line for people: lanes, shards, devices."""
+        ...
+
+    def check(self) -> None:
+        """Traces what will be compiled, which finds what is left to find in a configuration."""
+        ...
+
+    def init(self) -> RunState:
+        """The first state."""
+        ...
+
+    def like(self) -> RunState:
+        """The shapes, dtypes and shardings of a state, for restoring one without making one."""
+        ...
+
+    def compile(self, state: RunState) -> float:
+        """Compiles for a state; returns how many seconds that took."""
+        ...
+
+    def run(
+        self,
+        state: RunState,
+        *,
+        total_steps: int,
+        next_milestone: Callable[[int], int],
+        on_progress: Callable[[Progress], None],
+        on_milestone: Callable[[RunState, int], None],
+        should_stop: Callable[[], bool],
+        should_save: Callable[[], bool] = lambda: False,
+        processes: Processes = ALONE,
+    ) -> tuple[RunState, bool]:
+        """Trains until every member has `total_steps`, or `should_stop()`.
+
+        Args:
+          state: where to begin; consumed.
+          total_steps: real transitions per member.
+          next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
+          on_progress: called every now and then.
+          on_milestone: called with a state that is safe to read until it returns, and the steps done.
+          should_stop: polled.
+          should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
+          processes: that share the run; told when this one waits for the others.
+
+        Returns:
+          The final state, and whether it is final (False if it was stopped).
+
+        Raises:
+          TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
+        """
+        ...
+
+
+def run_keys(seed: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The independent keys of a run: learner, actors, evaluation."""
+    learner, actors, evaluation = jax.random.split(jax.random.key(seed), 3)
+    return learner, actors, evaluation
+
+
+def counter_values(counter: Any) -> np.ndarray:
+    """A device counter [P] as int64 [P]."""
+    high, low = jax.device_get((counter.high, counter.low))
+    return np.asarray(high, np.int64) * COUNTER_BASE + np.asarray(low, np.int64)

@@ -1,0 +1,29 @@
+"""The record of a run's parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from podracer.run.config import RunConfig
+from podracer.run.driver import Driver
+from podracer.types import Agent, Environment, HostEnvironments
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A run's parts, resolved from names and defaults."""
+
+    agent: Agent
+    environment: Environment | HostEnvironments
+    run: RunConfig
+    driver: Driver
+    hyper: dict[str, np.ndarray]
+    description: dict[str, Any]
+    network: Any = None
+
+    @property
+    def seeds(self) -> np.ndarray:
+        return self.run.seed + np.arange(self.run.population, dtype=np.int32)

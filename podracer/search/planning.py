@@ -1,0 +1,64 @@
+"""Acting by search in a model that is learnt (Schrittwieser et al. 2020, MuZero)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from podracer import nets
+from podracer.search import search
+from podracer.types import ActorParams, ArrayTree, TimeStep
+
+TEMPERATURES = (1.0, 0.5, 0.25)
+"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last (appendix D)."""
+
+
+def temperature(progress: jax.Array) -> jax.Array:
+    """Of this part of a run, float32 []."""
+    part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
+    return jnp.float32(TEMPERATURES)[part]
+
+
+def act(
+    plan: search.Planner,
+    observer: nets.Network,
+    actor: ActorParams,
+    memory: nets.ActorState,
+    timestep: TimeStep,
+    key: jax.Array,
+    evaluation: bool,
+    at_random: jax.Array | None = None,
+) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+    """The action of a search from what lanes show, [B], and its policy and value as extras (see `Agent.act`).
+
+    Args:
+      plan: how to search.
+      observer: the network that stacks frames.
+      actor: parameters, with a `temperature` in `aux`.
+      memory: of the lanes.
+      timestep: what they show.
+      key: consumed.
+      evaluation: whether to act without noise, by the most visits.
+      at_random: bool []; whether actions are drawn from all that are legal instead, where this is no evaluation.
+    """
+    seen, _, memory = nets.step(observer, actor.params, memory, timestep)
+    variables = plan.variables(actor)
+    root = plan.model.root(variables, seen)
+    at_random = None if evaluation else at_random
+    random_key, key = (key, key) if at_random is None else jax.random.split(key)
+    found = search.search(
+        plan.model,
+        variables,
+        root,
+        key,
+        plan.config,
+        explore=not evaluation,
+        temperature=0.0 if evaluation else actor.aux["temperature"],
+    )
+    action = found.action
+    if at_random is not None:
+        legal = jnp.ones(root.logits.shape, bool) if root.legal is None else root.legal
+        logits = jnp.where(legal, 0.0, search.LOWEST)
+        drawn = jax.random.categorical(random_key, logits).astype(action.dtype)
+        action = jnp.where(at_random, drawn, action)
+    return action, {"policy": found.policy, "value": found.value}, memory

@@ -1,0 +1,358 @@
+"""World models that say sums of rewards, and what the next observation will look like (Ye et al. 2021, EfficientZero).
+
+    observation --h--> state --g(action)--> state ...      of each: f -> policy and value
+                                |                                   P -> projection --q--> forecast
+                                LSTM over states -> prefix: the sum of rewards since its memory was empty
+
+The projection of the state that an observation shows is what a forecast should be. As a sum is said, and not each
+reward, it need not be known at which step a reward comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import configs, nets, spaces
+from podracer.nets.layers import MLP, Dense, LSTMCell, NormName, normalization, standardize
+from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
+from podracer.search import search, world_models
+from podracer.types import ArrayTree, EnvSpec
+
+
+class Memory(NamedTuple):
+    """Of the LSTM, float32 [N, size] each."""
+
+    h: jax.Array
+    c: jax.Array
+
+
+class PrefixModel(NamedTuple):
+    """A model, as a Linen module with these methods; states are float32 arrays [N, ...].
+
+    *   `represent(observation [N, ...]) -> state`; frames are stacked
+    *   `advance(state, action int32 [N]) -> state`
+    *   `prefix(state, Memory [N]) -> (prefix [N, K], Memory [N])`; K numbers of bins
+    *   `predict(state) -> (policy [N, A], value [N, K])`
+    *   `project(state) -> [N, F]` and `forecast(projection [N, F]) -> [N, F]`
+
+    Attributes:
+      module: with these methods, and `__call__(observation, action)`, which calls all of them.
+      lstm_size: of the memory.
+    """
+
+    module: Any
+    lstm_size: int
+
+    def empty(self, num_lanes: int) -> Memory:
+        """A memory of nothing."""
+        return Memory(*(jnp.zeros((num_lanes, self.lstm_size)) for _ in range(2)))
+
+    def init(self, key: jax.Array, observation: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
+        """Parameters, and running statistics of those layers that have some."""
+        variables = self.module.init(key, observation, jnp.zeros(1, jnp.int32), self.empty(1))
+        return {"params": variables["params"]}, variables.get("statistics", {})
+
+    def call(self, name: str, params: ArrayTree, statistics: ArrayTree, *arguments: Any) -> Any:
+        """A method as it is in acting: a row's result depends on that row alone."""
+        return self.module.apply(params | {"statistics": statistics}, *arguments, method=name)
+
+    def learning(
+        self, function: Callable[..., Any], params: ArrayTree, statistics: ArrayTree, *arguments: Any
+    ) -> tuple[Any, ArrayTree]:
+        """`function(module, *arguments)` as it is in learning, where layers see all rows, and the statistics since."""
+        apply = nn.apply(function, self.module, mutable=["statistics"])
+        found, changed = apply(params | {"statistics": statistics}, *arguments)
+        return found, changed.get("statistics", statistics)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes(world_models.Sizes):
+    """Of the standard model, beside those of `world_models.Sizes`, whose rewards are prefixes here. Paper values are
+    those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
+
+    Attributes:
+      norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too. Images of
+        96x96 make the network of Ye et al., appendix A.
+      lstm_size: of the memory of prefixes (paper: 512).
+      projection_size: F, numbers of a projection (paper: 1,024).
+      forecast_size: units of the hidden layer of q (paper: 512).
+    """
+
+    norm: NormName = "layer"
+    lstm_size: int = configs.field(64, low=1)
+    projection_size: int = configs.field(128, low=1)
+    forecast_size: int = configs.field(64, low=1)
+
+
+def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
+    """The standard model for an environment.
+
+    Args:
+      spec: of the environment, frames stacked; its actions are discrete.
+      sizes: of the model.
+
+    Raises:
+      ValueError: for actions that are not discrete, or convolutions on what is no image.
+    """
+    common: dict[str, Any] = {
+        "num_actions": nets.num_actions(spec),
+        "num_bins": sizes.num_bins,
+        "head_size": sizes.head_size,
+        "lstm_size": sizes.lstm_size,
+        "projection_size": sizes.projection_size,
+        "forecast_size": sizes.forecast_size,
+    }
+    if world_models.takes_convolutions(spec, sizes.torso):
+        return PrefixModel(_Images(**common, norm=sizes.norm, channels=sizes.channels), sizes.lstm_size)
+    shape: dict[str, Any] = {"hidden_sizes": sizes.hidden_sizes, "state_size": sizes.state_size}
+    return PrefixModel(_Vectors(**common, norm="layer", space=spec.observation_space, **shape), sizes.lstm_size)
+
+
+def last_kernels(params: ArrayTree) -> list[jax.Array]:
+    """Of a model's heads, which begin at 0.
+
+    Raises:
+      ValueError: for a model without these.
+    """
+    heads = ("policy", "prefix", "value")
+    try:
+        return [params["params"][head]["last"]["kernel"] for head in heads]
+    except (KeyError, TypeError):
+        raise ValueError(
+            "optimizer='clipped_lars' waits until the last layers of heads have grown, and needs parameters "
+            f"[head]['last']['kernel'] of the model for the heads {', '.join(heads)}: name them so, or use 'sgd'."
+        ) from None
+
+
+class Node(NamedTuple):
+    """What a search keeps of a state, [N].
+
+    Attributes:
+      state: of the model.
+      memory: of the LSTM.
+      prefix: float32; the sum of rewards that it stands for.
+      depth: int32; steps from the root.
+    """
+
+    state: jax.Array
+    memory: Memory
+    prefix: jax.Array
+    depth: jax.Array
+
+
+def searched(
+    model: PrefixModel, expectation: Callable[[jax.Array], jax.Array], spec: EnvSpec, horizon: int
+) -> search.Model:
+    """A model as what is searched; its variables are `(params, statistics, discount)`.
+
+    A step's reward is by how much the prefix grew, so the rewards of a path sum to prefixes.
+
+    Args:
+      model: of stacked observations.
+      expectation: `([..., K]) -> [...]`; the number that bins stand for.
+      spec: of the environment. What is legal is known where observations have an `action_mask`, and at the root alone.
+      horizon: H; steps after which memory and prefix begin anew.
+    """
+    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
+
+    def root(variables: Any, observation: ArrayTree) -> search.Root:
+        params, statistics, _ = variables
+        state = model.call("represent", params, statistics, observation)
+        logits, value = model.call("predict", params, statistics, state)
+        N = logits.shape[0]
+        node = Node(state, model.empty(N), jnp.zeros(N), jnp.zeros(N, jnp.int32))
+        return search.Root(logits, expectation(value), node, observation["action_mask"] > 0 if masked else None)
+
+    def step(variables: Any, node: Node, action: jax.Array) -> search.Step:
+        params, statistics, discount = variables
+        state = model.call("advance", params, statistics, node.state, action)
+        prefix, memory = model.call("prefix", params, statistics, state, node.memory)
+        logits, value = model.call("predict", params, statistics, state)
+        prefix, depth = expectation(prefix), node.depth + 1
+        over = depth % horizon == 0
+        emptied = jax.tree.map(lambda x: jnp.where(over[:, None], 0.0, x), memory)
+        behind = Node(state, emptied, jnp.where(over, 0.0, prefix), depth)
+        reward = prefix - node.prefix
+        return search.Step(reward, jnp.broadcast_to(discount, action.shape), logits, expectation(value), behind)
+
+    return search.Model(root, step)
+
+
+class Said(NamedTuple):
+    """What a model says of one of its states, [B]; of the one that it began with no prefix and no forecast.
+
+    Attributes:
+      policy: [B, A]; logits.
+      value: [B, K]; numbers of bins.
+      prefix: [B, K], or None.
+      forecast: [B, F], or None.
+    """
+
+    policy: jax.Array
+    value: jax.Array
+    prefix: jax.Array | None = None
+    forecast: jax.Array | None = None
+
+
+def unroll(
+    model: PrefixModel,
+    params: ArrayTree,
+    statistics: ArrayTree,
+    first: ArrayTree,
+    later: ArrayTree,
+    actions: jax.Array,
+    horizon: int,
+) -> tuple[list[Said], jax.Array, ArrayTree]:
+    """Unrolls a model for learning: what it says of states 0 to K, and what was seen, projected.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      statistics: running ones of its layers.
+      first: observations [1, B, ...] of row 0.
+      later: of rows 1 to K, [K, B, ...].
+      actions: int32 [K, B].
+      horizon: H.
+
+    Returns:
+      What is said; projections [K, B, F] of rows 1 to K, without gradient; the statistics, moved in this order.
+    """
+    K, B = actions.shape
+
+    def run(module: Any) -> tuple[list[Said], jax.Array]:
+        state = module.represent(jax.tree.map(lambda x: x[0], first))
+        said, memory = [Said(*module.predict(state))], model.empty(B)
+        for k in range(K):
+            if k % horizon == 0:
+                memory = model.empty(B)
+            # Halved in front of all that is made of it, heads too, as the authors' code has it.
+            state = world_models.half_gradient(module.advance(state, actions[k]))
+            prefix, memory = module.prefix(state, memory)
+            policy, value = module.predict(state)
+            said.append(Said(policy, value, prefix, module.forecast(module.project(state))))
+        flat = jax.tree.map(lambda x: x.reshape(K * B, *x.shape[2:]), later)
+        seen = lax.stop_gradient(module.project(module.represent(flat)))
+        return said, seen.reshape(K, B, -1)
+
+    (said, seen), statistics = model.learning(run, params, statistics)
+    return said, seen, statistics
+
+
+def inconsistency(forecast: jax.Array, projection: jax.Array) -> jax.Array:
+    """1 - cos, [N], of what was forecast, [N, F], and of what was seen, [N, F], which has no gradient."""
+    return 1.0 - jnp.sum(_unit(forecast) * lax.stop_gradient(_unit(projection)), axis=-1)
+
+
+def spread(projections: jax.Array) -> jax.Array:
+    """The standard deviation of unit projections [..., F] over all but F, on average: 0 where all are alike."""
+    return jnp.mean(jnp.std(_unit(projections).reshape(-1, projections.shape[-1]), axis=0))
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    # The square of a norm is floored, for the gradient of a norm of 0 is none.
+    return x * lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-10))
+
+
+class _Model(nn.Module):
+    """What models of vectors and of images have in common: what is behind a state."""
+
+    num_actions: int
+    num_bins: int
+    head_size: int
+    lstm_size: int
+    projection_size: int
+    forecast_size: int
+    norm: NormName
+
+    def setup(self) -> None:
+        norm = lambda: normalization(self.norm)  # noqa: E731
+        sizes = {"policy": self.num_actions, "value": self.num_bins, "prefix": self.num_bins}
+        self.heads = {name: Head(size, self.head_size, self.norm, name=name) for name, size in sizes.items()}
+        self.lstm, self.lstm_norm = LSTMCell(self.lstm_size), norm()
+        self.p = [Dense(self.projection_size) for _ in range(3)]
+        self.p_norms = [norm() for _ in range(3)]
+        self.q_hidden, self.q_norm, self.q = Dense(self.forecast_size), norm(), Dense(self.projection_size)
+        self.torso()
+
+    def torso(self) -> None:
+        """Makes the layers in front of these."""
+
+    def __call__(self, observation: ArrayTree, action: jax.Array, memory: Memory) -> Any:
+        state = self.represent(observation)
+        return self.prefix(self.advance(state, action), memory), self.predict(state), self.forecast(self.project(state))
+
+    def prefix(self, state: jax.Array, memory: Memory) -> tuple[jax.Array, Memory]:
+        memory = Memory(*self.lstm(self.features("prefix", state), (memory.h, memory.c)))
+        return self.heads["prefix"](nn.relu(self.lstm_norm(memory.h))), memory
+
+    def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = self.f(state)
+        policy, value = (self.heads[name](self.features(name, x)) for name in ("policy", "value"))
+        return policy, value
+
+    def project(self, state: jax.Array) -> jax.Array:
+        x = state.reshape(state.shape[0], -1)
+        for i, (dense, norm) in enumerate(zip(self.p, self.p_norms)):
+            x = norm(dense(x))
+            x = nn.relu(x) if i < 2 else x
+        return x
+
+    def forecast(self, projection: jax.Array) -> jax.Array:
+        return self.q(nn.relu(self.q_norm(self.q_hidden(projection))))
+
+
+class _Vectors(_Model):
+    """Dense layers; see `make`."""
+
+    space: spaces.Space
+    hidden_sizes: tuple[int, ...]
+    state_size: int
+
+    def torso(self) -> None:
+        mlp = lambda name: MLP(self.hidden_sizes, "relu", name=name)  # noqa: E731
+        self.h, self.g = mlp("h"), mlp("g")
+        self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
+
+    def represent(self, observation: ArrayTree) -> jax.Array:
+        return standardize(self.h_state(self.h(nets.encode(observation, self.space, leading=1))))
+
+    def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
+        seen = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
+        return standardize(state + self.g_state(self.g(seen)))
+
+    def f(self, state: jax.Array) -> jax.Array:
+        return state
+
+    def features(self, name: str, x: jax.Array) -> jax.Array:
+        return x
+
+
+class _Images(_Model):
+    """Residual convolutions (Ye et al. 2021, appendix A)."""
+
+    channels: int
+
+    def torso(self) -> None:
+        C = self.channels
+        self.h = Encoder(C, self.norm)
+        self.g, self.g_norm, self.g_block = conv3x3(C), normalization(self.norm), Block(C, self.norm)
+        self.f = Block(C, self.norm)
+        self.planes = {name: Flatten(self.norm, name=f"{name}_planes") for name in ("policy", "value", "prefix")}
+
+    def represent(self, observation: jax.Array) -> jax.Array:
+        return self.h(world_models.with_channels(observation, 1).astype(jnp.float32) / 255.0)
+
+    def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
+        plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
+        seen = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
+        return self.g_block(nn.relu(self.g_norm(self.g(seen)) + state))
+
+    def features(self, name: str, x: jax.Array) -> jax.Array:
+        return self.planes[name](x)

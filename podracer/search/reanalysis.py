@@ -1,0 +1,77 @@
+"""Samples as newer parameters would have acted (Schrittwieser et al. 2021, MuZero Reanalyze)."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import nets, trajectories
+from podracer.learning import gradients
+from podracer.search import search
+from podracer.types import ActorParams, Batch
+
+
+def renewed(
+    plan: search.Planner,
+    observer: nets.Network,
+    actor: ActorParams,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    part: float,
+    policies: int,
+    values: int,
+    observed: int,
+) -> Batch:
+    """A batch whose extras `policy` come from a search, and `value` from the network, by the parameters of an actor.
+
+    Sequences are searched from a few at a time (`gradients.at_a_time`), for images and trees of all may fill a device.
+
+    Args:
+      plan: how to search.
+      observer: the network that stacks frames.
+      actor: parameters.
+      batch: B sequences with the observations of their first `values` rows.
+      key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
+        and again settles on one action too soon. Each sequence has its own of it.
+      part: of the sequences, the nearest number that is at least one, at an even stride, for they are drawn in the
+        order of the ring; the others stay.
+      policies: rows of a sequence, the first ones, that are searched from.
+      values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
+        come from the search too.
+      observed: rows, the first ones, whose observations learning sees; the others are left out, for what is prepared
+        ahead is kept.
+    """
+    B = len(batch.weight)
+    n = max(1, round(part * B))
+    m = min(n, gradients.at_a_time(batch.trajectory.timesteps.observation, values, B))
+    number = jnp.minimum(jnp.arange(-(-n // m) * m, dtype=jnp.int32), n - 1)  # the last one again fills the last part
+    # A key of each sequence, so that what it draws does not depend on how many are searched from together.
+    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
+    at = number * B // n
+    variables = plan.variables(actor)
+
+    def of_some(some: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        at, keys = some
+        chosen = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
+        rows = jax.tree.map(lambda x: x[:values], chosen.timesteps)
+        seen = nets.inputs(observer, chosen._replace(timesteps=rows)).observation
+        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
+        begin = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
+        look = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731
+        found = jax.vmap(look, in_axes=(1, 0), out_axes=1)(begin, keys)
+        return found.policy, root.value.reshape(values, -1) if policies < values else found.value
+
+    policy, value = lax.map(of_some, (at.reshape(-1, m), keys.reshape(-1, m)))
+    old = batch.trajectory.extras
+    extras = old | {
+        "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
+        "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
+    }
+    timesteps = batch.trajectory.timesteps
+    seen = jax.tree.map(lambda x: x[:observed], timesteps.observation)
+    trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=seen))
+    return batch._replace(trajectory=trajectory)

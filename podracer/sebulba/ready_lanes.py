@@ -1,0 +1,269 @@
+"""Acting for whichever lanes are ready (Espeholt et al. 2020, SEED RL, section 3).
+
+Lanes whose environments take unequal times need not wait for each other: each has a clock of its own, which says where
+in its rollout it is. Two rollouts are in the making at a time. A lane that is through with its part of one goes on in
+the other, so lanes are at most a rollout apart, and what is handed over is a `Trajectory` [T, B] like any other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer.errors import Closed
+from podracer.sebulba import actor_program
+from podracer.sebulba.actor import STAGES, Actor, Rollout, not_finite
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
+
+
+class Halves(NamedTuple):
+    """Two rollouts in the making.
+
+    Attributes:
+      rows: [2, T+1, B, ...], [2, T+1, 4 or 6, B] and, if there are metrics, [2, T+1, M, B].
+      actions: tree of [2, T, B, ...].
+      extras: tree of [2, T, B, ...].
+      versions: int32 [2, T, B].
+      memory: [B]; the agent's state now.
+      begun: [2, B]; its state before row 0.
+    """
+
+    rows: HostStep
+    actions: ArrayTree
+    extras: ArrayTree
+    versions: jax.Array
+    memory: ArrayTree
+    begun: ArrayTree
+
+
+class Where(NamedTuple):
+    """Where rows go, of M lanes; those beyond the lanes that are ready have lane B, which there is not.
+
+    Attributes:
+      lanes: int32 [M].
+      half: int32 [M].
+      t: int32 [M].
+      ended: int32 [M]; the lanes whose row is row T of the other half too, B for the others.
+    """
+
+    lanes: Any
+    half: Any
+    t: Any
+    ended: Any
+
+
+class PartialActing(NamedTuple):
+    """The functions of an actor, to be jitted.
+
+    Attributes:
+      begin: `acting.Carry -> Halves`.
+      act: `(Halves, ActorParams, key, count int32 [], Where, HostStep [M]) -> (Halves, actions [M])`; donate the
+        halves. `count` makes the key another one at every call.
+      finish: `(Halves, Games, lanes [B], half int32 []) -> (Trajectory, EpisodeStats, Games)`; copies a half that is
+        full.
+    """
+
+    begin: Callable[[actor_program.Carry], Halves]
+    act: Callable[[Halves, ActorParams, jax.Array, jax.Array, Where, HostStep], tuple[Halves, ArrayTree]]
+    finish: Callable[
+        [Halves, actor_program.Games, jax.Array, jax.Array], tuple[Trajectory, EpisodeStats, actor_program.Games]
+    ]
+
+
+def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
+    """The acting functions.
+
+    Args:
+      agent: the agent.
+      spec: of the environments, which says what their rows are.
+      rollout_length: T.
+    """
+    T = rollout_length
+
+    def begin(carry: actor_program.Carry) -> Halves:
+        (B,) = carry.games.over.shape
+        row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
+        action, extras = actor_program.act_once(agent, row.timestep, carry)
+        many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((2, n, *x.shape), x.dtype), tree)  # noqa: E731
+        return Halves(
+            many(T + 1, row),
+            many(T, action),
+            many(T, extras),
+            jnp.zeros((2, T, B), jnp.int32),
+            jax.tree.map(jnp.copy, carry.memory),
+            jax.tree.map(lambda x: jnp.stack([x, x]), carry.memory),
+        )
+
+    def act(
+        halves: Halves, params: ActorParams, key: jax.Array, count: jax.Array, where: Where, row: HostStep
+    ) -> tuple[Halves, ArrayTree]:
+        lanes, half, t, ended = where
+        memory = jax.tree.map(lambda x: x.at[lanes].get(mode="clip"), halves.memory)
+        rows = _write_rows(_write_rows(halves.rows, 1 - half, T, ended, row), half, t, lanes, row)
+        begun = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), halves.begun, memory)
+        action, extras, memory = agent.act(params, memory, row.timestep, jax.random.fold_in(key, count), False)
+        write = lambda to, what: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, what)  # noqa: E731
+        return Halves(
+            rows,
+            write(halves.actions, action),
+            write(halves.extras, extras),
+            write(halves.versions, jnp.broadcast_to(params.version, lanes.shape)),
+            jax.tree.map(lambda x, y: x.at[lanes].set(y, mode="drop"), halves.memory, memory),
+            begun,
+        ), action
+
+    def finish(
+        halves: Halves, games: actor_program.Games, lanes: jax.Array, half: jax.Array
+    ) -> tuple[Trajectory, EpisodeStats, actor_program.Games]:
+        of_half = lambda tree: jax.tree.map(lambda x: x[half], tree)  # noqa: E731
+        rows = of_half(halves.rows)
+        trajectory = Trajectory(
+            timesteps=actor_program.timesteps(rows),
+            actions=of_half(halves.actions),
+            extras=of_half(halves.extras),
+            actor_state=of_half(halves.begun),
+            policy_version=halves.versions[half],
+            lane=lanes,
+        )
+        games, episodes = actor_program.count(spec, games, rows)
+        return trajectory, episodes, games
+
+    return PartialActing(begin, act, finish)
+
+
+def _write_rows(rows: HostStep, half: Any, t: Any, lanes: Any, row: HostStep) -> HostStep:
+    """Writes rows [M]; lanes are the last axis of scalars and metrics, and the first of observations."""
+    last = lambda x, y: x.at[half, t, :, lanes].set(y.T, mode="drop")  # noqa: E731
+    return HostStep(
+        jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), rows.observation, row.observation),
+        last(rows.scalars, row.scalars),
+        last(rows.metrics, row.metrics) if jax.tree.leaves(rows.metrics) else (),
+    )
+
+
+class Clocks:
+    """How far each lane is, and which rows have to wait.
+
+    Args:
+      lanes: B.
+      rollout_length: T.
+      at_once: M.
+    """
+
+    def __init__(self, lanes: int, rollout_length: int, at_once: int):
+        self._T, self._at_once = rollout_length, at_once
+        self._t = np.zeros(lanes, np.int32)
+        self._number = np.zeros(lanes, np.int64)
+        self._played = np.zeros(2, np.int64)
+        self.handed = 0
+
+    def may_go_on(self, lanes: np.ndarray) -> np.ndarray:
+        """Of lanes whose rows are there: bool [b]; those that do not wait for a half to be handed over."""
+        return (self._t[lanes] < self._T) | (self._number[lanes] <= self.handed)
+
+    def advance(self, lanes: np.ndarray, first: np.ndarray) -> Where:
+        """Where the rows of lanes go that may go on; their clocks are at the next ones then."""
+        B, n = len(self._t), len(lanes)
+        ends = self._t[lanes] == self._T
+        for half in (0, 1):
+            self._played[half] += np.count_nonzero(~first & (self._number[lanes] % 2 == half))
+        self._number[lanes] += ends
+        self._t[lanes[ends]] = 0
+        where = Where(*np.zeros((4, self._at_once), np.int32))
+        where.lanes[:n], where.lanes[n:] = lanes, B
+        where.half[:n], where.t[:n] = self._number[lanes] % 2, self._t[lanes]
+        where.ended[:] = B
+        where.ended[:n][ends] = lanes[ends]
+        self._t[lanes] += 1
+        return where
+
+    @property
+    def full(self) -> bool:
+        """Whether all lanes are through with the rollout that is to be handed over."""
+        return bool(self._number.min() > self.handed)
+
+    def hand_over(self) -> int:
+        """Frees its half; returns its transitions."""
+        half = self.handed % 2
+        self.handed += 1
+        played, self._played[half] = int(self._played[half]), 0
+        return played
+
+
+class PartialActor(Actor):
+    """An actor of environments that return rows of some of their lanes (see `Actor`); `at_once` is M."""
+
+    def __init__(self, *args: Any, at_once: int):
+        super().__init__(*args)
+        self._at_once = at_once
+
+    def _act(self, environment: HostEnvironment) -> None:
+        wiring, clock = self._wiring, time.perf_counter
+        act, finish = wiring.act[self.device], wiring.finish[self.device]
+        carry, self._carry = self._carry, None
+        halves, games, key = wiring.begin[self.device](carry), carry.games, carry.keys[0]
+        clocks = Clocks(len(self._lanes), wiring.rollout_length, self._at_once)
+        nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        seconds, steps, spoilt = dict(nothing), 0, ""
+        held: list[tuple[np.ndarray, HostStep]] = []
+        while True:
+            t0 = clock()
+            self.waiting_since = None if self._wake else t0
+            todo = [environment.recv()]
+            self.waiting_since = None
+            seconds["environment"] += clock() - t0
+            while todo:
+                lanes, rows = todo.pop(0)
+                if self._ending.is_set():
+                    raise Closed
+                may = clocks.may_go_on(lanes)
+                if not may.all():
+                    held.append(_some(lanes, rows, ~may))
+                    lanes, rows = _some(lanes, rows, may)
+                if not len(lanes):
+                    continue
+                t0 = clock()
+                where = clocks.advance(lanes, rows.scalars[2] > 0)
+                spoilt = spoilt or not_finite(lanes, rows, int(where.t[0]))
+                now = wiring.store.newest()
+                rows = _padded(rows, len(lanes), self._at_once)
+                halves, actions = act(halves, now.params[self.device], key, np.int32(steps), where, rows)
+                actions = jax.tree.map(lambda x, lanes=lanes: np.asarray(x)[: len(lanes)], actions)
+                steps += 1
+                t1 = clock()
+                environment.send(lanes, actions)
+                seconds["environment"] += clock() - t1
+                seconds["inference"] += t1 - t0
+                if clocks.full:
+                    t0 = clock()
+                    half = np.int32(clocks.handed % 2)
+                    trajectory, episodes, games = finish(halves, games, self._lanes, half)
+                    trajectory = wiring.spread(trajectory, self.place // wiring.num_actors)
+                    t1 = clock()
+                    seconds["transfer"] = t1 - t0
+                    played = clocks.hand_over()
+                    wiring.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
+                    spoilt = ""
+                    seconds = nothing | {"queue": clock() - t1}
+                    self.number += wiring.num_actors
+                    todo, held = todo + held, []
+
+
+def _some(lanes: np.ndarray, rows: HostStep, which: np.ndarray) -> tuple[np.ndarray, HostStep]:
+    """Some of the rows."""
+    metrics = rows.metrics[:, which] if jax.tree.leaves(rows.metrics) else ()
+    observation = jax.tree.map(lambda x: x[which], rows.observation)
+    return lanes[which], HostStep(observation, rows.scalars[:, which], metrics)
+
+
+def _padded(rows: HostStep, n: int, at_once: int) -> HostStep:
+    """Rows [M], of which those beyond n are some that there are."""
+    if n == at_once:
+        return rows
+    index = np.minimum(np.arange(at_once), n - 1)
+    return _some(index, rows, index)[1]

@@ -1,0 +1,76 @@
+"""Signals that end a run in good order, and a process as shells expect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from podracer.system import console
+
+SOON_SECONDS = 0.3
+"""Between the first and the last process of a group that a signal reaches."""
+
+
+class StopSignal:
+    """Turns SIGTERM and Ctrl-C into a request to stop; a second Ctrl-C interrupts at once."""
+
+    requested = False
+    number = 0
+
+    def __enter__(self) -> StopSignal:
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        first, self.requested, self.number = not self.requested, True, number
+        if first and number == signal.SIGINT:
+            console.say("\nstopping in good order; Ctrl-C again to interrupt at once", at_once=True)
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def soon(should_stop: Callable[[], bool]) -> bool:
+    """True where a request to stop is there, or comes at once.
+
+    For errors that may come of it: a signal to a whole group may end processes that step environments first.
+    """
+    until = time.monotonic() + SOON_SECONDS
+    while not should_stop() and time.monotonic() < until:
+        time.sleep(0.01)
+    return should_stop()
+
+
+class Ending:
+    """Ends a process at last by the signal that stopped it, if one did, as shells expect.
+
+    A shell's loop ends with Ctrl-C only where its command was ended by it: one that exits with 130 has dealt with it.
+
+    Attributes:
+      code: what the process exits with; 128 and the number of a signal that stopped it.
+    """
+
+    def __init__(self):
+        self.code = 0
+        if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            # No signal ends the first process of a container, unless it asks for that.
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def __call__(self) -> None:
+        """To be called after all else that happens at the end; returns where no signal stopped the process."""
+        number = self.code - 128
+        if number in (signal.SIGINT, signal.SIGTERM):
+            console.write(sys.stdout, "")
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

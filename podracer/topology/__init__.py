@@ -1,0 +1,38 @@
+"""Where a run lives: platforms, devices, logical shards, replicas and processes."""
+
+from podracer.topology.arrays import here, host_cpu, host_cpus, is_key, spread, together
+from podracer.topology.backend import (
+    compiler_options,
+    compiling_for,
+    memory_limit,
+    on_cpu,
+    platform,
+    quick_to_compile,
+    unroll,
+)
+from podracer.topology.mesh import DATA_AXIS, POPULATION_AXIS, LayoutError, Topology, make
+from podracer.topology.split import HostTopology, continues_on, make_host
+
+__all__ = [
+    "DATA_AXIS",
+    "POPULATION_AXIS",
+    "HostTopology",
+    "LayoutError",
+    "Topology",
+    "compiler_options",
+    "compiling_for",
+    "continues_on",
+    "here",
+    "host_cpu",
+    "host_cpus",
+    "is_key",
+    "make",
+    "make_host",
+    "memory_limit",
+    "on_cpu",
+    "platform",
+    "quick_to_compile",
+    "spread",
+    "together",
+    "unroll",
+]

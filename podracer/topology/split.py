@@ -1,0 +1,195 @@
+"""Sebulba's layout: replicas of actor threads, and one mesh of learners over the devices of all processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from podracer.topology.mesh import DATA_AXIS, LayoutError
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTopology:
+    """How a run with host environments is laid out: replicas of actor threads, and one mesh of learners.
+
+    A replica is what a host of the paper is: A actor threads, whose rollouts are learnt from in turn, and S / R of the
+    shards. An update learns from one rollout of every replica. Actors, lanes and shards are numbered by replica first,
+    so equal (S, R, A) give equal results on any number of processes and devices (docs/adr/0024-replicas.md).
+
+    Attributes:
+      actors: the device of every actor thread of this process, by replica.
+      mesh: the learner devices of all processes, with the one axis `data`.
+      num_shards: S, logical shards of every trajectory.
+      num_envs: environment lanes over all actor threads of all replicas.
+      replicas: R.
+      processes: P, each of which has R / P replicas.
+      process: of these the one that this is.
+      devices: those of all processes, each once.
+      reanalysers: the devices that hold the replay and reanalyse, as a mesh with the one axis `data`, or None.
+    """
+
+    actors: tuple[Any, ...]
+    mesh: Mesh
+    num_shards: int
+    num_envs: int
+    replicas: int
+    processes: int
+    process: int
+    devices: tuple[Any, ...]
+    reanalysers: Mesh | None = None
+
+    @property
+    def replicas_here(self) -> int:
+        """Replicas of this process."""
+        return self.replicas // self.processes
+
+    @property
+    def threads(self) -> int:
+        """A, actor threads of a replica."""
+        return len(self.actors) // self.replicas_here
+
+    @property
+    def first_actor(self) -> int:
+        """The number of this process's first actor thread, among those of all."""
+        return self.process * len(self.actors)
+
+    @property
+    def envs_per_actor(self) -> int:
+        return self.num_envs // (self.replicas * self.threads)
+
+    @property
+    def shards_per_replica(self) -> int:
+        return self.num_shards // self.replicas
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    def describe(self) -> str:
+        """One line for people."""
+        shared = set(self.actors) & set(self.mesh.devices.flat)
+        learners = self.mesh.size
+        total = len(self.devices)
+        others = self.reanalysers.size if self.reanalysers else 0
+        reanalysing = f", {others} reanalyser" if others else ""
+        where = f"{total - learners - others} actor{reanalysing} and {learners} learner"
+        where = f"{total} shared" if shared else where
+        each = f"{self.replicas} replicas of " if self.replicas > 1 else ""
+        return (
+            f"{self.num_envs} environments in {each}{self.threads} actor thread(s), {self.num_shards} shard(s) on "
+            f"{where} {self.platform} device(s)"
+        )
+
+
+def make_host(
+    *,
+    num_envs: int | None,
+    envs_per_actor: int,
+    num_shards: int | None = None,
+    replicas: int | None = None,
+    actor_devices: int | None = None,
+    actor_threads: int = 1,
+    reanalyser_devices: int = 0,
+    updates_per_batch: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> HostTopology:
+    """Splits every process's devices into actors and learners (Hessel et al. 2021, "Sebulba").
+
+    Args:
+      num_envs: lanes over all actor threads; `envs_per_actor` for each if None.
+      envs_per_actor: the agent's default.
+      num_shards: S; one per learner device, or replica where those are more, if None.
+      replicas: R; one per process if None. The replicas of a process share its devices out.
+      actor_devices: how many devices of a process act; a quarter of them, at least one, if None (the paper's 1 to 3).
+        A single device acts and learns.
+      actor_threads: of every actor device of a replica.
+      reanalyser_devices: how many devices of a process hold the replay and reanalyse, behind those that act.
+      updates_per_batch: how many parts of every shard's lanes are learnt from in turn.
+      devices: all local devices if None; those of several processes by process.
+
+    Raises:
+      LayoutError: where shards or replicas do not divide.
+      ValueError: where there are too few devices, or lanes do not divide.
+    """
+    devices = list(devices if devices is not None else jax.local_devices())
+    owners = list(dict.fromkeys(device.process_index for device in devices))
+    here = jax.process_index() if len(owners) > 1 else owners[0]
+    by_process = [[device for device in devices if device.process_index == owner] for owner in owners]
+    local, P = by_process[owners.index(here)], len(owners)
+    acting = actor_devices or max(1, len(local) // 4)
+    if acting >= len(local) > 1:
+        raise ValueError(f"actor_devices={acting}: of {len(local)} devices at least one must learn.")
+    if len(local) == 1 and acting > 1:
+        raise ValueError(f"actor_devices={acting}: there is 1 device, which acts and learns.")
+    if reanalyser_devices and acting + reanalyser_devices >= len(local):
+        raise ValueError(
+            f"reanalyser_devices={reanalyser_devices}: of {len(local)} devices {acting} act(s), and one must learn."
+        )
+    behind = acting + reanalyser_devices
+    learners = [device for there in by_process for device in (there[behind:] or there)]
+    reanalysers = [device for there in by_process for device in there[acting:behind]]
+    replicas = replicas or P
+    if replicas % P:
+        raise LayoutError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
+    R, own = replicas, replicas // P
+    for what, number in (("actor", acting), ("learner", len(learners) // P)):
+        if not _share_out(number, own):
+            raise LayoutError(
+                f"replicas={R}: the {own} of a process cannot share its {number} {what} devices out evenly; use "
+                f"{what} devices that divide them, or are a multiple."
+            )
+    each = max(1, acting // own)  # actor devices of a replica
+    actors = [local[(r * each + i) % acting] for r in range(own) for i in range(each) for _ in range(actor_threads)]
+    unit = math.lcm(len(learners), len(reanalysers) or 1, R)
+    num_shards = num_shards or unit
+    if num_shards % unit:
+        of = f"{len(learners)} learner devices" + (f", {len(reanalysers)} reanalyser devices" if reanalysers else "")
+        of += f" and {R} replicas" if R > 1 else ""
+        raise LayoutError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
+    threads, shards_each = R * each * actor_threads, num_shards // R
+    unit = threads * shards_each * updates_per_batch
+    num_envs = num_envs or -(-envs_per_actor // (shards_each * updates_per_batch)) * unit
+    if num_envs % unit:
+        below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
+        of = f"{threads} actor thread(s) x {shards_each} shard(s)" + (" of a replica" if R > 1 else "")
+        raise ValueError(
+            f"num_envs={num_envs} is not divisible by {of} x {updates_per_batch} update(s) per batch; use "
+            f"{f'{below} or {above}' if below else above}."
+        )
+    mesh = lambda some: Mesh(np.asarray(some), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
+    apart = mesh(reanalysers) if reanalysers else None
+    return HostTopology(
+        tuple(actors), mesh(learners), num_shards, num_envs, R, P, owners.index(here), tuple(devices), apart
+    )
+
+
+def _share_out(devices: int, replicas: int) -> bool:
+    """Whether the replicas of a process can have as many of its devices each, or as many of them share one."""
+    return devices % replicas == 0 or replicas % devices == 0
+
+
+def continues_on(num_shards: int, replicas: int | None = None) -> str:
+    """What a run with these shards, and these replicas under Sebulba, can continue on, in words."""
+    if replicas is None:
+        return f"this run has {num_shards} shards: it continues on {_these(_divisors(num_shards))} devices"
+    ways = []
+    for processes in _divisors(replicas):
+        learners = [n for n in _divisors(num_shards // processes) if _share_out(n, replicas // processes)]
+        ways.append(f"{_these([processes])} process(es) with {_these(learners)} learner devices each")
+    has = f"{replicas} replicas and {num_shards} shards" if replicas > 1 else f"{num_shards} shards"
+    return f"this run has {has}: it continues on {'; '.join(ways)}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _these(numbers: Sequence[int]) -> str:
+    *some, last = map(str, numbers)
+    return f"{', '.join(some)} or {last}" if some else last

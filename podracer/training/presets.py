@@ -1,0 +1,256 @@
+"""Settings to begin with, by name: what differs from the defaults of an agent for a kind of task.
+
+`atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
+is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
+locomotion tasks of Gymnasium, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
+Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+
+What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from podracer import atari, configs, environments
+from podracer.agents.registry import AGENTS
+from podracer.atari import presets as papers
+from podracer.run.config import RunConfig
+
+
+class Settings(NamedTuple):
+    """What differs from the defaults.
+
+    Attributes:
+      agent: fields of the agent's config.
+      run: fields of `RunConfig`.
+      env: fields of the environment's options.
+      names: `preset` and `protocol`, where there are such.
+    """
+
+    agent: Mapping[str, Any] = {}
+    run: Mapping[str, Any] = {}
+    env: Mapping[str, Any] = {}
+    names: Mapping[str, str] = {}
+
+
+CLASSIC = {
+    ("ppo", "Acrobot"): Settings(
+        {
+            "rollout_length": 256,
+            "gae_lambda": 0.94,
+            "learning_rate": 3e-4,
+            "entropy_cost": 0.0,
+            "normalize_observations": True,
+        },
+        {"num_envs": 16, "total_steps": 500_000},
+    ),
+    ("ppo", "MountainCar"): Settings(
+        {"rollout_length": 128, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
+        {"num_envs": 16, "total_steps": 1_000_000},
+    ),
+    ("ppo", "LunarLander"): Settings(
+        {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
+        {"num_envs": 16, "total_steps": 1_000_000},
+    ),
+    ("ppo", "Pendulum"): Settings(
+        {"rollout_length": 256, "num_epochs": 10, "discount": 0.9, "entropy_cost": 0.0},
+        {"num_envs": 16, "total_steps": 500_000},
+    ),
+}
+
+BOARD = {
+    # What half an hour of two cores can learn (benchmarks/connect_four.py).
+    ("alphazero", "connect_four"): Settings(
+        {
+            "considered": 7,
+            "n_step": 42,
+            "samples_per_row": 2.0,
+            "blocks": 2,
+            "channels": 16,
+        },
+        {},
+        {"opening_plies": 20},
+    ),
+    # For an accelerator; no result of it is measured yet.
+    ("alphazero", "go_9x9"): Settings(
+        {
+            "rollout_length": 32,
+            "simulations": 32,
+            "sampled_plies": 30,
+            "n_step": 128,
+            "batch_size": 4096,
+            "samples_per_row": 2.0,
+            "replay_capacity": 1_000_000,
+            "replay_min_size": 65_536,
+            "l2_cost": 1e-4,
+            "blocks": 6,
+            "channels": 128,
+        },
+        {"num_envs": 1024},
+        {"opening_plies": 8},
+    ),
+}
+
+MUJOCO_TASKS = (
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
+    *("Pusher", "Reacher", "Swimmer", "Walker2d"),
+)
+
+# CleanRL's settings for continuous actions, with 16 lanes of 128 rows instead of one of 2,048.
+MUJOCO = Settings(
+    {
+        "rollout_length": 128,
+        "num_epochs": 10,
+        "num_minibatches": 32,
+        "learning_rate": 3e-4,
+        "value_clip_epsilon": 0.2,
+        "entropy_cost": 0.0,
+        "normalize_observations": True,
+    },
+    {"num_envs": 16, "total_steps": 1_000_000, "mode": "serial"},
+)
+
+TASKS: dict[str, dict[tuple[str, str], Settings]] = {
+    "classic": CLASSIC,
+    "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    "board": BOARD,
+}
+"""By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not
+matter."""
+
+
+def names(agent: str) -> tuple[str, ...]:
+    """The presets of an agent by name."""
+    of_atari = tuple(papers.SEVERAL.get(agent, ("atari",) if agent in papers.PAPERS else ()))
+    return (*of_atari, *(name for name, tasks in TASKS.items() if any(whose == agent for whose, _ in tasks)))
+
+
+def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
+    """What differs from the defaults by a preset, a protocol and what a user gives.
+
+    Args:
+      agent: its name.
+      environment: its name.
+      preset: a name, or None.
+      protocol: a name, or None for the preset's.
+      given: what goes before both.
+
+    Raises:
+      ValueError: for an unknown name, a preset that another agent has or another environment needs, or a number of
+        lanes that does not fit.
+    """
+    begun = _find(preset, agent, environment) if preset else Settings()
+    if protocol:
+        layers = [begun, _of_protocol(protocol, agent, environment, begun)]
+    elif "protocol" in begun.names:  # what the preset says itself goes before its protocol
+        layers = [_of_protocol(begun.names["protocol"], agent, environment, begun), begun]
+    else:
+        layers = [begun]
+    parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
+    merged = Settings(*parts)
+    if begun.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
+        return _with_periods(agent, merged, begun)
+    if agent == "efficientzero" and preset:
+        total_steps = configs.from_json(RunConfig, merged.run).total_steps
+        fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
+        return merged._replace(agent={**merged.agent, **fitted, **given.agent})
+    return merged
+
+
+def _find(name: str, agent: str, environment: str) -> Settings:
+    """A preset by name for an agent by name and an environment by name.
+
+    Raises:
+      ValueError: where there is none.
+    """
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    if name not in names(agent):
+        whose = [other for other in AGENTS if name in names(other)]
+        if whose:
+            has = ", ".join(names(agent)) or "none"
+            raise ValueError(f"preset={name!r} is of {', '.join(whose)}; the presets of {agent}: {has}.")
+        raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
+    found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
+    return found._replace(names={"preset": name, **found.names})
+
+
+def suggestion(agent: Any, environment: Any) -> list[str]:
+    """A line on the preset that is made for an agent on a task; none where there is none, or they are objects."""
+    if not (isinstance(agent, str) and isinstance(environment, str)):
+        return []
+    name = next((name for name in TASKS if _in_tasks(name, agent, environment)), None)
+    return [f"{agent} has settings for {environment}: --preset {name}, or preset={name!r} in Python"] if name else []
+
+
+def _of_task(name: str, agent: str, environment: str) -> Settings:
+    if found := _in_tasks(name, agent, environment):
+        return found
+    there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
+    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
+
+
+def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
+    task = _task(environment).replace("_", "").lower()
+    known = {(whose, known.replace("_", "").lower()): settings for (whose, known), settings in TASKS[name].items()}
+    return known.get((agent, task))
+
+
+def _task(environment: str) -> str:
+    """A name without kind and version."""
+    return environment.rpartition(":")[2].partition("-v")[0]
+
+
+def _of_atari(name: str, agent: str, environment: str) -> Settings:
+    _check_game(f"preset={name!r}", environment)
+    if agent in papers.SEVERAL:
+        found = papers.resolve(agent, name)
+        return Settings(found.agent, found.run, found.env, {"protocol": found.protocol})
+    goes_with = papers.PAPERS[agent]
+    changes = goes_with.agent or _changes(AGENTS[agent][0].atari())  # type: ignore[attr-defined]
+    return Settings(changes, goes_with.run, {}, {"protocol": goes_with.protocol})
+
+
+def _of_protocol(name: str, agent: str, environment: str, begun: Settings) -> Settings:
+    protocol = atari.protocol(name)
+    _check_game(f"protocol={name!r}", environment)
+    if agent not in AGENTS:
+        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    settings = vars(configs.from_json(AGENTS[agent][0], begun.agent))
+    return Settings(protocol.agent(settings), protocol.run, protocol.env, {"protocol": name})
+
+
+def _check_game(what: str, environment: str) -> None:
+    if environment.startswith("envpool:"):
+        options = environments.options(environment)
+        if options.__name__ == "AtariOptions":  # whose module needs Gymnasium
+            return
+    raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
+
+
+def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
+    """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
+
+    Raises:
+      ValueError: for several actors, of which each would hand over a part of a period and act between two copies.
+    """
+    for name in ("actor_threads", "actor_devices"):
+        if (number := merged.run.get(name) or 1) > 1:
+            raise ValueError(
+                f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
+                "one actor acts; leave it out (or give rollout_length)."
+            )
+    num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
+    target_period = configs.from_json(AGENTS[agent][0], merged.agent).target_period
+    rollout_length = papers.rollout_length(target_period, num_envs)
+    return merged._replace(
+        agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}
+    )
+
+
+def _changes(config: Any) -> dict[str, Any]:
+    """The fields that differ from the defaults."""
+    defaults = type(config)()
+    return {name: value for name, value in vars(config).items() if value != getattr(defaults, name)}

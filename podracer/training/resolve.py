@@ -1,0 +1,220 @@
+"""A run's parts, resolved from names, objects and defaults, and checked before anything is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from podracer import configs, environments, topology
+from podracer.agents.registry import AGENTS, make_agent
+from podracer.anakin.driver import Anakin
+from podracer.environments import gate, imports
+from podracer.environments.from_jax import SteppedEnvironments
+from podracer.nets import Network
+from podracer.run.config import RunConfig
+from podracer.run.driver import Driver
+from podracer.run.record import Experiment
+from podracer.sebulba.driver import Sebulba
+from podracer.training import choices
+from podracer.types import Agent, Environment, HostEnvironments
+from podracer.version import __version__
+
+MAX_UPDATES = 2**31 - 1
+"""The most updates of a run: `LearnerState.num_updates` is an int32. Steps (`learning.counter`) may be more."""
+
+
+def stored_options(name: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The `env_options` of a description, which JSON has turned into lists and dicts."""
+    hints = typing.get_type_hints(environments.options(name))
+    return {field: _revive(value, hints[field]) for field, value in stored.items()}
+
+
+def _revive(value: Any, expected: Any) -> Any:
+    if isinstance(value, list):
+        (item, *_) = typing.get_args(expected)
+        return tuple(_revive(v, item) for v in value)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(expected):
+        hints = typing.get_type_hints(expected)
+        return expected(**{name: _revive(v, hints[name]) for name, v in value.items()})  # type: ignore[operator]
+    return value
+
+
+RemotelyStepped = Callable[[str, Any, dict[str, Any] | None, RunConfig], HostEnvironments]
+"""`(name, environment as it is made here or None, its options, run) -> HostEnvironments` that others step."""
+
+
+def resolve(
+    agent: str | Agent,
+    environment: Any,
+    run: RunConfig,
+    *,
+    config: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    network: Network | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    devices: list[Any] | None = None,
+    remote: RemotelyStepped | None = None,
+) -> Experiment:
+    """A run's parts; `remote` makes environments that others step of those that this process would.
+
+    Raises:
+      ValueError: for what makes no sense.
+      TypeError: for what is none of the things that were expected.
+    """
+    from envs_jax import testing  # which imports podracer
+
+    path = imports.import_path(environment)
+    own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
+    own += ["network"] if network is not None else []
+    env_name, options = "", {}
+    if isinstance(environment, str):
+        env_name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
+        environment = None if unknown_here else environments.make(environment, **(env_options or {}))
+        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
+    else:
+        environment = environments.adopt(environment, env_options)
+        options = configs.to_json(dict(env_options or {}))
+    if remote:
+        environment = remote(env_name or environment.spec.name, environment, options if environment else None, run)
+    on_host = isinstance(environment, HostEnvironments)
+    if on_host and run.arch == "anakin":
+        raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
+    if not on_host:
+        testing.validate_protocol(environment)
+    else:
+        gate.check_dtypes(environment.spec)
+    if isinstance(agent, str):
+        agent = make_agent(agent, environment, config, network)
+    elif not isinstance(agent, Agent):
+        raise TypeError(
+            f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
+            "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
+        )
+    elif config is not None or network is not None:
+        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
+    hypers = configs.population_hyper(agent.config, run.population, hyper)
+    run = dataclasses.replace(
+        run,
+        arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
+        eval_episodes=run.eval_episodes or (32 if on_host else 128),
+        eval_every=run.eval_every or max(1, run.total_steps // 10),
+        checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
+    )
+    make = _sebulba if run.arch == "sebulba" else _anakin
+    driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
+    run = dataclasses.replace(run, **resolved)
+    _check_updates(agent, run)
+    description = {
+        "podracer": __version__,
+        "agent": agent.name,
+        "agent_config": configs.to_json(agent.config),
+        "env": env_name or environment.spec.name,
+        "env_options": options,
+        "own": own,
+        "hyper": configs.to_json({name: np.asarray(value).tolist() for name, value in (hyper or {}).items()}),
+        "run": configs.to_json(run),
+        "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
+    }
+    if path:
+        description["imports"] = {"environment": path}
+    return Experiment(agent, environment, run, driver, hypers, description, network)
+
+
+def _check_updates(agent: Agent, run: RunConfig) -> None:
+    """Refuses a run of more updates than their counter holds, which would go on from a negative number."""
+    replay, rows = agent.replay, run.total_steps
+    if replay is None or replay.fraction:
+        updates = rows * run.updates_per_batch / (run.num_envs * agent.config.rollout_length)  # type: ignore[operator]
+    else:
+        sequences = rows if replay.starts == "rows" else rows / agent.config.rollout_length
+        updates = sequences * replay.ratio / replay.batch_size
+    if updates + run.final_updates > MAX_UPDATES:
+        raise ValueError(
+            f"total_steps={run.total_steps:,} are {updates:,.0f} updates, and their counter holds {MAX_UPDATES:,}: use "
+            "more num_envs, a longer rollout or larger batches, or fewer total_steps."
+        )
+
+
+def _anakin(
+    agent: Agent, environment: Environment, run: RunConfig, hyper: dict[str, np.ndarray], devices: list[Any] | None
+) -> tuple[Driver, dict[str, int]]:
+    if run.replicas is not None:
+        raise ValueError(f"replicas={run.replicas}: only Sebulba has them; leave it out, or add arch='sebulba'.")
+    if run.reanalyser_devices:
+        raise ValueError(f"reanalyser_devices={run.reanalyser_devices}: only Sebulba has them; add arch='sebulba'.")
+    if run.replay_memory != "device":
+        raise ValueError(f"replay_memory={run.replay_memory!r}: only Sebulba has it; add arch='sebulba'.")
+    if run.updates_per_call is not None:
+        raise ValueError(
+            f"updates_per_call={run.updates_per_call}: only Sebulba has it, whose learner looks at signals in between; "
+            "leave it out, or add arch='sebulba'."
+        )
+    layout = topology.make(
+        num_envs=run.num_envs,
+        envs_per_device=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        population=run.population,
+        devices=devices,
+    )
+    seeds = run.seed + np.arange(run.population, dtype=np.int32)
+    driver = Anakin(
+        agent,
+        environment,
+        layout,
+        reset_pool=run.reset_pool,
+        seeds=seeds,
+        hyper=hyper,
+        lockstep=run.mode == "lockstep",
+        final_updates=run.final_updates,
+    )
+    return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards}
+
+
+def _sebulba(
+    agent: Agent,
+    environment: Environment | HostEnvironments,
+    run: RunConfig,
+    hyper: dict[str, np.ndarray],
+    devices: list[Any] | None,
+) -> tuple[Driver, dict[str, int]]:
+    for name, plain in (("population", 1), ("reset_pool", 0)):
+        if getattr(run, name) != plain:
+            seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
+            raise ValueError(
+                f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."
+            )
+    if not isinstance(environment, HostEnvironments):
+        environment = SteppedEnvironments(environment)
+    layout = topology.make_host(
+        num_envs=run.num_envs,
+        envs_per_actor=agent.config.envs_per_device,
+        num_shards=run.num_shards,
+        replicas=run.replicas,
+        actor_devices=run.actor_devices,
+        actor_threads=run.actor_threads,
+        reanalyser_devices=run.reanalyser_devices,
+        updates_per_batch=run.updates_per_batch,
+        devices=devices or jax.local_devices(),
+    )
+    driver = Sebulba(
+        agent,
+        environment,
+        layout,
+        seed=run.seed,
+        hyper={name: float(value[0]) for name, value in hyper.items()},
+        mode=run.mode,
+        updates_per_batch=run.updates_per_batch,
+        queue_capacity=run.queue_capacity,
+        env_timeout=run.env_timeout,
+        env_restarts=run.env_restarts,
+        replay_memory=run.replay_memory,
+        updates_per_call=run.updates_per_call,
+        final_updates=run.final_updates,
+        prepare_ahead=run.prepare_ahead,
+    )
+    return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards, "replicas": layout.replicas}

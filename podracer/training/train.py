@@ -1,0 +1,468 @@
+"""What a user calls first: `train`, `resume` and `load`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from podracer import configs, errors
+from podracer.environments import imports
+from podracer.errors import Interrupted
+from podracer.nets import Network
+from podracer.remote.settings import Remote
+from podracer.result.result import Result
+from podracer.run import checkpoint, metrics, rundir
+from podracer.run.config import RunConfig
+from podracer.run.driver import counter_values, memory_explained, only_learner
+from podracer.system import console, files
+from podracer.system.console import note
+from podracer.system.lock import RunLock
+from podracer.system.stopping import StopSignal
+from podracer.topology.processes import ALONE, Processes
+from podracer.training import masks, presets
+from podracer.training.choices import flat_images
+from podracer.training.resolve import resolve, stored_options
+from podracer.training.session import Session
+from podracer.training.transfer import transferred
+from podracer.types import Agent, Environment, HostEnvironments
+
+if TYPE_CHECKING:
+    from podracer.pod.settings import Pod
+
+    Topology = Literal["local", "pod"] | Pod
+
+
+SHARED_SECONDS = 30.0
+"""How long a file that process 0 has written may take to be seen by the others."""
+
+
+def train(
+    agent: str | Agent,
+    environment: str | Environment | HostEnvironments | Any,
+    *,
+    run_dir: str | pathlib.Path | None = None,
+    resume: bool = False,
+    config: Any = None,
+    env_options: Mapping[str, Any] | None = None,
+    network: Network | None = None,
+    hyper: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    protocol: str | None = None,
+    init_from: Result | str | pathlib.Path | None = None,
+    check: bool = True,
+    log: metrics.LogCallback | None = None,
+    progress: bool = True,
+    topology: Topology = "local",
+    remote: Remote | Mapping[str, Any] | None = None,
+    **run_settings: Any,
+) -> Result:
+    """Trains an agent and returns it with its history.
+
+        result = podracer.train("ppo", "cartpole", total_steps=500_000, seed=0)
+
+    Args:
+      agent: a name, or an `Agent`.
+      environment: a name; an object that follows `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`,
+        of which every lane is a copy; or a class or function without arguments that makes one of these.
+      run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
+      resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
+        `total_steps` than it had train it further.
+      config: the agent's settings, as its config dataclass or a mapping of fields.
+      env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
+      network: your own network, for an agent given by name.
+      hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
+        trains two.
+      preset: settings to begin with, by name (`podracer.training.presets`); all others that are given here go
+        before them.
+      protocol: how a game of Atari is played and evaluated, by name (see `podracer.atari.PROTOCOLS`), instead of as the
+        preset has it.
+      init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
+        member) this one begins with; the optimiser begins anew.
+      check: whether a pure-JAX environment of one's own is played at random for a second before
+        (`envs_jax.testing.check_environment` checks more).
+      log: called as `log(env_steps, row)` for every row of metrics. The run ends in good order, as with Ctrl-C, where
+        it returns True, and where it raises, before the exception goes on.
+      progress: whether to show a progress bar, or lines where there is no terminal, and the result in a sentence.
+      topology: "local" for the devices of this process; "pod" for those of all processes of a cluster, each of which
+        calls this alike; or a `podracer.Pod`, which says where they are. Process 0 writes and speaks for all.
+      remote: where workers connect that step the environments (`podracer.serve_envs`), of a `HostEnvironments` or of
+        `remote:NAME`, which only they can make. A resumed run listens where it did.
+      **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
+
+    Raises:
+      Interrupted: where Ctrl-C or SIGTERM stopped the run, with its result; it can be resumed.
+      PeerError: where another process of a pod is gone or does not answer.
+      ValueError: for anything wrong in what was asked, before anything is compiled or written.
+      TypeError: for an environment that breaks the protocol, saying what and where.
+      TrainingDivergedError: where a metric is not finite; checkpoints until then are kept.
+      OutOfMemoryError: where a device has too little memory, saying what to lower.
+      CheckpointError: where a checkpoint cannot be written, or none can be read.
+      RemoteError: where workers that should step environments are not there.
+      OSError: where `remote` names an address that cannot be listened at.
+    """
+    began = time.monotonic()
+    with _start(topology) as processes, _Workers(remote, run_dir if resume else None) as workers:
+        names: Mapping[str, str] = {}
+        if preset or protocol:
+            if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+                asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+                raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+            given = presets.Settings(config or {}, run_settings, env_options or {})
+            merged = presets.merge(agent, environment, preset, protocol, given)
+            config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
+        run = configs.from_json(RunConfig, run_settings)
+        run = dataclasses.replace(run, population=configs.members(run.population, hyper))
+        directory = _shared(None if run_dir is None else files.local(run_dir), processes)
+        if resume:
+            if directory is None:
+                raise ValueError("resume=True needs the run_dir of the run to continue.")
+            run = rundir.adopt_layout(run, directory)
+        parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
+        with rundir.layout_explained(directory if resume else None):
+            experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
+        experiment.description.update(workers.described())
+        experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
+        _use_compilation_cache()
+        if check and not resume and not isinstance(environment, str):
+            _check(experiment.environment)
+        if processes.is_first:
+            learner, spec = experiment.agent, experiment.environment.spec
+            for line in masks.ignored(learner, spec) + flat_images(learner, spec, experiment.description["chosen"]):
+                note(line)
+        # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
+        experiment.driver.check()
+        source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+        if source:
+            transferred(source, experiment.driver.like().learner)
+            experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+        processes.agree(configs.to_json(experiment.description))
+        notes = [] if resume or names else presets.suggestion(agent, environment)
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                lock = stack.enter_context(contextlib.closing(RunLock(directory)))
+                _by_first(processes, lock.take)
+                notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
+            stack.enter_context(memory_explained())
+            stop = stack.enter_context(StopSignal())
+            parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
+            result = Session(*parts).run()
+        workers.finished = result.summary["complete"]
+        if progress and result.summary["complete"] and processes.is_first:
+            console.write(sys.stdout, f"{result}\n")
+    # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
+    if stop.number or result.summary["stopped_by"]:
+        raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
+    return result
+
+
+def _next(result: Result) -> str:
+    """Says what to do after a run was stopped."""
+    if result.summary["complete"]:
+        return "the run was complete"
+    if result.run_dir is None:
+        return "without a run_dir only this error's `result` has what was learnt"
+    return f"continue with {rundir.how_to_resume(result.run_dir, result.description['own'])}"
+
+
+class _Workers:
+    """Those who step the environments of a run, if any do: let in, and told how it ended.
+
+    Args:
+      remote: where they connect, if they do.
+      run_dir: of a resumed run, which knows where it listened; what is given goes before it, field by field.
+    """
+
+    def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
+        stored: Mapping[str, Any] = {}
+        if run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
+            stored = rundir.read(pathlib.Path(run_dir)).get("remote") or {}
+        if isinstance(remote, Remote):
+            remote = {name: value for name, value in vars(remote).items() if value != getattr(Remote(), name)}
+        settings = configs.from_json(Remote, {**stored, **(remote or {})})
+        if settings != Remote() and not settings.listen:
+            given = ", ".join(name for name, value in vars(settings).items() if value != getattr(Remote(), name))
+            raise ValueError(f"remote: {given} needs listen, for without it environments are stepped in this process.")
+        self._settings, self._environments, self.finished = settings, None, False
+        self.step = self._step if settings.listen else None
+
+    def described(self) -> dict[str, Any]:
+        """What a run's description says of them: files, never what is in them."""
+        return {"remote": configs.to_json(self._settings)} if self.step else {}
+
+    def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:
+        if local is not None and not isinstance(local, HostEnvironments):
+            raise ValueError(f"remote: {name} is pure JAX, which needs no workers; leave listen out.")
+        from podracer.remote.environments import RemoteEnvironments
+
+        ordered = run.mode != "async"
+        if ordered and self._settings.mode == "ready":
+            raise ValueError(
+                f"remote: mode='ready' takes rows as they come, and mode={run.mode!r} of the run in a fixed order; use "
+                "mode='all' there, or mode='async' here."
+            )
+        self._environments = RemoteEnvironments(
+            name,
+            local,
+            json.dumps(options, sort_keys=True) if options else None,
+            self._settings,
+            answer_timeout=run.env_timeout,
+            strict=ordered and self._settings.on_loss == "error",
+        )
+        return self._environments
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._environments is None:
+            return
+        from podracer.remote.session_pb2 import Goodbye
+
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._environments.close(Goodbye.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self._environments.close(Goodbye.FINISHED if self.finished else Goodbye.RESTARTING)
+
+
+def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[Processes]:
+    """The processes that share the run, which hear of each other's errors within.
+
+    Raises:
+      ValueError: for a topology that there is not, or no cluster.
+      PeerError: where not all come.
+    """
+    if isinstance(topology, Processes):
+        return contextlib.nullcontext(topology)  # `resume` has begun with them
+    if topology == "local":
+        return ALONE
+    from podracer.pod import peers, settings  # which a local run has no use for
+
+    if topology != "pod" and not isinstance(topology, settings.Pod):
+        raise ValueError(f"topology={topology!r}: there are 'local', 'pod' and podracer.Pod(...).")
+    return peers.start(settings.Pod() if topology == "pod" else topology)
+
+
+def _devices() -> list[Any]:
+    """Those of all processes, in an order that is the same in each."""
+    return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+
+
+def _shared(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib.Path | None:
+    """The run directory of process 0, which may have chosen a new one; all must see it, for all write checkpoints.
+
+    Raises:
+      ValueError: where they do not, or process 0 cannot write there.
+    """
+    told = processes.told(None if run_dir is None else str(run_dir))
+    if told is None or processes.count == 1:
+        return None if told is None else pathlib.Path(told)
+    directory, proof = pathlib.Path(told), secrets.token_hex(8)
+    mark = directory / f".shared-{processes.told(proof)}"
+
+    def make() -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
+
+    _by_first(processes, make)
+    until = time.monotonic() + SHARED_SECONDS
+    while not mark.exists() and time.monotonic() < until:
+        time.sleep(0.1)  # a network's file system may be late
+    blind = [str(i) for i, seen in enumerate(processes.everyones(mark.exists())) if not seen]
+    if processes.is_first:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise ValueError(
+            f"run_dir {directory} is not shared: process {', '.join(blind)} cannot see what 0 writes there."
+        )
+    return directory
+
+
+def _by_first(processes: Processes, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What process 0 gets of a function, which JSON can hold, in all.
+
+    Raises:
+      ValueError: as there, in all processes.
+    """
+    found: dict[str, Any] = {}
+    if processes.is_first:
+        try:
+            found = {"value": function(*arguments)}
+        except ValueError as error:
+            found = {"error": str(error)}
+    found = processes.told(found)
+    if "error" in found:
+        raise ValueError(found["error"])
+    return found["value"]
+
+
+def _check(environment: Environment | HostEnvironments) -> None:
+    """Plays an environment of one's own for a second.
+
+    Raises:
+      ValueError: where it breaks its contract.
+    """
+    from envs_jax import testing  # which imports podracer
+
+    if isinstance(environment, HostEnvironments):
+        return
+    try:
+        testing.check_briefly(environment)
+    except testing.ConformanceError as error:
+        raise ValueError(f"{str(error).rstrip('.')}; check=False trains all the same.") from None
+
+
+def resume(
+    run_dir: str | pathlib.Path,
+    *,
+    agent: Agent | None = None,
+    environment: Environment | HostEnvironments | Any = None,
+    network: Network | None = None,
+    total_steps: int | None = None,
+    log: metrics.LogCallback | None = None,
+    progress: bool = True,
+    topology: Topology = "local",
+    remote: Remote | Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Result:
+    """Continues the run in a directory, with the settings that are written there.
+
+    Args:
+      run_dir: what `train` wrote.
+      total_steps: to train it further than it was to be; no more than that if None.
+      agent: the agent object, if the run was not given one by name.
+      environment: the environment object, class or function, likewise.
+      network: the run's own network, if it had one.
+      log: as in `train`.
+      progress: as in `train`.
+      topology: as in `train`; a run may be continued on other processes and devices than it began on.
+      remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
+      trust: whether to import, and so run, the module of the environment that the run names.
+
+    Raises:
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
+      TypeError: for an environment that breaks the protocol.
+      Interrupted: as in `train`.
+      TrainingDivergedError: as in `train`.
+      CheckpointError: as in `train`.
+      PeerError: as in `train`.
+    """
+    with _start(topology) as processes:
+        directory = files.local(run_dir)
+        # Whether the others see the directory is not known yet.
+        stored = _by_first(processes, rundir.read, directory)
+        parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
+        run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
+        begun = processes.told(checkpoint.there_are(directory))
+        source = None if begun else stored.get("init_from")
+        how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
+        try:
+            return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+        except Interrupted as error:
+            interrupted = error
+    raise interrupted
+
+
+def load(
+    run_dir: str | pathlib.Path,
+    *,
+    agent: Agent | None = None,
+    environment: Environment | HostEnvironments | Any = None,
+    network: Network | None = None,
+    step: int | Literal["best"] | None = None,
+    trust: bool = False,
+) -> Result:
+    """The result of a run directory, from its newest whole checkpoint or an earlier one.
+
+    Args:
+      run_dir: what `train` wrote.
+      agent: the agent object, if the run was not given one by name.
+      environment: the environment object, class or function, likewise.
+      network: the run's own network, if it had one.
+      step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
+        None.
+      trust: whether to import, and so run, the module of the environment that the run names.
+
+    Raises:
+      ValueError: where there is no run, an object is needed that was not given, or `trust` is.
+      TypeError: for an environment that breaks the protocol.
+      CheckpointError: where no checkpoint can be read, or there is none of that step.
+    """
+    _use_compilation_cache()
+    directory = files.local(run_dir)
+    stored = rundir.read(directory)
+    run = configs.from_json(RunConfig, stored["run"])
+    experiment = resolve(
+        **_parts(directory, stored, trust, agent=agent, environment=environment, network=network),
+        run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
+        devices=jax.local_devices()[:1],
+    )
+    folder = checkpoint.BEST if step == "best" else "checkpoints"
+    if not (directory / folder).is_dir():
+        raise errors.CheckpointError(f"no checkpoint in {directory / folder} yet.")
+    experiment.description.update(rundir.stored_names(directory))
+    checkpoints = checkpoint.Checkpoints(directory, name=folder, read_only=True)
+    try:
+        wanted = None if step == "best" else step
+        _, state, problems = checkpoints.restore(only_learner(experiment.driver.like()), wanted)
+    finally:
+        checkpoints.close()
+    for problem in problems:
+        console.say(problem)
+    updates = int(np.max(jax.device_get(state.learner.num_updates)))
+    steps = int(counter_values(state.env_steps).max())
+    rows = metrics.stream(directory / "metrics.jsonl") if (directory / "metrics.jsonl").exists() else []
+    history = metrics.history(metrics.until(rows, updates, steps))
+    result = Result(experiment, state.learner, history, directory)
+    if (directory / "summary.json").exists():
+        result.summary = json.loads((directory / "summary.json").read_text())
+    return result
+
+
+def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **given: Any) -> dict[str, Any]:
+    """A run's agent, environment, network and what goes with them, from its description and the objects given.
+
+    Raises:
+      ValueError: where an object is needed that was not given, or consent to import it.
+    """
+    for part in stored["own"]:
+        if given[part] is None:
+            given[part] = imports.restored(directory, stored, part, trust)
+    by_name = given["environment"] is None
+    if by_name:
+        imports.check_name(directory, stored, trust)
+    options = stored["env_options"] if "environment" in stored["own"] else None
+    return {
+        "agent": given["agent"] or stored["agent"],
+        "environment": stored["env"] if by_name else given["environment"],
+        "network": given["network"],
+        "config": None if given["agent"] else stored["agent_config"],
+        "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
+        "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
+    }
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:  # a container's user without a home keeps none
+        return
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

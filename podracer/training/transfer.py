@@ -1,0 +1,43 @@
+"""A run that begins with what another has learnt."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from podracer.result.result import Result
+from podracer.types import LearnerState
+
+
+def transferred(source: Result, learner: LearnerState) -> LearnerState:
+    """A fresh learner with the parameters, normalisers and targets of another run's best member, for all members.
+
+    Args:
+      source: the other run.
+      learner: leading dim [P]; shapes will do to check.
+
+    Raises:
+      ValueError: where they do not fit.
+    """
+    member = source.best_member
+    old = (source.learner.params, source.learner.aux)
+    new = (learner.params, learner.aux)
+    named = lambda tree: {  # noqa: E731
+        jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(tree)
+    }
+    theirs, ours = named(old), named(new)
+    for name in [*ours, *theirs]:
+        there, here = (f"{list(x[name].shape[1:])}" if name in x else "absent" for x in (theirs, ours))
+        if there != here:
+            raise ValueError(
+                f"init_from: that run's network or settings are others: {name.partition('.')[2]} is {there} there and "
+                f"{here} here."
+            )
+
+    def put(x: jax.Array, like: jax.Array) -> jax.Array:
+        return jax.device_put(jnp.broadcast_to(jnp.asarray(jax.device_get(x))[member], like.shape), like.sharding)
+
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in ours.values()):
+        return learner
+    params, aux = jax.tree.map(put, old, new)
+    return learner._replace(params=params, aux=aux)

@@ -1,0 +1,93 @@
+"""What both drivers promise about memory, and what they say where there is too little."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import podracer
+from podracer.anakin import runner
+from podracer.anakin.driver import Anakin, _too_small
+from podracer.learning import learner
+from podracer.run import driver
+from podracer.sebulba.learner_program import OnDevices
+
+
+class Accelerator:
+    """A device that says how much memory it has, or cannot."""
+
+    platform = "gpu"
+
+    def __init__(self, stats=None):
+        self.stats = stats
+
+    def memory_stats(self):
+        if isinstance(self.stats, Exception):
+            raise self.stats
+        return self.stats
+
+    def __repr__(self):
+        return "gpu:0"
+
+
+SMALL = Accelerator({"bytes_limit": 2 * 2**30})
+TOO_SMALL = r"the program needs 3\.0 GiB on each device, and gpu:0 has 2\.0 GiB: lower num_envs, rollout_length"
+
+
+def compiled(needed):
+    """A compiled program of so many bytes."""
+    analysis = types.SimpleNamespace(temp_size_in_bytes=needed - 5, argument_size_in_bytes=5)
+    return types.SimpleNamespace(memory_analysis=lambda: analysis)
+
+
+def test_a_program_must_fit():
+    with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
+        driver.require_memory(driver.program_bytes(compiled(3 * 2**30)), SMALL)
+    driver.require_memory(2**30, SMALL)
+    driver.require_memory(None, SMALL)
+    little = learner.Experience((), jax.ShapeDtypeStruct((8,), np.uint8))
+    for unknown in (None, {}, jax.errors.JaxRuntimeError("UNIMPLEMENTED: a device that is not there")):
+        driver.require_memory(2**50, Accelerator(unknown))
+        learner.require_room(little, [Accelerator(unknown)])
+    assert driver.program_bytes(types.SimpleNamespace(memory_analysis=lambda: None)) is None
+    doubled = jax.jit(lambda x: x + x).lower(jax.ShapeDtypeStruct((1000,), np.float32)).compile()
+    assert driver.program_bytes(doubled) >= 4000
+
+
+def test_anakin_asks_before_it_runs(monkeypatch):
+    monkeypatch.setattr(Anakin, "devices", [SMALL])
+    monkeypatch.setattr(runner, "compile_step", lambda *args: runner.Compiled(lambda *args: None, None, 0.0, 3 * 2**30))
+    with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
+        podracer.train("vtrace", "catch", total_steps=100, num_envs=8, progress=False)
+
+
+def test_sebulba_asks_before_it_runs():
+    update = types.SimpleNamespace(lower=lambda *args: types.SimpleNamespace(compile=lambda: compiled(3 * 2**30)))
+    layout = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.array([SMALL])))
+    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(drains=False))
+    with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
+        OnDevices.compile(learning, None, None, None)
+
+
+def test_what_happens_later_is_explained_too():
+    """On the learner's side or in an actor; anything else is left as it is."""
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes.\nand many lines")
+    acting = podracer.ActorError("actor 0 failed")
+    acting.__cause__ = full
+    for error in (full, acting):
+        with pytest.raises(podracer.OutOfMemoryError) as caught, driver.memory_explained():
+            raise error
+        assert str(caught.value) == (
+            "a device is out of memory (RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes): " + driver.WHAT_TO_LOWER
+        )
+    for error in (jax.errors.JaxRuntimeError("INTERNAL: something"), podracer.ActorError("actor 1"), ValueError("no")):
+        with pytest.raises(type(error)) as caught, driver.memory_explained():
+            raise error
+        assert caught.value is error
+
+
+def test_few_rows_on_an_accelerator():
+    assert "4,096 rows an update leave it idle" in _too_small("gpu", 4096)
+    assert "num_envs of 2,048 to 16,384" in _too_small("tpu", 99_999)
+    assert _too_small("gpu", 100_000) == _too_small("cpu", 10) == ""

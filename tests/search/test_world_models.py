@@ -1,0 +1,105 @@
+"""World models: what a search is told of them, and states of images."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podracer import spaces
+from podracer.search import prefix_models, search, world_models
+from podracer.search.search import SearchConfig
+from podracer.search.world_models import WorldModel
+from podracer.types import EnvSpec
+
+BOARD = spaces.Box(-5.0, 5.0, (2,))
+MASK = spaces.Box(0, 1, (3,), np.uint8)
+
+
+def counted(masked):
+    """A model whose state is the number of moves: the mover's value is 5 - moves, each move's reward is 1."""
+
+    def represent(params, observation):
+        return (observation["board"] if masked else observation)[:, :1]
+
+    def dynamics(params, state, action):
+        return state + 1.0, jnp.ones((len(state), 1))
+
+    def predict(params, state):
+        return jnp.zeros((len(state), 3)), 5.0 - state
+
+    return WorldModel(lambda key: (), represent, dynamics, predict)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("num_players", [1, 2])
+def test_what_is_searched(num_players, masked):
+    """Of two players, what follows counts against the one who moved; masks hold at the root alone."""
+    space = spaces.Dict({"board": BOARD, "action_mask": MASK}) if masked else BOARD
+    spec = EnvSpec("moves", space, spaces.Discrete(3), num_players=num_players)
+    model = world_models.searched(counted(masked), lambda x: x[..., 0], spec)
+    board, mask = jnp.zeros((2, 2)), jnp.asarray([[1, 0, 1], [0, 1, 0]], jnp.uint8)
+    root = model.root(((), jnp.float32(0.9)), {"board": board, "action_mask": mask} if masked else board)
+    np.testing.assert_array_equal(root.value, [5.0, 5.0])
+    if masked:
+        assert root.legal is not None
+        np.testing.assert_array_equal(root.legal, mask == 1)
+    else:
+        assert root.legal is None
+    step = model.step(((), jnp.float32(0.9)), root.embedding, jnp.zeros(2, jnp.int32))
+    np.testing.assert_allclose(step.discount, np.full(2, -0.9 if num_players == 2 else 0.9))
+    np.testing.assert_array_equal(step.value, [4.0, 4.0])
+    assert step.legal is None
+    config = SearchConfig(simulations=3, max_depth=1)
+    found = search.search(model, ((), jnp.float32(0.9)), root, jax.random.key(0), config, explore=False)
+    visited = found.visits > 0
+    assert not np.any(visited & (mask == 0)) or not masked
+    sign = -1.0 if num_players == 2 else 1.0
+    np.testing.assert_allclose(found.q, np.where(visited, 1.0 + sign * 0.9 * 4.0, 0.0), rtol=1e-6)
+
+
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (16, 16, 1), np.uint8), spaces.Discrete(3))
+
+
+def test_states_of_images():
+    """Each one's least number is 0 and its largest 1, at every step, and actions tell them apart."""
+    model = world_models.make(IMAGES, world_models.Sizes(num_bins=3, channels=4, head_size=4))
+
+    def states(key):
+        params = model.init(key)
+        state = model.represent(params, jax.random.randint(key, (3, 16, 16, 1), 0, 256).astype(jnp.uint8))
+        after = model.dynamics(params, state, jnp.arange(3, dtype=jnp.int32))[0]
+        same = model.dynamics(params, jnp.broadcast_to(state[:1], state.shape), jnp.arange(3, dtype=jnp.int32))[0]
+        return state, after, same
+
+    state, after, same = jax.jit(states)(jax.random.key(0))
+    for x in (state, after):
+        assert x.shape[0] == 3
+        assert max(x.shape[1:3]) <= 6
+        np.testing.assert_array_equal(np.min(x, axis=(1, 2, 3)), np.zeros(3))
+        np.testing.assert_allclose(np.max(x, axis=(1, 2, 3)), np.ones(3), rtol=1e-6)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(same[i] - same[j]).max() > 0.01
+    assert np.isfinite(world_models._between_0_and_1(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
+
+
+@pytest.mark.parametrize("make", [world_models.make, prefix_models.make], ids=lambda make: make.__module__)
+def test_images_of_one_channel_need_no_axis_for_it(make):
+    """They are images, not vectors: the same planes with such an axis and without."""
+    flat = IMAGES._replace(observation_space=spaces.Box(0, 255, (16, 16), np.uint8))
+    sizes = {world_models: world_models.Sizes, prefix_models: prefix_models.Sizes}[sys.modules[make.__module__]]
+    states = []
+    for spec in (IMAGES, flat):
+        assert world_models.takes_convolutions(spec, "auto")
+        model, shape = make(spec, sizes(num_bins=3, channels=4, head_size=4)), (3, *spec.observation_space.shape)
+        image = jax.random.randint(jax.random.key(1), (3, 16, 16), 0, 256).astype(jnp.uint8).reshape(shape)
+
+        def represent(key, model=model, image=image):
+            if make is world_models.make:
+                return model.represent(model.init(key), image)
+            return model.module.apply(model.init(key, image[:1])[0], image, method="represent")
+
+        states.append(jax.jit(represent)(jax.random.key(0)))
+    assert states[0].shape[-1] == 4
+    np.testing.assert_array_equal(*states)

@@ -1,0 +1,80 @@
+"""Which group of updates is prepared when, by which parameters and priorities: steps that write down their numbers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh
+
+from podracer import topology
+from podracer.learning.learner import Experience
+from podracer.learning.steps import Counts, Elders, Prepared, Steps
+from podracer.sebulba.replay_devices import SplitReplay
+from podracer.topology import collectives
+from podracer.types import LearnerState
+
+GROUPS = 5
+HYPER: dict[str, jax.Array] = {}
+
+
+class Ring(NamedTuple):
+    """The last group whose priorities were written is the priority."""
+
+    priority: jax.Array
+    largest: jax.Array
+    fresh: jax.Array
+    version: Any = ()
+
+
+def prepare(elders, counts, ring, newest, progress, key, later):
+    seen = jnp.stack([counts.updates + later, elders.target, ring.priority])
+    metrics = {"prepared": (counts.updates + later).astype(jnp.float32)}
+    return ring, counts.updates + later, Prepared(seen, jax.random.key_data(key), elders.target), metrics
+
+
+def learn(state, prepared, progress):
+    learnt = state.params.at[state.num_updates].set(lax.pmax(prepared.batch, collectives.DATA_AXES))
+    return state._replace(params=learnt, num_updates=state.num_updates + 1), {}, prepared.batch[0]
+
+
+def write(counts, ring, at, priorities):
+    return ring._replace(priority=jnp.where(at == priorities, priorities, 100)), {}
+
+
+def never(*arguments: Any) -> Any:
+    raise AssertionError("the steps are taken one by one")
+
+
+STEPS = Steps(never, lambda state, progress: Elders(target=state.num_updates), prepare, learn, write, drain=never)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_groups_are_prepared_in_order(ahead):
+    device = jax.devices("cpu")[0]
+    layout = topology.make_host(num_envs=1, envs_per_actor=1, devices=[device])
+    mesh = Mesh(np.asarray([device]), (topology.DATA_AXIS,), axis_types=(AxisType.Auto,))
+    place = SplitReplay(STEPS, layout, mesh, reanalyses=True, ahead=ahead)
+    state = LearnerState(jnp.zeros((GROUPS, 3), jnp.int32), (), HYPER, jnp.int32(0))
+    counts = Counts(jnp.int32(0), jnp.zeros(1, jnp.int32), pending=jnp.int32(GROUPS), updates=jnp.int32(0))
+    ring = Ring(*(jnp.full(1, -1, jnp.int32) for _ in range(3)))
+    experience = Experience(counts, ring, place.ahead(state, counts, ring))
+    for number in (2, 1, 2):  # in several calls, as due
+        state, experience, _ = place._drain(
+            place._jitted,
+            state,
+            experience,
+            ({}, {"prepared": jnp.float32(0)}),
+            number,
+            jnp.float32(0),
+            jax.random.key(0),
+        )
+    number = np.arange(GROUPS)
+    # By parameters, and with priorities, of the update before; ahead, of one earlier than that but for the first two.
+    version = np.maximum(number - 1, 0) if ahead else number
+    np.testing.assert_array_equal(state.params, np.stack([number, version, version - 1], axis=1))
+    assert (experience.counts.pending, experience.counts.updates) == (0, GROUPS)
+    if ahead:
+        np.testing.assert_array_equal(experience.ahead.prepared.batch, [[GROUPS, GROUPS - 1, GROUPS - 2]])

@@ -1,0 +1,1 @@
+"""Oracles, probes and machinery that tests share."""

@@ -1,0 +1,81 @@
+"""What the settings of a run are called, in its description and wherever it goes on."""
+
+import json
+
+import pytest
+
+import podracer
+from podracer import configs
+from podracer.agents import AlphaZeroConfig
+from podracer.run import rundir
+from podracer.training import presets
+from tests.support import harness
+
+SMALL = {
+    "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},
+    **{"num_envs": 8, "total_steps": 64, "eval_episodes": 2, "eval_every": 100_000, "checkpoint_every": 64},
+}
+
+
+def named(description):
+    return {name: description[name] for name in rundir.NAMES if name in description}
+
+
+@pytest.mark.slow
+def test_names_are_kept(tmp_path, capsys):
+    asked = {"preset": "classic", "run_dir": tmp_path / "run"}
+    with harness.shared_programs():
+        podracer.train("ppo", "pendulum", **SMALL)
+        assert "--preset classic" in capsys.readouterr().err, "what fits is suggested"
+        begun = podracer.train("ppo", "pendulum", **asked, **SMALL)
+        assert "--preset" not in capsys.readouterr().err
+        assert begun.description["agent_config"]["discount"] == 0.9, "the preset's"
+        assert begun.description["agent_config"]["rollout_length"] == 4, "not the preset's"
+        longer = podracer.resume(asked["run_dir"], total_steps=128, progress=False)
+        loaded = podracer.load(asked["run_dir"])
+    assert longer.summary["env_steps"] >= 128
+    written = json.loads((asked["run_dir"] / "config.json").read_text())
+    for description in (begun.description, longer.description, loaded.description, written):
+        assert named(description) == {"preset": "classic"}
+    assert named(rundir.stored_names(tmp_path)) == {}
+
+
+def test_names_need_names():
+    with pytest.raises(ValueError, match="preset='classic' needs an agent and an environment by name"):
+        podracer.train("ppo", lambda: None, preset="classic")
+    with pytest.raises(ValueError, match="protocol='nature' needs an agent and an environment by name"):
+        podracer.train("ppo", "envpool:Pong-v5", protocol="nature", config=podracer.agents.PPOConfig())
+
+
+def test_presets_of_board_games():
+    found = presets.merge("alphazero", "connect_four", "board", None, presets.Settings({"blocks": 3}))
+    config = configs.from_json(AlphaZeroConfig, found.agent)
+    assert (config.blocks, config.channels, config.n_step) == (3, 16, 42), "what is given goes first"
+    assert (found.env, found.names) == ({"opening_plies": 20}, {"preset": "board"})
+    for (agent, task), settings in presets.BOARD.items():
+        assert presets.merge(agent, task, "board", None, presets.Settings()).agent == settings.agent
+        configs.from_json(AlphaZeroConfig, settings.agent)
+    with pytest.raises(ValueError, match="there is none for alphazero on tic_tac_toe; there are alphazero on conn"):
+        presets.merge("alphazero", "tic_tac_toe", "board", None, presets.Settings())
+    with pytest.raises(ValueError, match="preset='board' is of alphazero; the presets of ppo: atari, classic"):
+        presets.merge("ppo", "connect_four", "board", None, presets.Settings())
+
+
+@pytest.mark.parametrize("task", ["envpool:Hopper-v4", "envpool:HalfCheetah-v5", "gymnasium:HumanoidStandup-v4"])
+def test_the_preset_of_a_task_is_found_by_its_name(task):
+    assert "--preset mujoco" in presets.suggestion("ppo", task)[0]
+    found = presets.merge("ppo", task, "mujoco", None, presets.Settings())
+    config = configs.from_json(podracer.agents.PPOConfig, found.agent)
+    batch = found.run["num_envs"] * config.rollout_length
+    assert (batch, batch // config.num_minibatches, config.num_epochs) == (2048, 64, 10), (
+        "Schulman et al. 2017, table 3"
+    )
+    assert (config.discount, config.gae_lambda, config.clip_epsilon) == (0.99, 0.95, 0.2), "table 3"
+
+
+def test_a_preset_is_suggested_where_there_is_one():
+    assert presets.suggestion("ppo", "envpool:Pendulum-v1") == [
+        "ppo has settings for envpool:Pendulum-v1: --preset classic, or preset='classic' in Python"
+    ]
+    assert presets.suggestion("ppo", "catch") == presets.suggestion("vtrace", "pendulum") == []
+    assert presets.suggestion(object(), "pendulum") == presets.suggestion("ppo", object()) == []
