@@ -1,25 +1,24 @@
 """EfficientZero (Ye et al. 2021): MuZero for few environment steps, with either driver.
 
-    act      s_0 = h(o); a search over f and g from s_0 says the policy pi and the value nu
+    act      s_0 = h(o); a search over f and g from s_0 gives the policy pi and the value nu
     learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's prefix, value, policy and forecast are
              moved to P_k, z_k, pi_k and the projection of h(o_k)
 
     P_k = r_b + ... + r_k, since step b of the horizon that k is in
     z_k = r_{k+1} + d r_{k+2} + ... + d^m V(o_{k+m}), of fewer rewards the older they are
 
-Before samples are learnt from, their policies are searched for again and V is the target network's: what once was done
-in them says less and less of what should be.
+Samples are reanalysed before each update: a new search gives the policy, and the target network gives V, because
+recorded ones go stale.
 
 Where we differ from the authors' code (YeWR/EfficientZero at 468bb03): an episode that was cut bootstraps; frames are
 kept as they were; stacks of frames begin with zeros; the target network lags by 0 to one interval, and not by one to
-two; the last state is not learnt twice. Its faults are tests of ours.
+two; the last state is not learnt twice. Each fault found there has a regression test here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,17 +27,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, prefix_models, search, spaces, world_models
-from podracer.learning import (
-    augmentation,
-    collectives,
-    gradients,
-    lars,
-    optimizer,
-    planning,
-    reanalysis,
-    trajectories,
-    windows,
-)
+from podracer.learning import augmentation, collectives, lars, optimizer, planning, reanalysis, update, windows
 from podracer.learning.scalars import Bins, caution, largest_return
 from podracer.types import (
     ActorParams,
@@ -150,8 +139,13 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
 
 
 class Aux(NamedTuple):
-    """What a learner has beside its parameters: statistics of layers that have some, and older parameters and
-    statistics that reanalyse and that priorities are refreshed by; () where nothing is."""
+    """The learner's state beside its parameters; () where there is none.
+
+    Attributes:
+      statistics: of batch normalisation.
+      target: older parameters and statistics, which reanalyse.
+      sweep: older parameters and statistics, by which priorities are refreshed.
+    """
 
     statistics: ArrayTree
     target: tuple[ArrayTree, ArrayTree] | tuple[()]
@@ -159,8 +153,8 @@ class Aux(NamedTuple):
 
 
 def loss(
-    said: list[prefix_models.Said],
-    seen: jax.Array,
+    predictions: list[prefix_models.Said],
+    projections: jax.Array,
     target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
@@ -168,25 +162,26 @@ def loss(
     config: EfficientZeroConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+    """The loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
-      said: of the model's states 0 to K.
-      seen: [K, B, F]; projections of what was seen at rows 1 to K.
-      target: what they should be.
+      predictions: of the model's states 0 to K.
+      projections: [K, B, F]; of the observations at rows 1 to K.
+      target: of the predictions.
       weight: float32 [B]; importance weights.
-      bins: what numbers of prefixes and values are.
+      bins: the bins that represent prefixes and values.
       hyper: tunable numbers.
       config: the static settings.
       batch_size: samples of all shards.
     """
     sums = dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
-    K = len(said) - 1
-    for k, (policy, value, prefix, forecast) in enumerate(said):
+    K = len(predictions) - 1
+    for k, (policy, value, prefix, forecast) in enumerate(predictions):
         valid = target.valid[k]
         if prefix is not None and forecast is not None:
+            # Value prefixes (section 4.2), and the cosine loss of the self-supervised consistency (section 4.1).
             sums["prefix"] += valid * bins.cross_entropy(prefix, target.reward[k])
-            sums["consistency"] += valid * prefix_models.inconsistency(forecast, seen[k - 1])
+            sums["consistency"] += valid * prefix_models.inconsistency(forecast, projections[k - 1])
         sums["value"] += valid * bins.cross_entropy(value, target.value[k])
         sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
     mean = lambda x: jnp.sum(weight * x) / (K * batch_size)  # noqa: E731
@@ -222,114 +217,31 @@ def make(
             f"{spec.name} takes actions in {spec.action_space}; efficientzero searches among Discrete ones: use ppo or "
             "vtrace."
         )
-    K, n = config.unroll_length, config.n_step
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
-    plan = planner(spec, config, model)
-    augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
-    size = stacked.observation_space.shape[:2] if augment else (0, 0)  # type: ignore[union-attr]
-    # Stacks frames, and leaves the rest to the search.
-    observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
-    init_optimizer, step = _optimiser(config)
+    agent = _EfficientZero(config, stacked, model, planner(spec, config, model), bins, _optimizer(config), loss)
+    return Agent(
+        name="efficientzero",
+        config=config,
+        init=agent.init,
+        actor_params=agent.actor_params,
+        start=nets.starter(nets.FRAME_STACKER, spec, config.frame_stack),
+        act=agent.act,
+        learn=agent.learn,
+        hyper=configs.tunables(config),
+        replay=_replay(config),
+        target_params=agent.target_params if config.reanalyse else None,
+        reanalyse=agent.reanalyse if config.reanalyse else None,
+        refresh_params=agent.refresh_params if config.refresh_interval else None,
+        refresh=agent.refresh if config.refresh_interval else None,
+        cautions=(caution(bins.largest, "set max_value to the largest return"),),
+    )
 
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
-        params, statistics = model.init(key, example)
-        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
-        target, swept = copy(config.reanalyse), copy(config.refresh_interval)
-        return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        aux = {
-            "temperature": planning.temperature(progress),
-            "discount": learner.hyper["discount"],
-            "statistics": learner.aux.statistics,
-        }
-        return ActorParams(learner.params, learner.num_updates, aux)
-
-    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
-        return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
-
-    def act(
-        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        # Until something was learnt, a search is no better than any action.
-        return planning.act(plan, observer, actor, memory, timestep, key, evaluation, at_random=actor.version == 0)
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
-        # Of what is unrolled from and what is compared with it; one for all frames and rows of a sample.
-        changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
-        learning_rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, config.final_scale)
-        if config.warmup_updates:
-            learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1).astype(jnp.float32) / config.warmup_updates)
-
-        def loss_fn(params: ArrayTree, group: Any) -> tuple[jax.Array, tuple[Metrics, Any]]:
-            batch, changes = group
-            rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
-            observation = nets.inputs(observer, batch.trajectory._replace(timesteps=rows)).observation
-            first, later = (jax.tree.map(lambda x, at=at: x[at], observation) for at in (slice(1), slice(1, None)))
-            if augment:
-                first, later = (world_models.with_channels(x, 2) for x in (first, later))
-                first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
-            actions = batch.trajectory.actions[:K]
-            said, seen, statistics = prefix_models.unroll(
-                model, params, learner.aux.statistics, first, later, actions, config.horizon
-            )
-            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch, config))
-            total, metrics = loss(said, seen, target, batch.weight, bins, learner.hyper, config, batch_size)
-            error = jnp.abs(lax.stop_gradient(bins.expectation(said[0].value)) - target.value[0])
-            metrics |= {
-                "value/error": jnp.sum(error) / batch_size,
-                "value/outside": jnp.sum(windows.outside(target, bins)) / batch_size,
-                "consistency/std": prefix_models.spread(lax.stop_gradient(seen)) * len(error) / batch_size,
-            }
-            return total, (metrics, (error, statistics))
-
-        batch_norm = bool(jax.tree.leaves(learner.aux.statistics))  # which sees all rows, or would change with groups
-        seen = batch.trajectory.timesteps.observation
-        groups = 1 if batch_norm else B // gradients.at_a_time(seen, 2 * K + 1, B, unrolled=True)
-        split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), changes)
-        grads, metrics, (errors, statistics) = gradients.accumulate(
-            loss_fn, learner.params, (trajectories.split_batch(batch, groups), split)
-        )
-        grads, metrics = collectives.global_sum((grads, metrics))
-        statistics = collectives.global_average(jax.tree.map(lambda x: x[0], statistics))
-        rates = {"learning_rate": learning_rate, "max_grad_norm": learner.hyper["max_grad_norm"]}
-        params, opt_state, grad_norm = step(grads, learner.opt_state, learner.params, **rates)
-        num_updates = learner.num_updates + 1
-
-        def copied(old: Any, interval: int) -> Any:
-            copy = num_updates % interval == 0 if interval else False
-            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, (params, statistics)) if old else ()
-
-        intervals = (config.target_interval, config.refresh_interval)
-        aux = Aux(statistics, *map(copied, (learner.aux.target, learner.aux.sweep), intervals))
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
-        return learner, metrics | {"grad/norm": grad_norm}, errors.reshape(B)
-
-    def earlier(what: str, interval: int, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        params, statistics = getattr(learner.aux, what)
-        copied, aux = learner.num_updates // interval * interval, learner.aux._replace(statistics=statistics)
-        return actor_params(learner._replace(params=params, num_updates=copied, aux=aux), progress)
-
-    def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
-        seen = nets.inputs(observer, rows).observation
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
-        value = plan.model.root(plan.variables(actor), flat).value.reshape(rows.timesteps.reward.shape)
-        step = windows.transitions(rows.timesteps, actor.aux["discount"], config.clip_rewards)
-        m = jnp.pad(_rewards_in_values(age, config), ((0, n), (0, 0)), mode="edge")
-        return windows.errors(step, rows.timesteps.discount, value, n, m)[: len(age)]
-
-    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        parts = {"policies": K + 1 if config.value_target == "network" else K + n + 1, "values": K + n + 1}
-        return reanalysis.renewed(plan, observer, actor, batch, key, part=config.reanalyse, observed=K + 1, **parts)
-
-    beta = config.importance_exponent
-    replay = Replay(
+def _replay(config: EfficientZeroConfig) -> Replay:
+    """Prioritised replay of windows that begin at any row."""
+    K, n, beta = config.unroll_length, config.n_step, config.importance_exponent
+    return Replay(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
@@ -341,19 +253,160 @@ def make(
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,
         ratio=config.samples_per_row,
-        context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
-        keep=nets.without_frames,
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+        **nets.frame_context(config.frame_stack),
     )
-    renewal: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
-    if config.reanalyse:
-        renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
-    if config.refresh_interval:
-        renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
-    hyper = configs.tunables(config)
-    return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _EfficientZero:
+    """The agent's functions; `spec` has stacked frames."""
+
+    config: EfficientZeroConfig
+    spec: EnvSpec
+    model: prefix_models.PrefixModel
+    planner: search.Planner
+    bins: Bins
+    optimizer: update.Optimizer
+    loss: Callable[..., tuple[jax.Array, Metrics]]
+
+    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        example = jax.tree.map(lambda x: x[None], spaces.zeros(self.spec.observation_space))
+        params, statistics = self.model.init(key, example)
+        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
+        aux = Aux(statistics, target=copy(self.config.reanalyse), sweep=copy(self.config.refresh_interval))
+        return update.init(params, self.optimizer, hyper, aux)
+
+    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        aux = {
+            "temperature": planning.temperature(progress),
+            "discount": learner.hyper["discount"],
+            "statistics": learner.aux.statistics,
+        }
+        return ActorParams(learner.params, learner.num_updates, aux)
+
+    def act(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # Before the first update, a search is no better than any action.
+        at_random = actor.version == 0
+        return planning.act(self.planner, actor, state, timestep, key, evaluation, at_random)
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        config = self.config
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+        # One change of the unrolled image and one of those that are compared with it, for all rows of a sample.
+        size = self.spec.observation_space.shape[:2] if self._augments else (0, 0)  # type: ignore[union-attr]
+        changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
+
+        def loss(params: ArrayTree, part: tuple[Batch, Any]) -> tuple[jax.Array, tuple[Metrics, Any]]:
+            batch, changes = part
+            predictions, projections, statistics = self._unroll(params, learner.aux.statistics, batch, changes)
+            # Targets P_k, z_k and pi_k.
+            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch, config))
+            total, metrics = self.loss(
+                predictions, projections, target, batch.weight, self.bins, learner.hyper, config, batch_size
+            )
+            # Priorities |nu - z|.
+            value = self.bins.expectation(predictions[0].value)
+            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
+            std = prefix_models.spread(lax.stop_gradient(projections))
+            metrics |= {
+                "value/error": jnp.sum(error) / batch_size,
+                "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
+                "consistency/std": std * len(error) / batch_size,
+            }
+            return total, (metrics, (error, statistics))
+
+        learner, metrics, (errors, statistics) = update.apply(
+            loss,
+            learner,
+            (batch, changes),
+            optimizer=self.optimizer,
+            learning_rate=self._learning_rate(learner, progress),
+            rows=2 * config.unroll_length + 1,
+            unrolled=True,
+            together=bool(jax.tree.leaves(learner.aux.statistics)),  # of batch normalisation
+        )
+        # Copies for reanalysis (section 4.3) and for the next sweep of priorities (Mei et al. 2023).
+        statistics = collectives.global_average(statistics)
+        copy = lambda interval, old: (  # noqa: E731
+            update.copy_target(learner, interval, (learner.params, statistics), old) if old else ()
+        )
+        aux = Aux(
+            statistics,
+            copy(config.target_interval, learner.aux.target),
+            copy(config.refresh_interval, learner.aux.sweep),
+        )
+        return learner._replace(aux=aux), metrics, errors
+
+    @property
+    def _augments(self) -> bool:
+        return self.config.augment and world_models.takes_convolutions(self.spec, self.config.torso)
+
+    def _learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
+        """The tunable number, which rises over the warm-up and is smaller in the updates after the last step."""
+        rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, self.config.final_scale)
+        if self.config.warmup_updates:
+            number = (learner.num_updates + 1).astype(jnp.float32)
+            rate *= jnp.minimum(1.0, number / self.config.warmup_updates)
+        return rate
+
+    def _unroll(
+        self, params: ArrayTree, statistics: ArrayTree, batch: Batch, changes: Any
+    ) -> tuple[list[prefix_models.Said], jax.Array, ArrayTree]:
+        """Predictions of the model's states 0 to K, projections [K, B, F] of rows 1 to K, and statistics."""
+        K = self.config.unroll_length
+        rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
+        stacked = nets.inputs(nets.FRAME_STACKER, batch.trajectory._replace(timesteps=rows)).observation
+        # o_0, which is unrolled from, and o_1 to o_K; both augmented (appendix A).
+        first, later = (jax.tree.map(lambda x, at=at: x[at], stacked) for at in (slice(1), slice(1, None)))
+        if self._augments:
+            first, later = (world_models.with_channels(x, 2) for x in (first, later))
+            first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
+        actions = batch.trajectory.actions[:K]
+        return prefix_models.unroll(self.model, params, statistics, first, later, actions, self.config.horizon)
+
+    def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return self._copy_params(learner, learner.aux.target, self.config.target_interval, progress)
+
+    def refresh_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return self._copy_params(learner, learner.aux.sweep, self.config.refresh_interval, progress)
+
+    def _copy_params(self, learner: LearnerState, copy: Any, interval: int, progress: jax.Array) -> ActorParams:
+        """Parameters as they were when they were copied last."""
+        params, statistics = copy
+        num_updates, aux = learner.num_updates // interval * interval, learner.aux._replace(statistics=statistics)
+        return self.actor_params(learner._replace(params=params, num_updates=num_updates, aux=aux), progress)
+
+    def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        # Policies by a new search, values by the network or from the search of every row (section 4.3).
+        config, windowed = self.config, self.config.unroll_length + self.config.n_step + 1
+        return reanalysis.renewed(
+            self.planner,
+            actor,
+            batch,
+            key,
+            part=config.reanalyse,
+            policies=config.unroll_length + 1 if config.value_target == "network" else windowed,
+            values=windowed,
+            observed=config.unroll_length + 1,
+        )
+
+    def refresh(self, actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
+        # Priorities |V - z| of all rows by one set of parameters (Mei et al. 2023).
+        n = self.config.n_step
+        stacked = nets.inputs(nets.FRAME_STACKER, rows).observation
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
+        root = self.planner.model.root(self.planner.variables(actor), flat)
+        value = root.value.reshape(rows.timesteps.reward.shape)
+        step = windows.transitions(rows.timesteps, actor.aux["discount"], self.config.clip_rewards)
+        num_rewards = jnp.pad(_rewards_in_values(age, self.config), ((0, n), (0, 0)), mode="edge")
+        return windows.errors(step, rows.timesteps.discount, value, n, num_rewards)[: len(age)]
 
 
 def _bins(config: EfficientZeroConfig) -> Bins:
@@ -362,20 +415,16 @@ def _bins(config: EfficientZeroConfig) -> Bins:
     return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 
 
-def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Its `init` and its `step`."""
+def _optimizer(config: EfficientZeroConfig) -> update.Optimizer:
     if config.optimizer == "clipped_lars":
-        made = lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
-        return made.init, made.step
-    plain = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
-    transformation = optimizer.decaying(plain, config.l2_cost) if config.l2_cost else plain
-    return partial(optimizer.init, transformation), partial(optimizer.step, transformation)
+        return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
+    return optimizer.make(config.optimizer, eps=1e-8, momentum=0.9, weight_decay=config.l2_cost)
 
 
 def planner(
     spec: EnvSpec, config: EfficientZeroConfig, network: prefix_models.PrefixModel | None = None
 ) -> search.Planner:
-    """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
+    """The agent's search in its model (the config's if None), of parameters, statistics and gamma."""
     stacked = nets.stacked_spec(spec, config.frame_stack)
     expectation = _bins(config).expectation
     model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
@@ -388,7 +437,7 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
-    """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
+    """Targets of windows [K+n+2, B], without the last row, whose search is not recorded."""
     rows = jax.tree.map(lambda x: x[:-1], batch.trajectory.timesteps._replace(observation=()))
     extras = batch.trajectory.extras
     return windows.targets(
@@ -404,6 +453,6 @@ def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> 
 
 
 def _rewards_in_values(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
-    """How many, by how many transitions have been made since (Ye et al. 2021, section 4.3)."""
+    """The number of rewards in a value's target, fewer the older a sample is (off-policy correction, section 4.3)."""
     lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
     return jnp.clip(config.n_step - lost, 1, config.n_step)

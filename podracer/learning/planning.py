@@ -20,7 +20,6 @@ def temperature(progress: jax.Array) -> jax.Array:
 
 def act(
     plan: search.Planner,
-    observer: nets.Network,
     actor: ActorParams,
     memory: nets.ActorState,
     timestep: TimeStep,
@@ -32,7 +31,6 @@ def act(
 
     Args:
       plan: how to search.
-      observer: the network that stacks frames.
       actor: parameters, with a `temperature` in `aux`.
       memory: of the lanes.
       timestep: what they show.
@@ -40,7 +38,7 @@ def act(
       evaluation: whether to act without noise, by the most visits.
       at_random: bool []; whether actions are drawn from all that are legal instead, where this is no evaluation.
     """
-    seen, _, memory = nets.step(observer, actor.params, memory, timestep)
+    seen, _, memory = nets.step(nets.FRAME_STACKER, actor.params, memory, timestep)
     variables = plan.variables(actor)
     root = plan.model.root(variables, seen)
     at_random = None if evaluation else at_random

@@ -15,7 +15,6 @@ from podracer.types import ActorParams, Batch
 
 def renewed(
     plan: search.Planner,
-    observer: nets.Network,
     actor: ActorParams,
     batch: Batch,
     key: jax.Array,
@@ -31,7 +30,6 @@ def renewed(
 
     Args:
       plan: how to search.
-      observer: the network that stacks frames.
       actor: parameters.
       batch: B sequences with the observations of their first `values` rows.
       key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
@@ -57,7 +55,7 @@ def renewed(
         at, keys = some
         chosen = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
         rows = jax.tree.map(lambda x: x[:values], chosen.timesteps)
-        seen = nets.inputs(observer, chosen._replace(timesteps=rows)).observation
+        seen = nets.inputs(nets.FRAME_STACKER, chosen._replace(timesteps=rows)).observation
         root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
         begin = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
         look = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731

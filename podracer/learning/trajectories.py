@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.types import ArrayTree, Batch, Trajectory
+from podracer.types import ArrayTree, Trajectory
 
 
 def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
@@ -29,9 +29,13 @@ def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     return by_lane(lambda axis, x: split(x, groups, axis), trajectory)
 
 
-def split_batch(batch: Batch, groups: int) -> Batch:
-    """[B] -> [groups, B / groups] of all that a batch has."""
-    return Batch(split_lanes(batch.trajectory, groups), split(batch.weight, groups, 0), split(batch.age, groups, 0))
+def split_batch(batch: Any, groups: int) -> Any:
+    """[B] -> [groups, B / groups] of a tree of trajectories and arrays [B, ...], such as a `Batch`."""
+
+    def part(x: Any) -> Any:
+        return split_lanes(x, groups) if isinstance(x, Trajectory) else split(x, groups, 0)
+
+    return jax.tree.map(part, batch, is_leaf=lambda x: isinstance(x, Trajectory))
 
 
 def split(x: jax.Array, groups: int, axis: int) -> jax.Array:

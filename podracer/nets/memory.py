@@ -1,7 +1,8 @@
-"""What an agent remembers of a lane for its network, and its use in acting and learning."""
+"""The memory of a lane that an agent keeps for its network, and its use in acting and learning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 
 class ActorState(NamedTuple):
-    """What an agent remembers of a lane for its network.
+    """The memory of a lane that an agent keeps for its network.
 
     Attributes:
       core: the core's state.
@@ -33,6 +34,10 @@ class ActorState(NamedTuple):
         return self._replace(previous_action=action) if jax.tree.leaves(self.previous_action) else self
 
 
+FRAME_STACKER = Network(lambda key: (), lambda params, rows, core: (rows.observation, rows.reward, core), lambda _: ())
+"""A network without parameters whose outputs are its inputs, frames stacked: the input of a model that is searched."""
+
+
 def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1) -> ActorState:
     """The memory of lanes that have not started, [num_lanes]."""
     tile = lambda x: jnp.broadcast_to(x, (num_lanes, *x.shape))  # noqa: E731
@@ -42,6 +47,11 @@ def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1)
         frame = spaces.zeros(spec.observation_space)
         frames = jnp.zeros((num_lanes, frame_stack - 1, *frame.shape), frame.dtype)
     return ActorState(network.start(num_lanes), jax.tree.map(tile, action), frames)
+
+
+def starter(network: Network, spec: EnvSpec, frame_stack: int) -> Callable[[jax.Array, int], ActorState]:
+    """`Agent.start` of an agent whose memory is its network's."""
+    return lambda lanes, num_lanes: start(network, spec, lanes.shape[0], frame_stack)
 
 
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
@@ -117,6 +127,20 @@ def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, fram
         return kept
     nothing = jnp.zeros_like(jnp.moveaxis(observation, 0, 1))
     return kept._replace(frames=stack_frames(nothing, observation, first)[1])
+
+
+def frame_context(frame_stack: int, state_of: Callable[[Any], ActorState] = lambda memory: memory) -> dict[str, Any]:
+    """The fields of `types.Replay` by which stored frames are shared: a sequence is stored without those before it.
+
+    Args:
+      frame_stack: the number of newest observations that the network sees.
+      state_of: `(agent's memory) -> ActorState`.
+    """
+    return {
+        "context": frame_stack - 1,
+        "keep": lambda memory: without_frames(state_of(memory)),
+        "restore": lambda kept, observation, first: with_frames(kept, observation, first, frame_stack),
+    }
 
 
 def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:

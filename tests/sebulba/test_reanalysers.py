@@ -257,11 +257,11 @@ def changed_search(change):
         since.append(time.monotonic())
         return change(x)
 
-    def failing(plan, observer, actor, batch, key, **sizes):
+    def failing(plan, actor, batch, key, **sizes):
         weight = jax.pure_callback(
             fail, jax.ShapeDtypeStruct(batch.weight.shape, np.float32), batch.weight, vmap_method="sequential"
         )
-        return renewed(plan, observer, actor, batch._replace(weight=weight), key, **sizes)
+        return renewed(plan, actor, batch._replace(weight=weight), key, **sizes)
 
     with mock.patch.object(reanalysis, "renewed", failing):
         yield since
