@@ -19,6 +19,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns, search, spaces
+from podracer.agents import base
 from podracer.learning import collectives, optimizer, update
 from podracer.types import (
     ActorParams,
@@ -144,15 +145,14 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The AlphaZero agent for a game.
+    """The AlphaZero agent for a game; `podracer.agents` says what the other arguments are.
 
     Args:
       environment: a pure-JAX game of two players without chance, whose observations have a `board` and an
         `action_mask`, and whose `position(observation)` is the state that shows it.
       config: settings; defaults if None.
-      network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1]; the config's
-        if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+      network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1].
+      loss: your own.
 
     Raises:
       ValueError: for an environment or a network that does not fit.
@@ -167,7 +167,6 @@ def make(
     network = network or _network(spec, config)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
     rule = optimizer.make("adam", eps=config.adam_eps, l2_cost=config.l2_cost)
-    agent = _AlphaZero(config, network, planner(environment, config, network), symmetries, rule, loss)
     replay = Replay(
         starts="rows",
         capacity=config.replay_capacity,
@@ -180,35 +179,15 @@ def make(
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,
     )
-    return Agent(
-        name="alphazero",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=agent.start,
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=replay,
-    )
+    functions = _AlphaZero(spec, config, network, rule, loss, planner(environment, config, network), symmetries)
+    return functions.bundle("alphazero", replay=replay)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _AlphaZero:
-    """The agent's functions."""
-
+class _AlphaZero(base.Functions):
     config: AlphaZeroConfig
-    network: nets.Network
     planner: search.Planner
     symmetries: Any
-    optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics]]
-
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        return update.init(self.network.init(key), self.optimizer, hyper)
-
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates)
 
     def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
         return Memory(jnp.zeros(lanes.shape, jnp.int32))
@@ -248,13 +227,8 @@ class _AlphaZero:
             total, metrics = self.loss(logits, value, samples, weight, learner.hyper, self.config, batch_size)
             return total, (metrics, ())
 
-        learner, metrics, _ = update.apply(
-            loss,
-            learner,
-            (samples, batch.weight),
-            optimizer=self.optimizer,
-            learning_rate=update.learning_rate(learner, progress, self.config.learning_rate_decay),
-        )
+        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        learner, metrics, _ = self.update(loss, learner, (samples, batch.weight), rate)
         return learner, metrics, jnp.ones(B)
 
 

@@ -38,6 +38,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
+from podracer.agents import base
 from podracer.exploration import epsilon_greedy, greedy, value_of
 from podracer.learning import collectives, optimizer, scalars, update, value_distributions
 from podracer.types import (
@@ -206,17 +207,11 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
 ) -> Agent:
-    """The DQN agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`), whose outputs are action values, or `num_atoms` numbers
-        for each action in turn; the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The DQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space, torso or network that does not fit.
+      ValueError: for an action space or torso that does not fit, or a network: its outputs are action values, or
+        `num_atoms` numbers for each action in turn.
     """
     config = config or DQNConfig()
     check_one_player(spec, "dqn")
@@ -243,19 +238,10 @@ def make(
     rule = optimizer.make(
         "centred_rmsprop" if config.optimizer == "rmsprop" else "adam", eps=config.optimizer_eps, decay=0.95
     )
-    agent = _DQN(config, network, values, rule, loss)
-    return Agent(
-        name="dqn",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=nets.starter(network, spec, config.frame_stack),
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=_replay(config),
-        best=agent.best,
-        cautions=(scalars.caution(v_max, "set v_max to the largest return, or values='quantile', which has no limit"),),
+    functions = _DQN(spec, config, network, rule, loss, values)
+    advice = "set v_max to the largest return, or values='quantile', which has no limit"
+    return functions.bundle(
+        "dqn", replay=_replay(config), best=functions.best, cautions=(scalars.caution(v_max, advice),)
     )
 
 
@@ -276,22 +262,15 @@ def _replay(config: DQNConfig) -> Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _DQN:
-    """The agent's functions."""
-
+class _DQN(base.Functions):
     config: DQNConfig
-    network: nets.Network
     values: value_distributions.ValueDistribution
-    optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]]
 
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = self.network.init(key)
-        target = jax.tree.map(jnp.copy, params)
-        return update.init(params, self.optimizer, hyper, target)
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params)  # the target network
 
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, self._epsilon(learner.num_updates))
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
+        return self._epsilon(learner.num_updates)
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -343,14 +322,9 @@ class _DQN:
 
         epsilon = self._epsilon(learner.num_updates)
         # The step, and Q- := Q every C rows (Mnih et al. 2015, algorithm 1).
-        learner, metrics, priorities = update.apply(
-            loss,
-            learner,
-            batch,
-            optimizer=self.optimizer,
-            learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
-            copy_every=config.target_period // config.update_period,
-        )
+        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        copy_every = config.target_period // config.update_period
+        learner, metrics, priorities = self.update(loss, learner, batch, rate, copy_every=copy_every)
         return learner, metrics | {"policy/epsilon": epsilon}, priorities
 
     def _epsilon(self, num_updates: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, prefix_models, search, spaces, world_models
+from podracer.agents import base
 from podracer.learning import augmentation, collectives, lars, optimizer, planning, reanalysis, update, windows
 from podracer.learning.scalars import Bins, caution, largest_return
 from podracer.types import (
@@ -126,16 +127,10 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.target_interval % self.reanalyse_group:
-            raise ValueError(
-                f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
-                "the updates of a group have one target."
-            )
-        if self.refresh_interval % self.reanalyse_group:
-            raise ValueError(
-                f"reanalyse_group={self.reanalyse_group} must divide refresh_interval={self.refresh_interval}, so that "
-                "the parts of a sweep are groups."
-            )
+        G, reasons = self.reanalyse_group, ("the updates of a group have one target", "the parts of a sweep are groups")
+        for name, reason in zip(("target_interval", "refresh_interval"), reasons):
+            if getattr(self, name) % G:
+                raise ValueError(f"reanalyse_group={G} must divide {name}={getattr(self, name)}, so that {reason}.")
 
 
 class Aux(NamedTuple):
@@ -199,43 +194,25 @@ def make(
     network: prefix_models.PrefixModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The EfficientZero agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own model (see `podracer.prefix_models.PrefixModel`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The EfficientZero agent for an environment with discrete actions; see `podracer.agents` for the arguments.
 
     Raises:
-      ValueError: for an action space or a model that does not fit.
+      ValueError: for an action space, or a model (`podracer.prefix_models.PrefixModel`), that does not fit.
     """
     config = config or EfficientZeroConfig()
     check_one_player(spec, "efficientzero")
-    if not isinstance(spec.action_space, spaces.Discrete):
-        raise ValueError(
-            f"{spec.name} takes actions in {spec.action_space}; efficientzero searches among Discrete ones: use ppo or "
-            "vtrace."
-        )
+    base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
-    agent = _EfficientZero(config, stacked, model, planner(spec, config, model), bins, _optimizer(config), loss)
-    return Agent(
-        name="efficientzero",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=nets.starter(nets.FRAME_STACKER, spec, config.frame_stack),
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=_replay(config),
-        target_params=agent.target_params if config.reanalyse else None,
-        reanalyse=agent.reanalyse if config.reanalyse else None,
-        refresh_params=agent.refresh_params if config.refresh_interval else None,
-        refresh=agent.refresh if config.refresh_interval else None,
-        cautions=(caution(bins.largest, "set max_value to the largest return"),),
-    )
+    augments = config.augment and world_models.takes_convolutions(stacked, config.torso)
+    plan = planner(spec, config, model)
+    functions = _EfficientZero(spec, config, model, _optimizer(config), loss, plan, bins, augments)
+    others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
+    if config.reanalyse:
+        others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
+    if config.refresh_interval:
+        others |= {"refresh_params": functions.refresh_params, "refresh": functions.refresh}
+    return functions.bundle("efficientzero", replay=_replay(config), **others)
 
 
 def _replay(config: EfficientZeroConfig) -> Replay:
@@ -260,38 +237,29 @@ def _replay(config: EfficientZeroConfig) -> Replay:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _EfficientZero:
-    """The agent's functions; `spec` has stacked frames."""
-
+class _EfficientZero(base.Functions):
     config: EfficientZeroConfig
-    spec: EnvSpec
-    model: prefix_models.PrefixModel
+    network: prefix_models.PrefixModel
     planner: search.Planner
     bins: Bins
-    optimizer: update.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics]]
+    augments: bool
 
     def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        example = jax.tree.map(lambda x: x[None], spaces.zeros(self.spec.observation_space))
-        params, statistics = self.model.init(key, example)
+        example = jax.tree.map(lambda x: x[None], spaces.zeros(self.planner.space))
+        params, statistics = self.network.init(key, example)
         copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
         aux = Aux(statistics, target=copy(self.config.reanalyse), sweep=copy(self.config.refresh_interval))
         return update.init(params, self.optimizer, hyper, aux)
 
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        aux = {
-            "temperature": planning.temperature(progress),
-            "discount": learner.hyper["discount"],
-            "statistics": learner.aux.statistics,
-        }
-        return ActorParams(learner.params, learner.num_updates, aux)
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, Any]:
+        numbers = {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
+        return numbers | {"statistics": learner.aux.statistics}
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         # Before the first update, a search is no better than any action.
-        at_random = actor.version == 0
-        return planning.act(self.planner, actor, state, timestep, key, evaluation, at_random)
+        return planning.act(self.planner, actor, state, timestep, key, evaluation, at_random=actor.version == 0)
 
     def learn(
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
@@ -300,7 +268,7 @@ class _EfficientZero:
         B = batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
         # One change of the unrolled image and one of those that are compared with it, for all rows of a sample.
-        size = self.spec.observation_space.shape[:2] if self._augments else (0, 0)  # type: ignore[union-attr]
+        size = self.planner.space.shape[:2] if self.augments else (0, 0)  # type: ignore[union-attr]
         changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
 
         def loss(params: ArrayTree, part: tuple[Batch, Any]) -> tuple[jax.Array, tuple[Metrics, Any]]:
@@ -322,31 +290,20 @@ class _EfficientZero:
             }
             return total, (metrics, (error, statistics))
 
-        learner, metrics, (errors, statistics) = update.apply(
-            loss,
-            learner,
-            (batch, changes),
-            optimizer=self.optimizer,
-            learning_rate=self._learning_rate(learner, progress),
-            rows=2 * config.unroll_length + 1,
-            unrolled=True,
-            together=bool(jax.tree.leaves(learner.aux.statistics)),  # of batch normalisation
+        # The step; batch normalisation has to see all samples of a shard.
+        rate = self._learning_rate(learner, progress)
+        rows, batch_norm = 2 * config.unroll_length + 1, bool(jax.tree.leaves(learner.aux.statistics))
+        learner, metrics, (errors, statistics) = self.update(
+            loss, learner, (batch, changes), rate, rows=rows, unrolled=True, together=batch_norm
         )
         # Copies for reanalysis (section 4.3) and for the next sweep of priorities (Mei et al. 2023).
         statistics = collectives.global_average(statistics)
-        copy = lambda interval, old: (  # noqa: E731
-            update.copy_target(learner, interval, (learner.params, statistics), old) if old else ()
-        )
-        aux = Aux(
-            statistics,
-            copy(config.target_interval, learner.aux.target),
-            copy(config.refresh_interval, learner.aux.sweep),
-        )
-        return learner._replace(aux=aux), metrics, errors
-
-    @property
-    def _augments(self) -> bool:
-        return self.config.augment and world_models.takes_convolutions(self.spec, self.config.torso)
+        current, (_, target, sweep) = (learner.params, statistics), learner.aux
+        if target:
+            target = update.copy_target(learner, config.target_interval, current, target)
+        if sweep:
+            sweep = update.copy_target(learner, config.refresh_interval, current, sweep)
+        return learner._replace(aux=Aux(statistics, target, sweep)), metrics, errors
 
     def _learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
         """The tunable number, which rises over the warm-up and is smaller in the updates after the last step."""
@@ -365,11 +322,11 @@ class _EfficientZero:
         stacked = nets.inputs(nets.FRAME_STACKER, batch.trajectory._replace(timesteps=rows)).observation
         # o_0, which is unrolled from, and o_1 to o_K; both augmented (appendix A).
         first, later = (jax.tree.map(lambda x, at=at: x[at], stacked) for at in (slice(1), slice(1, None)))
-        if self._augments:
+        if self.augments:
             first, later = (world_models.with_channels(x, 2) for x in (first, later))
             first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
         actions = batch.trajectory.actions[:K]
-        return prefix_models.unroll(self.model, params, statistics, first, later, actions, self.config.horizon)
+        return prefix_models.unroll(self.network, params, statistics, first, later, actions, self.config.horizon)
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
         return self._copy_params(learner, learner.aux.target, self.config.target_interval, progress)
@@ -385,17 +342,11 @@ class _EfficientZero:
 
     def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         # Policies by a new search, values by the network or from the search of every row (section 4.3).
-        config, windowed = self.config, self.config.unroll_length + self.config.n_step + 1
-        return reanalysis.renewed(
-            self.planner,
-            actor,
-            batch,
-            key,
-            part=config.reanalyse,
-            policies=config.unroll_length + 1 if config.value_target == "network" else windowed,
-            values=windowed,
-            observed=config.unroll_length + 1,
-        )
+        config, unrolled = self.config, self.config.unroll_length + 1
+        values = unrolled + config.n_step
+        policies = unrolled if config.value_target == "network" else values
+        rows = {"policies": policies, "values": values, "observed": unrolled}
+        return reanalysis.renewed(self.planner, actor, batch, key, part=config.reanalyse, **rows)
 
     def refresh(self, actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
         # Priorities |V - z| of all rows by one set of parameters (Mei et al. 2023).
@@ -437,18 +388,9 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
-    """Targets of windows [K+n+2, B], without the last row, whose search is not recorded."""
-    rows = jax.tree.map(lambda x: x[:-1], batch.trajectory.timesteps._replace(observation=()))
-    extras = batch.trajectory.extras
-    return windows.targets(
-        windows.transitions(rows, discount, config.clip_rewards),
-        rows.discount,
-        extras["policy"],
-        extras["value"],
-        unroll_length=config.unroll_length,
-        n_step=config.n_step,
-        rewards_in_values=_rewards_in_values(batch.age, config),
-        horizon=config.horizon,
+    num_rewards = _rewards_in_values(batch.age, config)
+    return windows.of_trajectory(
+        batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=config.horizon
     )
 
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from podracer import config as configs
-from podracer import nets, search, spaces, world_models
+from podracer import nets, search, world_models
+from podracer.agents import base
 from podracer.learning import collectives, optimizer, planning, reanalysis, update, windows
 from podracer.learning.scalars import Bins, caution, largest_return
 from podracer.types import (
@@ -139,40 +141,21 @@ def make(
     network: world_models.WorldModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The MuZero agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own model (see `podracer.world_models.WorldModel`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The MuZero agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space or a model that does not fit.
+      ValueError: for an action space, or a model (`podracer.world_models.WorldModel`), that does not fit.
     """
     config = config or MuZeroConfig()
-    if not isinstance(spec.action_space, spaces.Discrete):
-        raise ValueError(
-            f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
-        )
+    base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
     rule = optimizer.make("adam", eps=config.adam_eps)
-    agent = _MuZero(config, spec.action_space.num_values, model, planner(spec, config, model), bins, rule, loss)
+    functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
     remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
-    return Agent(
-        name="muzero",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=nets.starter(nets.FRAME_STACKER, spec, config.frame_stack),
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=_replay(config, agent.first_priority),
-        target_params=agent.target_params if config.reanalyse else None,
-        reanalyse=agent.reanalyse if config.reanalyse else None,
-        cautions=(caution(bins.largest, remedy),),
-    )
+    others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
+    if config.reanalyse:
+        others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
+    return functions.bundle("muzero", replay=_replay(config, functions.first_priority), **others)
 
 
 def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> Replay:
@@ -195,25 +178,17 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _MuZero:
-    """The agent's functions."""
-
+class _MuZero(base.Functions):
     config: MuZeroConfig
-    num_actions: int
-    model: world_models.WorldModel
+    network: world_models.WorldModel
     planner: search.Planner
     bins: Bins
-    optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics]]
 
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = self.model.init(key)
-        target = jax.tree.map(jnp.copy, params) if self.config.reanalyse else ()
-        return update.init(params, self.optimizer, hyper, target)
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params) if self.config.reanalyse else ()  # the target network
 
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        aux = {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
-        return ActorParams(learner.params, learner.num_updates, aux)
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, jax.Array]:
+        return {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -230,7 +205,7 @@ class _MuZero:
         batch_size = collectives.global_sum(jnp.float32(batch.weight.shape[0]))
         if config.absorbing:
             batch = batch._replace(
-                trajectory=_with_random_actions(batch.trajectory, key, self.num_actions, config.unroll_length)
+                trajectory=_with_random_actions(batch.trajectory, key, self.spec, config.unroll_length)
             )
 
         def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
@@ -244,30 +219,24 @@ class _MuZero:
             outside = jnp.sum(windows.outside(target, self.bins)) / batch_size
             return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": outside}, error)
 
-        return update.apply(
-            loss,
-            learner,
-            batch,
-            optimizer=self.optimizer,
-            learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
-            rows=config.unroll_length + 1,
-            unrolled=True,
-            copy_every=config.target_interval if config.reanalyse else 0,
-        )
+        # The step, new priorities, and the copy of the parameters that reanalyses.
+        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
+        return self.update(loss, learner, batch, rate, rows=rows, unrolled=True, copy_every=copy_every)
 
     def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Rewards, policies and values of the model's states 0 to K; see `loss`."""
         # s_0 = h(o_0), whose reward is none.
         first_row = jax.tree.map(lambda x: x[:1], trajectory.timesteps)
         stacked = nets.inputs(nets.FRAME_STACKER, trajectory._replace(timesteps=first_row)).observation
-        state = self.model.represent(params, jax.tree.map(lambda x: x[0], stacked))
+        state = self.network.represent(params, jax.tree.map(lambda x: x[0], stacked))
         no_reward = jnp.zeros((trajectory.lane.shape[0], self.bins.size))
-        predictions = [(no_reward, *self.model.predict(params, state))]
+        predictions = [(no_reward, *self.network.predict(params, state))]
         # s_k, r_k = g(s_{k-1}, a_{k-1}), with half of the gradient at every step (appendix G).
         for action in trajectory.actions[: self.config.unroll_length]:
             state = jax.tree.map(world_models.half_gradient, state)
-            state, reward = self.model.dynamics(params, state, action)
-            predictions.append((reward, *self.model.predict(params, state)))
+            state, reward = self.network.dynamics(params, state, action)
+            predictions.append((reward, *self.network.predict(params, state)))
         return predictions
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
@@ -278,16 +247,8 @@ class _MuZero:
     def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         # Policies by a new search, values by the network (Schrittwieser et al. 2021).
         K, n = self.config.unroll_length, self.config.n_step
-        return reanalysis.renewed(
-            self.planner,
-            actor,
-            batch,
-            key,
-            part=self.config.reanalyse,
-            policies=K + 1,
-            values=K + n + 1,
-            observed=1,
-        )
+        rows = {"policies": K + 1, "values": K + n + 1, "observed": 1}
+        return reanalysis.renewed(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
 
     def first_priority(self, rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """Priorities |nu - z| of consecutive rows, by the values that acting recorded."""
@@ -319,24 +280,13 @@ def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldMode
     )
 
 
-def _with_random_actions(trajectory: Trajectory, key: jax.Array, num_actions: int, unroll_length: int) -> Trajectory:
+def _with_random_actions(trajectory: Trajectory, key: jax.Array, spec: EnvSpec, unroll_length: int) -> Trajectory:
     """Replaces the actions after the end of an episode by random ones, as a search may try all (appendix G)."""
     actions = trajectory.actions[:unroll_length]
     over = jnp.cumsum(trajectory.timesteps.first[1 : unroll_length + 1], axis=0) > 0
-    drawn = jax.random.randint(key, actions.shape, 0, num_actions, actions.dtype)
+    drawn = jax.random.randint(key, actions.shape, 0, nets.num_actions(spec), actions.dtype)
     return trajectory._replace(actions=trajectory.actions.at[:unroll_length].set(jnp.where(over, drawn, actions)))
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> windows.Targets:
-    """Targets of windows [K+n+2, B], without the last row, whose search is not recorded."""
-    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    step, extras = windows.transitions(rows, discount, config.clip_rewards), trajectory.extras
-    return windows.targets(
-        step,
-        rows.discount,
-        extras["policy"],
-        extras["value"],
-        unroll_length=config.unroll_length,
-        n_step=config.n_step,
-        absorbing=config.absorbing,
-    )
+    return windows.of_trajectory(trajectory, discount, config, absorbing=config.absorbing)

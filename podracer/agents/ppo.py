@@ -15,7 +15,7 @@ at the start of the rollout. Shuffling and minibatches belong to a shard, so tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import distributions, nets, returns, spaces
+from podracer.agents import base
 from podracer.learning import collectives, minibatches, moments, optimizer, trajectories, update
 from podracer.types import (
     ActorParams,
@@ -211,13 +212,7 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The PPO agent for an environment.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The PPO agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
@@ -232,31 +227,17 @@ def make(
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
         )
-    agent = _PPO(spec, config, network, distribution, optimizer.make("adam", eps=config.adam_eps), loss)
-    return Agent(
-        name="ppo",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=agent.start,
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-    )
+    adam = optimizer.make("adam", eps=config.adam_eps)
+    return _PPO(spec, config, network, adam, loss, distribution).bundle("ppo")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PPO:
-    """The agent's functions."""
-
-    spec: EnvSpec
+class _PPO(base.Functions):
     config: PPOConfig
-    network: nets.Network
-    distribution: distributions.Distribution
     optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics]]
+    distribution: distributions.Distribution
 
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+    def aux(self, params: ArrayTree) -> Normalizers:
         observation, returns = (), ()
         if self.config.normalize_observations:
             # Parts that are not normalised have () for moments.
@@ -265,15 +246,14 @@ class _PPO:
             observation = jax.tree.map(of_floats, example)
         if self.config.normalize_rewards:
             returns = moments.initial(())
-        return update.init(self.network.init(key), self.optimizer, hyper, Normalizers(observation, returns))
+        return Normalizers(observation, returns)
 
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, (learner.aux.observation, learner.hyper["discount"]))
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> tuple[ArrayTree, jax.Array]:
+        return learner.aux.observation, learner.hyper["discount"]
 
     def start(self, lanes: jax.Array, num_lanes: int) -> PPOActorState:
         discounted_return = jnp.zeros(lanes.shape) if self.config.normalize_rewards else ()
-        network_state = nets.start(self.network, self.spec, lanes.shape[0], self.config.frame_stack)
-        return PPOActorState(network_state, discounted_return)
+        return PPOActorState(super().start(lanes, num_lanes), discounted_return)
 
     def act(
         self, actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from podracer import config as configs
 from podracer import nets, returns
+from podracer.agents import base
 from podracer.exploration import epsilon_greedy, greedy, value_of
 from podracer.learning import collectives, minibatches, optimizer, update
 from podracer.types import (
@@ -142,55 +143,31 @@ def loss(
 def make(
     spec: EnvSpec, config: PQNConfig | None = None, network: nets.Network | None = None, loss: Loss = loss
 ) -> Agent:
-    """The PQN agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own, feed-forward, whose outputs are action values (`podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The PQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space, torso or network that does not fit; while tracing, where `num_minibatches` does
-        not divide what a shard holds.
+      ValueError: for an action space, torso or network that does not fit, such as a recurrent one; while tracing, where
+        `num_minibatches` does not divide what a shard holds.
     """
     config = config or PQNConfig()
     check_one_player(spec, "pqn")
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
     if network.recurrent:
         raise ValueError("network= is recurrent, but pqn shuffles single rows: give a feed-forward one, or use r2d2.")
-    agent = _PQN(config, network, optimizer.make("radam", eps=config.radam_eps), loss)
-    return Agent(
-        name="pqn",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=nets.starter(network, spec, config.frame_stack),
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        best=agent.best,
-    )
+    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.radam_eps), loss)
+    return functions.bundle("pqn", best=functions.best)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _PQN:
-    """The agent's functions."""
-
+class _PQN(base.Functions):
     config: PQNConfig
-    network: nets.Network
     optimizer: optimizer.Optimizer
-    loss: Loss
 
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        return update.init(self.network.init(key), self.optimizer, hyper)
-
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
         # Epsilon falls linearly over the first part of the run.
         config = self.config
         part = jnp.minimum(progress / max(config.epsilon_decay, 1e-9), 1.0)
-        epsilon = config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part
-        return ActorParams(learner.params, learner.num_updates, epsilon)
+        return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool

@@ -28,8 +28,9 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import nets, returns
+from podracer.agents import base
 from podracer.exploration import epsilon_greedy, greedy, value_of
-from podracer.learning import collectives, optimizer, update
+from podracer.learning import collectives, optimizer
 from podracer.types import (
     ActorParams,
     Agent,
@@ -206,13 +207,7 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
 ) -> Agent:
-    """The R2D2 agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network, whose outputs are action values (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The R2D2 agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit.
@@ -220,7 +215,7 @@ def make(
     config = config or R2D2Config()
     check_one_player(spec, "r2d2")
     network = config.action_values("r2d2", spec, network, lstm_size=config.lstm_size, head_size=config.head_size)
-    agent = _R2D2(spec, config, network, optimizer.make("adam", eps=config.adam_eps), loss)
+    functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.adam_eps), loss)
     replay = Replay(
         capacity=config.replay_capacity,
         length=config.burn_in + config.trace_length + 1,
@@ -229,47 +224,27 @@ def make(
         ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
-        priority=agent.first_priority,
+        priority=functions.first_priority,
         **nets.frame_context(config.frame_stack, lambda memory: memory.net),
     )
-    return Agent(
-        name="r2d2",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=agent.start,
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=replay,
-        best=agent.best,
-    )
+    return functions.bundle("r2d2", replay=replay, best=functions.best)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _R2D2:
-    """The agent's functions."""
-
-    spec: EnvSpec
+class _R2D2(base.Functions):
     config: R2D2Config
-    network: nets.Network
-    optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]]
 
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = self.network.init(key)
-        target = jax.tree.map(jnp.copy, params)
-        return update.init(params, self.optimizer, hyper, target)
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params)  # the target network
 
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, {"discount": learner.hyper["discount"]})
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, jax.Array]:
+        return {"discount": learner.hyper["discount"]}
 
     def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
         # Every lane has an epsilon of its own (Horgan et al. 2018, section 4.1).
         place = lanes.astype(jnp.float32) / (num_lanes - 1) if num_lanes > 1 else jnp.full(lanes.shape, 0.5)
         exponent = 1.0 + self.config.epsilon_alpha * place
-        network_state = nets.start(self.network, self.spec, lanes.shape[0], self.config.frame_stack)
-        return Memory(network_state, jnp.float32(self.config.epsilon_base) ** exponent)
+        return Memory(super().start(lanes, num_lanes), jnp.float32(self.config.epsilon_base) ** exponent)
 
     def act(
         self, actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -307,15 +282,8 @@ class _R2D2:
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
         # The step, new priorities, and Q- := Q now and then.
-        return update.apply(
-            loss,
-            learner,
-            batch,
-            optimizer=self.optimizer,
-            learning_rate=learner.hyper["learning_rate"],
-            rows=config.burn_in + config.trace_length,
-            copy_every=config.target_update_interval,
-        )
+        rate, rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
+        return self.update(loss, learner, batch, rate, rows=rows, copy_every=config.target_update_interval)
 
     def first_priority(self, rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
         """The priority of a new sequence, with the actor's greedy value as the bootstrap (Horgan et al. 2018)."""

@@ -14,7 +14,7 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -23,6 +23,7 @@ from jax import lax
 
 from podracer import config as configs
 from podracer import distributions, nets, returns
+from podracer.agents import base
 from podracer.learning import collectives, optimizer, update
 from podracer.types import (
     ActorParams,
@@ -203,13 +204,7 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The V-trace agent for an environment.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The V-trace agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit the environment.
@@ -221,41 +216,20 @@ def make(
     rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
-    agent = _VTrace(config, network, distribution, rule, loss)
     replay = Replay(
         capacity=config.replay_capacity,
         length=config.rollout_length + 1,
         fraction=config.replay_fraction,
         **nets.frame_context(config.frame_stack),
     )
-    return Agent(
-        name="vtrace",
-        config=config,
-        init=agent.init,
-        actor_params=agent.actor_params,
-        start=nets.starter(network, spec, config.frame_stack),
-        act=agent.act,
-        learn=agent.learn,
-        hyper=configs.tunables(config),
-        replay=replay if config.replay_fraction else None,
-    )
+    functions = _VTrace(spec, config, network, rule, loss, distribution)
+    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _VTrace:
-    """The agent's functions."""
-
+class _VTrace(base.Functions):
     config: VTraceConfig
-    network: nets.Network
     distribution: distributions.Distribution
-    optimizer: optimizer.Optimizer
-    loss: Callable[..., tuple[jax.Array, Metrics]]
-
-    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        return update.init(self.network.init(key), self.optimizer, hyper)
-
-    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates)
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
@@ -280,16 +254,9 @@ class _VTrace:
             return total, (metrics, ())
 
         # One gradient step a batch.
-        learning_rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
-        learner, metrics, _ = update.apply(
-            loss,
-            learner,
-            trajectory,
-            optimizer=self.optimizer,
-            learning_rate=learning_rate,
-            rows=trajectory.policy_version.shape[0],
-        )
-        return learner, metrics | {"grad/learning_rate": learning_rate}
+        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, rows=self.config.rollout_length)
+        return learner, metrics | {"grad/learning_rate": rate}
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:
         return timesteps._replace(reward=transform_reward(timesteps.reward, self.config.reward_transform))

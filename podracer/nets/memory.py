@@ -49,11 +49,6 @@ def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1)
     return ActorState(network.start(num_lanes), jax.tree.map(tile, action), frames)
 
 
-def starter(network: Network, spec: EnvSpec, frame_stack: int) -> Callable[[jax.Array, int], ActorState]:
-    """`Agent.start` of an agent whose memory is its network's."""
-    return lambda lanes, num_lanes: start(network, spec, lanes.shape[0], frame_stack)
-
-
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     """The spec that a network sees when the newest `frame_stack` observations are stacked along the last axis.
 
