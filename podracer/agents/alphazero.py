@@ -53,7 +53,7 @@ class AlphaZeroConfig(search.Settings):
       symmetries: whether a sample is turned and mirrored at random, where the game has symmetries (paper: False;
         AlphaGo Zero: True).
       batch_size: positions per update, over all devices (paper: 4,096).
-      samples_per_row: how often a position is sampled, on average.
+      samples_per_row: samples of a position, on average.
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
@@ -135,6 +135,7 @@ def loss(
         "value/decisive": jnp.abs(batch.value),
     }
     metrics = {name: jnp.sum(weight * x) / batch_size for name, x in terms.items()}
+    # The term c |theta|^2 of equation 1 is the optimiser's (`l2_cost`).
     total = metrics["loss/policy"] + hyper["value_cost"] * metrics["loss/value"]
     return total, metrics | {"loss/total": total}
 
@@ -221,6 +222,7 @@ class _AlphaZero(base.Functions):
             samples = transform(samples, self.symmetries, key)
         evaluate = evaluator(self.network)
 
+        # (p, v) = f(s) of each position, and one gradient step.
         def loss(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             samples, weight = part
             logits, value, _ = evaluate(params, samples.observation)
@@ -260,9 +262,10 @@ def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Net
         return search.Root(logits, value, state, legal)
 
     def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
-        # Games are without chance: the key is not used.
+        # The model is the game itself, which is without chance: the key is not used.
         state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
         logits, value, legal = evaluate(params, jax.vmap(environment.observe)(state))
+        # A position where the game is over has no value of its own: its reward is the outcome.
         value = jnp.where(transition.discount == 0, 0.0, value)
         return search.Step(transition.reward, transition.discount, logits, value, state, legal)
 
@@ -284,6 +287,7 @@ def transform(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
     """
     cells, moves = jnp.asarray(symmetries.cells), jnp.asarray(symmetries.actions)
     B = samples.value.shape[0]
+    # One of the G symmetries for each position (AlphaGo Zero: Silver et al. 2017, eight of Go).
     number = jax.random.randint(key, (B,), 0, len(cells))
     board = samples.observation["board"]
     flat = board.reshape(B, -1, board.shape[-1])

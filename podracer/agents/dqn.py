@@ -247,6 +247,7 @@ def make(
 
 def _replay(config: DQNConfig) -> Replay:
     """Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1)."""
+    # beta rises linearly, for importance weights matter most at the end (section 3.4).
     rise = config.importance_exponent_final - config.importance_exponent
     return Replay(
         starts="rows",
@@ -275,6 +276,7 @@ class _DQN(base.Functions):
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # Epsilon-greedy (Mnih et al. 2015, algorithm 1), with noisy values if asked for (Fortunato et al. 2018).
         params, epsilon = actor.params, self.config.evaluation_epsilon if evaluation else actor.aux
         if self.config.noise and not evaluation:
             noise_key, key = jax.random.split(key)
@@ -330,6 +332,7 @@ class _DQN(base.Functions):
     def _epsilon(self, num_updates: jax.Array) -> jax.Array:
         """Chance of a random action, which falls linearly."""
         config = self.config
+        # Counted in updates, so that a run that was stopped goes on where it was.
         rows = config.update_period * num_updates.astype(jnp.float32)
         part = jnp.minimum(rows / max(config.epsilon_decay, 1), 1.0)
         return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part

@@ -53,9 +53,9 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference (paper: 0.01).
+      least_range: the smallest range of values in a tree that puct scales to [0, 1] (paper: 0.01).
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      horizon: H, steps after which a prefix begins anew (paper: 5); 1 says every reward.
+      horizon: H, steps after which a prefix begins anew (paper: 5); 1 predicts every reward.
       n_step: n, rewards in a value's target at most (paper: 5).
       correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
         (paper: 0.3 of the run's).
@@ -63,10 +63,10 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       max_value: the largest value or prefix that can be told apart from larger ones. None for what rewards within
         [-1, 1] can come to, 1 / (1 - discount) or H, with the discount of the config also where others are tuned.
       value_cost: weight of the value's loss (paper: 0.25).
-      consistency_cost: weight of what forecasts lack (paper: 2).
+      consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
-      samples_per_row: how often a row is sampled to begin with, on average (paper: 256).
+      samples_per_row: samples that begin at a row, on average (paper: 256).
       replay_capacity: rows that are kept at least, over all devices (paper: all).
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
@@ -75,14 +75,14 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
         multiple of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
-      value_target: what says renewed values: the "network" (the authors' code), or a "search" from every row (paper).
-      reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
-        `target_interval`. What searches cost hardly depends on how many there are.
+      value_target: source of renewed values: the "network" (the authors' code), or a "search" from every row (paper).
+      reanalyse_group: G updates whose samples are drawn and reanalysed at once, with the same result as one by one. G
+        divides `target_interval`.
       target_interval: updates between copies of the parameters for it (paper: 200).
       optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
-      final_scale: of the learning rate in updates behind the last step, `final_updates` (paper: 0.1).
+      final_scale: of the learning rate in updates after the last step, `final_updates` (paper: 0.1).
       l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, with SGD and Adam (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
@@ -148,7 +148,7 @@ class Aux(NamedTuple):
 
 
 def loss(
-    predictions: list[prefix_models.Said],
+    predictions: list[prefix_models.Predictions],
     projections: jax.Array,
     target: windows.Targets,
     weight: jax.Array,
@@ -176,7 +176,7 @@ def loss(
         if prefix is not None and forecast is not None:
             # Value prefixes (section 4.2), and the cosine loss of the self-supervised consistency (section 4.1).
             sums["prefix"] += valid * bins.cross_entropy(prefix, target.reward[k])
-            sums["consistency"] += valid * prefix_models.inconsistency(forecast, projections[k - 1])
+            sums["consistency"] += valid * prefix_models.cosine_loss(forecast, projections[k - 1])
         sums["value"] += valid * bins.cross_entropy(value, target.value[k])
         sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
     mean = lambda x: jnp.sum(weight * x) / (K * batch_size)  # noqa: E731
@@ -282,7 +282,7 @@ class _EfficientZero(base.Functions):
             # Priorities |nu - z|.
             value = self.bins.expectation(predictions[0].value)
             error = jnp.abs(lax.stop_gradient(value) - target.value[0])
-            std = prefix_models.spread(lax.stop_gradient(projections))
+            std = prefix_models.projection_std(lax.stop_gradient(projections))
             metrics |= {
                 "value/error": jnp.sum(error) / batch_size,
                 "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
@@ -315,7 +315,7 @@ class _EfficientZero(base.Functions):
 
     def _unroll(
         self, params: ArrayTree, statistics: ArrayTree, batch: Batch, changes: Any
-    ) -> tuple[list[prefix_models.Said], jax.Array, ArrayTree]:
+    ) -> tuple[list[prefix_models.Predictions], jax.Array, ArrayTree]:
         """Predictions of the model's states 0 to K, projections [K, B, F] of rows 1 to K, and statistics."""
         K = self.config.unroll_length
         rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
@@ -346,7 +346,7 @@ class _EfficientZero(base.Functions):
         values = unrolled + config.n_step
         policies = unrolled if config.value_target == "network" else values
         rows = {"policies": policies, "values": values, "observed": unrolled}
-        return reanalysis.renewed(self.planner, actor, batch, key, part=config.reanalyse, **rows)
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=config.reanalyse, **rows)
 
     def refresh(self, actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
         # Priorities |V - z| of all rows by one set of parameters (Mei et al. 2023).

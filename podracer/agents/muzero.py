@@ -46,17 +46,17 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
+      least_range: the smallest range of values in a tree that puct scales to [0, 1].
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      n_step: n, rewards in a value's target (paper: 10); more where what an action does shows late, such as 50.
-      absorbing: whether the model learns that nothing comes behind a termination, whatever is done (paper), or nothing
-        of what is there.
+      n_step: n, rewards in a value's target (paper: 10); more, such as 50, where actions have late effects.
+      absorbing: whether the model learns rewards and values of 0 after a termination, for any action (paper), or
+        nothing of these rows.
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - discount) larger, with
         the discount of the config also where others are tuned, and in games for two no larger.
       value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
       batch_size: samples per update, over all devices (paper: 1,024).
-      samples_per_row: how often a row is sampled to begin with, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
+      samples_per_row: samples that begin at a row, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
       replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
@@ -193,6 +193,7 @@ class _MuZero(base.Functions):
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # The search from s_0 = h(o), whose policy and value are recorded (section 3).
         action, extras, state = planning.act(self.planner, actor, state, timestep, key, evaluation)
         if self.config.priority_exponent:  # first priorities are of this gamma
             extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
@@ -248,7 +249,7 @@ class _MuZero(base.Functions):
         # Policies by a new search, values by the network (Schrittwieser et al. 2021).
         K, n = self.config.unroll_length, self.config.n_step
         rows = {"policies": K + 1, "values": K + n + 1, "observed": 1}
-        return reanalysis.renewed(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
 
     def first_priority(self, rows: TimeStep, extras: ArrayTree) -> jax.Array:
         """Priorities |nu - z| of consecutive rows, by the values that acting recorded."""

@@ -37,6 +37,7 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
     """
+    # Images need far more memory for activations than vectors do.
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
         kind = ("unrolled" if unrolled else "images") if images else "vectors"
@@ -69,6 +70,7 @@ def accumulate(
         grads, (metrics, outputs) = gradient(params, first)
         return grads, metrics, jax.tree.map(lambda x: x[None], outputs)
 
+    # One group after the other, so that activations of one alone are alive.
     gradient = jax.jit(gradient)  # traced once, for its shapes and in the loop
 
     def add(sums: Any, group: Any) -> tuple[Any, Any]:

@@ -59,8 +59,10 @@ class ClippedLARS(NamedTuple):
         max_grad_norm: jax.Array,
     ) -> tuple[ArrayTree, State, jax.Array]:
         """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
+        # Clipping by global norm.
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+        # lambda counts once the heads have grown, and from then on.
         grown = jnp.all(jnp.stack([jnp.linalg.norm(w) >= LARGE for w in self.late(params)]))
         active = opt_state.active | ((opt_state.steps >= self.start) & grown)
 

@@ -83,6 +83,7 @@ def run(
     num_chunks = num_units // gradients.at_a_time(observation, rows, num_units)
 
     def step(carry: tuple[Parts, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+        # The gradient of one minibatch, a few units at a time, then its sum over all shards.
         params, opt_state = carry
         chunks = split(take(*minibatch), num_chunks)
         grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
@@ -102,6 +103,7 @@ def run(
     # Joined through the scan: taking parameters apart and together again is a copy for every array.
     params, restore = joined(learner.params)
     (params, opt_state), (sums, norms) = lax.scan(step, (params, learner.opt_state), (order, weights))
+    # Metrics are reduced once, after the loop.
     sums = collectives.global_sum(jnp.mean(sums, axis=0))
     metrics = jax.tree.unflatten(names, list(sums))
     metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
@@ -129,6 +131,7 @@ def _feistel(key: jax.Array, num: int, left_size: int, right_size: int) -> jax.A
     words = jax.random.bits(key, (ROUNDS, 2, num, 1))
     place = jnp.arange(left_size * right_size, dtype=jnp.uint32)[None]
     radix = {False: jnp.uint32(left_size), True: jnp.uint32(right_size)}
+    # A unit's place as two digits, left and right, which rounds change in turn.
     digits = {False: lax.div(place, radix[True]), True: lax.rem(place, radix[True])}
     for number in range(ROUNDS):
         moves = number % 2 == 1  # left, right, left, ...

@@ -79,6 +79,7 @@ def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformatio
         return gradient * lax.rsqrt(jnp.maximum(square - jnp.square(mean), 0.0) + eps)
 
     def update(gradient: Parts, moments: tuple[Parts, Parts], _: Any = None) -> Any:
+        # Running E[g] and E[g^2] (Graves 2013, equations 38 and 39), then g / sqrt(E[g^2] - E[g]^2 + eps).
         mean = towards(moments[0], gradient)
         square = towards(moments[1], jax.tree.map(jnp.square, gradient))
         return jax.tree.map(scaled, gradient, mean, square), (mean, square)
@@ -93,6 +94,7 @@ fuses their concatenation: with an Atari network's 678 thousand numbers, that to
 
 def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
     """The small arrays of a tree as one vector, then the large ones; and what makes the tree of such parts again."""
+    # The vector first, if there is one, then the large arrays in their order.
     leaves, structure = jax.tree.flatten(tree)
     alone = [leaf.size >= _LARGE for leaf in leaves]
     vector, separate = ravel_pytree([leaf for leaf, large in zip(leaves, alone) if not large])

@@ -19,6 +19,7 @@ def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
 
 def by_lane(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
     """`function(axis of the lanes, *leaves)` of all leaves of trajectories."""
+    # Time steps, actions, extras and versions are [T, B], the actor's state and lane ids [B].
     axes: Any = Trajectory(1, 1, 1, 0, 1, 0)  # type: ignore[arg-type]
     parts = (jax.tree.map(lambda *x, a=a: function(a, *x), *part) for a, *part in zip(axes, *trajectories))
     return Trajectory(*parts)
@@ -40,6 +41,7 @@ def split_batch(batch: Any, groups: int) -> Any:
 
 def split(x: jax.Array, groups: int, axis: int) -> jax.Array:
     """[..., n, ...] -> [groups, ..., n / groups, ...], in blocks along `axis`."""
+    # [..., groups, n / groups, ...], then the groups in front.
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 

@@ -88,6 +88,7 @@ def step(
     network: Network, params: ArrayTree, state: ActorState, timestep: TimeStep
 ) -> tuple[jax.Array, jax.Array, ActorState]:
     """One row for acting: policy outputs [B, P], values [B] and the memory, but for the action (`ActorState.after`)."""
+    # The network takes sequences: this is one of a single row.
     row = jax.tree.map(lambda x: x[None], timestep)
     observation, frames = _stack(state, row.observation, row.first)
     action = jax.tree.map(lambda x: x[None], state.previous_action)
@@ -149,6 +150,7 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
     Returns:
       The stacks [T, B, ..., n], newest last, and the frames before row T.
     """
+    # The line of all rows, of which a stack is n in a row, but for those of an earlier episode.
     T, n = observation.shape[0], frames.shape[1] + 1
     line = jnp.concatenate([jnp.moveaxis(frames, 1, 0), observation])
     now = jnp.arange(T, dtype=jnp.int32)[:, None]

@@ -249,7 +249,7 @@ def targets_of_nan():
 @contextlib.contextmanager
 def changed_search(change):
     """Weights of samples go through a function, from the fifth group that is reanalysed on; yields since when."""
-    renewed, calls, since = reanalysis.renewed, iter(range(4)), []
+    reanalyse, calls, since = reanalysis.reanalyse, iter(range(4)), []
 
     def fail(x):
         if next(calls, None) is not None:
@@ -261,9 +261,9 @@ def changed_search(change):
         weight = jax.pure_callback(
             fail, jax.ShapeDtypeStruct(batch.weight.shape, np.float32), batch.weight, vmap_method="sequential"
         )
-        return renewed(plan, actor, batch._replace(weight=weight), key, **sizes)
+        return reanalyse(plan, actor, batch._replace(weight=weight), key, **sizes)
 
-    with mock.patch.object(reanalysis, "renewed", failing):
+    with mock.patch.object(reanalysis, "reanalyse", failing):
         yield since
 
 
