@@ -27,7 +27,7 @@ from podracer.types import ArrayTree, EnvSpec
 
 
 class Memory(NamedTuple):
-    """Of the LSTM, float32 [N, size] each."""
+    """The LSTM's state, float32 [N, size] each."""
 
     h: jax.Array
     c: jax.Array
@@ -74,7 +74,7 @@ class PrefixModel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(world_models.Sizes):
-    """Of the standard model, beside those of `podracer.world_models.Sizes`, whose rewards are prefixes here. Paper
+    """Sizes of the standard model, beside `podracer.world_models.Sizes`, whose rewards are prefixes here. Paper
     values are those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
 
     Attributes:
@@ -116,7 +116,7 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
 
 
 def last_kernels(params: ArrayTree) -> list[jax.Array]:
-    """Of a model's heads, which begin at 0.
+    """The last kernels of a model's heads, which begin at 0.
 
     Raises:
       ValueError: for a model without these.
@@ -132,7 +132,7 @@ def last_kernels(params: ArrayTree) -> list[jax.Array]:
 
 
 class Node(NamedTuple):
-    """What a search keeps of a state, [N].
+    """A search's record of a state, [N].
 
     Attributes:
       state: of the model.
@@ -261,7 +261,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 class _Model(nn.Module):
-    """What models of vectors and of images have in common: what is behind a state."""
+    """The layers after a state, which models of vectors and of images share."""
 
     num_actions: int
     num_bins: int

@@ -3,7 +3,7 @@
 One feed-forward agent learns action values from replayed rows. A sample is one transition, or n of them joined into
 one (`returns.n_step_transition`):
 
-    Q(x_0, a_0) <- R + G Q-(x_m, argmax_a Q(x_m, a))        Q-: the target network, a copy of Q now and then
+    Q(x_0, a_0) <- R + G Q-(x_m, argmax_a Q(x_m, a))        Q-: the target network, an older copy of Q
 
 | field | paper |
 |---|---|
@@ -77,14 +77,14 @@ class DQNConfig(nets.NetworkConfig):
       learning_rate: (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
       optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2); of
-        Adam, behind it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
+        Adam, outside it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
       num_atoms: of a distribution (C51: 51; QR-DQN: 200).
       v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10). None for
-        1 / (1 - discount), what rewards within [-1, 1] can come to, with the discount of the config also where others
-        are tuned.
+        1 / (1 - discount), the largest return of rewards in [-1, 1], by the discount of the config even where others are
+        tuned.
       noise: sigma_0 of noisy layers in the heads, 0 for none (Fortunato et al.: 0.5; Rainbow: 0.5, or 0.1).
       priority_exponent: alpha, 0 to replay all alike (Rainbow: 0.5).
       importance_exponent: beta in the beginning (Rainbow: 0.4).
@@ -96,7 +96,7 @@ class DQNConfig(nets.NetworkConfig):
       evaluation_epsilon: in evaluation (paper: 0.05); greedy policies and exports have 0.
       clip_rewards: to [-1, 1] (paper: True).
       torso: see `podracer.nets.make_q` (paper: "nature").
-      head_size: units of a hidden layer of each head, 0 for none (paper: 0; Rainbow: 512 behind "nature_conv").
+      head_size: units of a hidden layer of each head, 0 for none (paper: 0; Rainbow: 512 after "nature_conv").
       init: of weights; "uniform" is within 1 / sqrt(inputs) of 0, biases too, as Torch's was (paper).
     """
 

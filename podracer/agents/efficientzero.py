@@ -60,8 +60,8 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
         (paper: 0.3 of the run's).
       discount: gamma (paper: 0.997^4).
-      max_value: the largest value or prefix that can be told apart from larger ones. None for what rewards within
-        [-1, 1] can come to, 1 / (1 - discount) or H, with the discount of the config also where others are tuned.
+      max_value: the largest value or prefix that can be told apart from larger ones. None for the largest of rewards in
+        [-1, 1], 1 / (1 - discount) or H, by the discount of the config even where others are tuned.
       value_cost: weight of the value's loss (paper: 0.25).
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.

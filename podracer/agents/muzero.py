@@ -53,7 +53,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
         nothing of these rows.
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - discount) larger, with
-        the discount of the config also where others are tuned, and in games for two no larger.
+        the discount of the config even where others are tuned. In games for two they are no larger.
       value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
       batch_size: samples per update, over all devices (paper: 1,024).
       samples_per_row: samples that begin at a row, on average (paper: 0.1; Schrittwieser et al. 2021: 2).

@@ -238,15 +238,15 @@ class _PPO(base.Functions):
     distribution: distributions.Distribution
 
     def aux(self, params: ArrayTree) -> Normalizers:
-        observation, returns = (), ()
+        observation_moments, return_moments = (), ()
         if self.config.normalize_observations:
             # Parts that are not normalised have () for moments.
             example = spaces.zeros(self.spec.observation_space)
             of_floats = lambda x: moments.initial(x.shape) if x.dtype == jnp.float32 else ()  # noqa: E731
-            observation = jax.tree.map(of_floats, example)
+            observation_moments = jax.tree.map(of_floats, example)
         if self.config.normalize_rewards:
-            returns = moments.initial(())
-        return Normalizers(observation, returns)
+            return_moments = moments.initial(())
+        return Normalizers(observation_moments, return_moments)
 
     def actor_aux(self, learner: LearnerState, progress: jax.Array) -> tuple[ArrayTree, jax.Array]:
         return learner.aux.observation, learner.hyper["discount"]
@@ -273,7 +273,7 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Running statistics move first; observations are seen with the ones that acting had.
+        # Running statistics move first; observations are normalised by those that acting had.
         normalizers = self._update_normalizers(learner.aux, trajectory)
         trajectory = trajectory._replace(
             timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),

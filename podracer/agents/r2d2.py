@@ -281,7 +281,7 @@ class _R2D2(base.Functions):
             )
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
-        # The step, new priorities, and Q- := Q now and then.
+        # The step, new priorities, and Q- := Q every `target_update_interval` updates.
         rate, rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
         return self.update(loss, learner, batch, rate, rows=rows, copy_every=config.target_update_interval)
 

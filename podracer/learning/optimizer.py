@@ -20,7 +20,7 @@ from podracer.types import ArrayTree
 Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
 
 Parts = tuple[jax.Array, ...]
-"""Parameters, or what there is one of for each, as few arrays."""
+"""Parameters, or gradients or moments of them, as few arrays."""
 
 
 def make(
@@ -93,7 +93,7 @@ fuses their concatenation: with an Atari network's 678 thousand numbers, that to
 
 
 def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
-    """The small arrays of a tree as one vector, then the large ones; and what makes the tree of such parts again."""
+    """Joins the small arrays of a tree to one vector, which comes first; the second result makes the tree again."""
     # The vector first, if there is one, then the large arrays in their order.
     leaves, structure = jax.tree.flatten(tree)
     alone = [leaf.size >= _LARGE for leaf in leaves]

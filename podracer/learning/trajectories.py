@@ -47,7 +47,7 @@ def split(x: jax.Array, groups: int, axis: int) -> jax.Array:
 
 
 def flat(observation: ArrayTree, leading: int) -> ArrayTree:
-    """Observations with one dim behind the `leading` ones, as buffers keep them.
+    """Observations with one dim after the `leading` ones, as buffers keep them.
 
     A TPU lays the last two dims out in tiles of at least 8 x 128: kept in its shape, a board of 10 x 5 takes 41 times
     its bytes (docs/adr/0011-accelerators.md).
