@@ -42,6 +42,24 @@ class Distribution(NamedTuple):
     entropy: Callable[[jax.Array], jax.Array]
     to_action: Callable[[jax.Array], jax.Array]
 
+    def act(self, outputs: jax.Array, key: jax.Array, evaluation: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """An action of a policy, and what learning needs to know of it as `extras`.
+
+        Args:
+          outputs: [B, num_outputs]; of the policy.
+          key: consumed.
+          evaluation: whether to take the mode. Static.
+
+        Returns:
+          The action, its `log_prob`, and the `sample` that it was made of, unless that is the action.
+        """
+        sample = self.mode(outputs) if evaluation else self.sample(outputs, key)
+        action = self.to_action(sample)
+        extras = {"log_prob": self.log_prob(outputs, sample)}
+        if sample is not action:
+            extras["sample"] = sample
+        return action, extras
+
 
 def for_space(space: spaces.Space) -> Distribution:
     """The distribution for an action space.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podracer.types import ArrayTree, Batch, Trajectory
+from podracer.types import ArrayTree, Trajectory
 
 
 def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
@@ -19,6 +19,7 @@ def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
 
 def by_lane(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
     """`function(axis of the lanes, *leaves)` of all leaves of trajectories."""
+    # Time steps, actions, extras and versions are [T, B], the actor's state and lane ids [B].
     axes: Any = Trajectory(1, 1, 1, 0, 1, 0)  # type: ignore[arg-type]
     parts = (jax.tree.map(lambda *x, a=a: function(a, *x), *part) for a, *part in zip(axes, *trajectories))
     return Trajectory(*parts)
@@ -29,19 +30,24 @@ def split_lanes(trajectory: Trajectory, groups: int) -> Trajectory:
     return by_lane(lambda axis, x: split(x, groups, axis), trajectory)
 
 
-def split_batch(batch: Batch, groups: int) -> Batch:
-    """[B] -> [groups, B / groups] of all that a batch has."""
-    return Batch(split_lanes(batch.trajectory, groups), split(batch.weight, groups, 0), split(batch.age, groups, 0))
+def split_batch(batch: Any, groups: int) -> Any:
+    """[B] -> [groups, B / groups] of a tree of trajectories and arrays [B, ...], such as a `Batch`."""
+
+    def part(x: Any) -> Any:
+        return split_lanes(x, groups) if isinstance(x, Trajectory) else split(x, groups, 0)
+
+    return jax.tree.map(part, batch, is_leaf=lambda x: isinstance(x, Trajectory))
 
 
 def split(x: jax.Array, groups: int, axis: int) -> jax.Array:
     """[..., n, ...] -> [groups, ..., n / groups, ...], in blocks along `axis`."""
+    # [..., groups, n / groups, ...], then the groups in front.
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
 def flat(observation: ArrayTree, leading: int) -> ArrayTree:
-    """Observations with one dim behind the `leading` ones, as buffers keep them.
+    """Observations with one dim after the `leading` ones, as buffers keep them.
 
     A TPU lays the last two dims out in tiles of at least 8 x 128: kept in its shape, a board of 10 x 5 takes 41 times
     its bytes (docs/adr/0011-accelerators.md).

@@ -85,7 +85,7 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     if agent in ("alphazero", "efficientzero", "muzero"):
         config["samples_per_row"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
-    plain = mock.patch.object(optimizer, "make", return_value=optax.identity())
+    plain = mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity()))
     with contextlib.ExitStack() as stack:
         if agent != "vtrace" and optimizer_name.endswith(
             "sgd"

@@ -1,6 +1,15 @@
-"""Agents: one readable file each, made by its `make(spec, config) -> Agent`.
+"""Agents: one readable file each, made by its `make(spec, config, network, loss) -> Agent`.
 
 agent = podracer.agents.vtrace.make(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
+
+Every `make` takes
+
+*   `spec`: the environment's spec (AlphaZero takes the environment);
+*   `config`: settings; the defaults if None;
+*   `network`: your own network (see `podracer.nets.Network`) or model; the config's if None;
+*   `loss`: your own loss, called as the file's `loss` is and returning what it returns, with metrics of any names.
+
+In the files, the config comes first, then the loss, then `make`, then the agent's functions in the order of their use.
 """
 
 from podracer.agents import alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, vtrace

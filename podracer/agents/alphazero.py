@@ -1,10 +1,10 @@
 """AlphaZero (Silver et al. 2018): plays itself with the rules of a game as its model, and learns from a replay.
 
-    act      the network's policy and value at a board; a search over the environment's own `step` says the policy pi
-             and the value nu, and which move; both are recorded
+    act      the network's policy and value at a board; a search over the environment's own `step` gives the policy pi,
+             the value nu and the move; pi and nu are recorded
     learn    the policy is moved to pi, and the value to z = r + d r' + ... + d^n nu' (d = -1 where players alternate)
 
-With n as long as a game, z is its outcome, and of games that are not over yet what the search thinks of them.
+With n as long as a game, z is the game's outcome, or the search's value of a game that is not over yet.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, returns, spaces, trajectories
-from podracer.learning import gradients, optimizer
+from podracer import configs, nets, returns, spaces
+from podracer.agents import base
+from podracer.learning import optimizer, update
 from podracer.search import search
 from podracer.topology import collectives
 from podracer.types import (
@@ -37,8 +38,8 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class AlphaZeroConfig(search.Settings):
-    """The agent's settings, beside those of `search.Settings`. Paper values are those of Silver et al. 2018, unless
-    they say else.
+    """The agent's settings, beside those of `search.Settings`. Paper values are those of Silver et al. 2018,
+    unless they say else.
 
     Attributes:
       envs_per_device: games at a time per device when `num_envs` is not given (paper: 5,000 actors).
@@ -53,7 +54,7 @@ class AlphaZeroConfig(search.Settings):
       symmetries: whether a sample is turned and mirrored at random, where the game has symmetries (paper: False;
         AlphaGo Zero: True).
       batch_size: positions per update, over all devices (paper: 4,096).
-      samples_per_row: how often a position is sampled, on average.
+      samples_per_row: samples of a position, on average.
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
@@ -93,13 +94,13 @@ class AlphaZeroConfig(search.Settings):
 
 
 class Memory(NamedTuple):
-    """What acting remembers of a game: int32 [B], the moves made."""
+    """Acting's memory of a game: int32 [B], the moves made."""
 
     ply: jax.Array
 
 
 class Samples(NamedTuple):
-    """Positions [B]: the board and which moves are legal, and what to say of them."""
+    """Positions [B]: the board with its legal moves, and the targets pi and z."""
 
     observation: ArrayTree
     policy: jax.Array
@@ -115,7 +116,7 @@ def loss(
     config: AlphaZeroConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+    """The loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
       logits: [B, A]; of moves, the lowest number where they are illegal.
@@ -126,6 +127,7 @@ def loss(
       config: the static settings.
       batch_size: samples of all shards.
     """
+    # (z - v)^2 - pi log p (equation 1).
     log_policy = jax.nn.log_softmax(logits)
     terms = {
         "loss/policy": -jnp.sum(jnp.where(batch.policy > 0, batch.policy * log_policy, 0.0), axis=-1),
@@ -134,6 +136,7 @@ def loss(
         "value/decisive": jnp.abs(batch.value),
     }
     metrics = {name: jnp.sum(weight * x) / batch_size for name, x in terms.items()}
+    # The term c |theta|^2 of equation 1 is the optimiser's (`l2_cost`).
     total = metrics["loss/policy"] + hyper["value_cost"] * metrics["loss/value"]
     return total, metrics | {"loss/total": total}
 
@@ -144,91 +147,32 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The AlphaZero agent for a game.
+    """The AlphaZero agent for a game; `podracer.agents` says what the other arguments are.
 
     Args:
       environment: a pure-JAX game of two players without chance, whose observations have a `board` and an
         `action_mask`, and whose `position(observation)` is the state that shows it.
       config: settings; defaults if None.
-      network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1]; the config's
-        if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+      network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1].
+      loss: your own.
 
     Raises:
       ValueError: for an environment or a network that does not fit.
     """
     config = config or AlphaZeroConfig()
     check_game(environment)
-    spec, n = environment.spec, config.n_step
+    spec = environment.spec
     if network is not None:
         nets.check(network, spec, "alphazero")
         if network.recurrent:
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
     network = network or _network(spec, config)
-    evaluate, plan = evaluator(network), planner(environment, config, network)
-    transformation = optimizer.make("adam", eps=config.adam_eps)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
-
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = network.init(key)
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0))
-
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates)
-
-    def start(lanes: jax.Array, num_lanes: int) -> Memory:
-        return Memory(jnp.zeros(lanes.shape, jnp.int32))
-
-    def act(
-        actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, Memory]:
-        search_key, key = jax.random.split(key)
-        root = plan.model.root(actor.params, timestep.observation)
-        found = search.search(
-            plan.model, actor.params, root, search_key, plan.config, explore=not evaluation, temperature=0.0
-        )
-        ply = jnp.where(timestep.first, 0, memory.ply)
-        action = found.action
-        if not evaluation:
-            drawn = jax.random.categorical(key, jnp.log(found.policy))
-            action = jnp.where(ply < config.sampled_plies, drawn.astype(action.dtype), action)
-        return action, {"policy": found.policy, "value": found.value}, Memory(ply + 1)
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
-        samples = _samples(batch, n, learner.hyper["value_mix"])
-        if symmetries is not None:
-            samples = turned(samples, symmetries, key)
-
-        def loss_fn(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            samples, weight = part
-            logits, value, _ = evaluate(params, samples.observation)
-            total, metrics = loss(logits, value, samples, weight, learner.hyper, config, batch_size)
-            return total, (metrics, ())
-
-        groups = B // gradients.at_a_time(samples.observation, 1, B)
-        split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), (samples, batch.weight))
-        grads, metrics, _ = gradients.accumulate(loss_fn, learner.params, split)
-        grads, metrics = collectives.global_sum((grads, metrics))
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
-            max_grad_norm=learner.hyper["max_grad_norm"],
-            l2_cost=config.l2_cost,
-        )
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
-        return learner, metrics | {"grad/norm": grad_norm}, jnp.ones(B)
-
+    rule = optimizer.make("adam", eps=config.adam_eps, l2_cost=config.l2_cost)
     replay = Replay(
         starts="rows",
         capacity=config.replay_capacity,
-        length=n + 2,  # one more than it takes, for the last row of a sequence comes without extras
+        length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
         observed=1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
@@ -237,7 +181,58 @@ def make(
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,
     )
-    return Agent("alphazero", config, init, actor_params, start, act, learn, configs.tunables(config), replay)
+    functions = _AlphaZero(spec, config, network, rule, loss, planner(environment, config, network), symmetries)
+    return functions.bundle("alphazero", replay=replay)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _AlphaZero(base.Functions):
+    config: AlphaZeroConfig
+    planner: search.Planner
+    symmetries: Any
+
+    def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
+        return Memory(jnp.zeros(lanes.shape, jnp.int32))
+
+    def act(
+        self, actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, Memory]:
+        search_key, key = jax.random.split(key)
+        model, explore = self.planner.model, not evaluation
+        # The search from this position, with noise at the root in training.
+        root = model.root(actor.params, timestep.observation)
+        result = search.search(
+            model, actor.params, root, search_key, self.planner.config, explore=explore, temperature=0.0
+        )
+        # The first plies are drawn from pi, later ones are the best (AlphaGo Zero: Silver et al. 2017, self-play).
+        ply = jnp.where(timestep.first, 0, memory.ply)
+        action = result.action
+        if explore:
+            drawn = jax.random.categorical(key, jnp.log(result.policy))
+            action = jnp.where(ply < self.config.sampled_plies, drawn.astype(action.dtype), action)
+        return action, {"policy": result.policy, "value": result.value}, Memory(ply + 1)
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+        # Positions with their targets pi and z, each as seen by a random symmetry (Silver et al. 2017).
+        samples = _samples(batch, self.config.n_step, learner.hyper["value_mix"])
+        if self.symmetries is not None:
+            samples = transform(samples, self.symmetries, key)
+        evaluate = evaluator(self.network)
+
+        # (p, v) = f(s) of each position, and one gradient step.
+        def loss(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+            samples, weight = part
+            logits, value, _ = evaluate(params, samples.observation)
+            total, metrics = self.loss(logits, value, samples, weight, learner.hyper, self.config, batch_size)
+            return total, (metrics, ())
+
+        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        learner, metrics, _ = self.update(loss, learner, (samples, batch.weight), rate)
+        return learner, metrics, jnp.ones(B)
 
 
 def _network(spec: EnvSpec, config: AlphaZeroConfig) -> nets.Network:
@@ -259,7 +254,7 @@ def evaluator(network: nets.Network) -> Callable[[ArrayTree, ArrayTree], tuple[j
 
 
 def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Network | None = None) -> search.Planner:
-    """How the agent searches: in the environment's own rules, with a network (the config's if None)."""
+    """The agent's search in the environment's own rules, with a network (the config's if None)."""
     evaluate = evaluator(network or _network(environment.spec, config))
 
     def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
@@ -268,9 +263,10 @@ def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Net
         return search.Root(logits, value, state, legal)
 
     def step(params: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
-        # Games are without chance: the key is not used.
+        # The model is the game itself, which is without chance: the key is not used.
         state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
         logits, value, legal = evaluate(params, jax.vmap(environment.observe)(state))
+        # A position where the game is over has no value of its own: its reward is the outcome.
         value = jnp.where(transition.discount == 0, 0.0, value)
         return search.Step(transition.reward, transition.discount, logits, value, state, legal)
 
@@ -282,8 +278,8 @@ def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Net
     )
 
 
-def turned(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
-    """Each position by a symmetry of the game that is drawn for it, and its moves likewise.
+def transform(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
+    """Turns or mirrors each position, and its moves likewise, by a random symmetry of the game.
 
     Args:
       samples: [B].
@@ -292,11 +288,12 @@ def turned(samples: Samples, symmetries: Any, key: jax.Array) -> Samples:
     """
     cells, moves = jnp.asarray(symmetries.cells), jnp.asarray(symmetries.actions)
     B = samples.value.shape[0]
-    which = jax.random.randint(key, (B,), 0, len(cells))
+    # One of the G symmetries for each position (AlphaGo Zero: Silver et al. 2017, eight of Go).
+    number = jax.random.randint(key, (B,), 0, len(cells))
     board = samples.observation["board"]
     flat = board.reshape(B, -1, board.shape[-1])
-    board = jnp.take_along_axis(flat, cells[which][..., None], axis=1).reshape(board.shape)
-    take = lambda x: jnp.take_along_axis(x, moves[which], axis=1)  # noqa: E731
+    board = jnp.take_along_axis(flat, cells[number][..., None], axis=1).reshape(board.shape)
+    take = lambda x: jnp.take_along_axis(x, moves[number], axis=1)  # noqa: E731
     observation = samples.observation | {"board": board, "action_mask": take(samples.observation["action_mask"])}
     return samples._replace(observation=observation, policy=take(samples.policy))
 
@@ -306,7 +303,7 @@ def _samples(batch: Batch, n: int, value_mix: jax.Array) -> Samples:
     trajectory = batch.trajectory
     step = jax.tree.map(lambda x: x[:n], returns.transitions(trajectory))
     policy, value = trajectory.extras["policy"], trajectory.extras["value"]
-    # Nothing comes behind a row where the game ended; where it was cut, what the search thought.
+    # z bootstraps from the search's value after n moves or where a game was cut, and from 0 where it ended.
     over = trajectory.timesteps.discount[: n + 1] == 0
     z = returns.n_step(jnp.where(over, 0.0, value), step, n)[0]
     observation = jax.tree.map(lambda x: x[0], trajectory.timesteps.observation)
@@ -333,7 +330,7 @@ def check_game(environment: Environment) -> None:
         )
     state = jax.eval_shape(lambda: environment.reset(jax.random.key(0)))
     action, key = jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: jax.random.key(0))
-    jax.eval_shape(environment.step, state, action, key)  # whose own errors say what they are
+    jax.eval_shape(environment.step, state, action, key)  # an error here is the environment's own
     try:
         jax.eval_shape(lambda state, action: environment.step(state, action, None), state, action)  # type: ignore[arg-type]
     except Exception as error:

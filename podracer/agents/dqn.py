@@ -3,7 +3,7 @@
 One feed-forward agent learns action values from replayed rows. A sample is one transition, or n of them joined into
 one (`returns.n_step_transition`):
 
-    Q(x_0, a_0) <- R + G Q-(x_m, argmax_a Q(x_m, a))        Q-: the target network, a copy of Q now and then
+    Q(x_0, a_0) <- R + G Q-(x_m, argmax_a Q(x_m, a))        Q-: the target network, an older copy of Q
 
 | field | paper |
 |---|---|
@@ -36,9 +36,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, returns, trajectories
+from podracer import configs, nets, returns
+from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import bins, gradients, optimizer, value_distributions
+from podracer.learning import bins, optimizer, update, value_distributions
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -55,8 +56,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class DQNConfig:
-    """The agent's settings. Paper values are those of Mnih et al. 2015 (extended data table 1), unless they say else.
+class DQNConfig(nets.NetworkConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of Mnih et al. 2015
+    (extended data table 1), unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 1).
@@ -75,14 +77,13 @@ class DQNConfig:
       learning_rate: (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
       optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2); of
-        Adam, behind it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
+        Adam, outside it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
       num_atoms: of a distribution (C51: 51; QR-DQN: 200).
       v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10). None for
-        1 / (1 - discount), what rewards within [-1, 1] can come to, with the discount of the config also where others
-        are tuned.
+        1 / (1 - discount), the largest return of rewards in [-1, 1], by the config's discount even if others are tuned.
       noise: sigma_0 of noisy layers in the heads, 0 for none (Fortunato et al.: 0.5; Rainbow: 0.5, or 0.1).
       priority_exponent: alpha, 0 to replay all alike (Rainbow: 0.5).
       importance_exponent: beta in the beginning (Rainbow: 0.4).
@@ -93,13 +94,9 @@ class DQNConfig:
         fiftieth of a run of 500,000: take a tenth of the run, and a larger replay, where rewards are rare.
       evaluation_epsilon: in evaluation (paper: 0.05); greedy policies and exports have 0.
       clip_rewards: to [-1, 1] (paper: True).
-      frame_stack: how many of the newest observations the network sees (paper: 4).
       torso: see `podracer.nets.make_q` (paper: "nature").
-      hidden_sizes: of the MLP.
-      activation: of the MLP.
-      head_size: units of a hidden layer of each head, 0 for none (paper: 0; Rainbow: 512 behind "nature_conv").
+      head_size: units of a hidden layer of each head, 0 for none (paper: 0; Rainbow: 512 after "nature_conv").
       init: of weights; "uniform" is within 1 / sqrt(inputs) of 0, biases too, as Torch's was (paper).
-      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(16, low=1)
@@ -131,16 +128,11 @@ class DQNConfig:
     epsilon_decay: int = configs.field(10_000, low=0)
     evaluation_epsilon: float = configs.field(1e-3, low=0.0, high=1.0)
     clip_rewards: bool = False
-    frame_stack: int = configs.field(1, low=1)
-    torso: nets.Torso = "auto"
-    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
-    activation: Literal["relu", "tanh"] = "relu"
     head_size: int = configs.field(0, low=0)
     init: Literal["glorot", "uniform"] = "glorot"
-    compute_dtype: nets.ComputeDtype = "float32"
 
     def __post_init__(self):
-        configs.check(self)
+        super().__post_init__()
         F, C = self.update_period, self.target_period
         if C % F:
             fits = " or ".join(str(x) for x in (C // F * F, -(-C // F) * F) if x)
@@ -160,12 +152,12 @@ class DQNConfig:
 
 
 class Samples(NamedTuple):
-    """What was replayed, [B].
+    """Transitions of up to n steps from the replay, [B].
 
     Attributes:
       action: int32; a_0, taken at row 0.
       reward: float32; R, of up to n steps.
-      discount: float32; G, what the value of row m counts.
+      discount: float32; G, the weight of the value of row m.
       weight: float32; importance weights.
     """
 
@@ -184,13 +176,13 @@ def loss(
     config: DQNConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics, jax.Array]:
-    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+    """The loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
-      outputs: [B, A, K]; what the learner's parameters say of every action at row 0.
-      bootstrap: [B, K]; what the target network says of the best action at row m.
+      outputs: [B, A, K]; the learner's predictions of every action at row 0.
+      bootstrap: [B, K]; the target network's prediction of the best action at row m.
       batch: [B].
-      values: what K numbers say of an action.
+      values: the meaning of the K numbers of an action.
       hyper: tunable numbers.
       config: the static settings.
       batch_size: samples of all shards.
@@ -198,12 +190,13 @@ def loss(
     Returns:
       The scalar, the metrics, and the priorities [B].
     """
-    taken = _of(outputs, batch.action)
-    each, priority = values.errors(taken, bootstrap, batch.reward, batch.discount)
-    total = jnp.sum(batch.weight * each) / batch_size
-    before, after = values.mean(taken), values.mean(bootstrap)
-    error = batch.reward + batch.discount * after - before
-    terms = {"value/mean": before, "value/square": jnp.square(before), "value/td_error": jnp.abs(error)}
+    # The error between Q(x_0, a_0) and R + G Q-(x_m, a*), weighted against the bias of priorities (Schaul et al. 2016).
+    predicted = _of_actions(outputs, batch.action)
+    errors, priority = values.errors(predicted, bootstrap, batch.reward, batch.discount)
+    total = jnp.sum(batch.weight * errors) / batch_size
+    q_tm1, q_t = values.mean(predicted), values.mean(bootstrap)
+    td_error = batch.reward + batch.discount * q_t - q_tm1
+    terms = {"value/mean": q_tm1, "value/square": jnp.square(q_tm1), "value/td_error": jnp.abs(td_error)}
     return total, {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}, priority
 
 
@@ -213,182 +206,149 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
 ) -> Agent:
-    """The DQN agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`), whose outputs are action values, or `num_atoms` numbers
-        for each action in turn; the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The DQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space, torso or network that does not fit.
+      ValueError: for an action space or torso that does not fit, or a network: its outputs are action values, or
+        `num_atoms` numbers for each action in turn.
     """
     config = config or DQNConfig()
     check_one_player(spec, "dqn")
-    seen = nets.stacked_spec(spec, config.frame_stack)
     v_max = bins.largest_return(config.discount) if config.v_max is None else config.v_max
     values = value_distributions.make(
         config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=v_max
     )
-    if network is not None:
-        _check(network, seen, config, values.size)
-    network = network or nets.make_q(
-        seen,
-        torso=config.torso,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
+    if config.noise and network is not None:
+        raise nets.NetworkError(
+            f"noise={config.noise}: only the library's own network has noisy layers; use noise=0 with network=."
+        )
+    network = config.action_values(
+        "dqn",
+        spec,
+        network,
         head_size=config.head_size,
         dueling=config.dueling,
         num_atoms=values.size,
         noise=config.noise,
         init=config.init,
-        compute_dtype=config.compute_dtype,
     )
-    name = "centred_rmsprop" if config.optimizer == "rmsprop" else "adam"
-    transformation = optimizer.make(name, eps=config.optimizer_eps, decay=0.95)
-    hyper = configs.tunables(config)
+    if network.recurrent:
+        raise nets.NetworkError("dqn replays single rows, of which no recurrent state is kept; r2d2 replays sequences.")
+    rule = optimizer.make(
+        "centred_rmsprop" if config.optimizer == "rmsprop" else "adam", eps=config.optimizer_eps, decay=0.95
+    )
+    functions = _DQN(spec, config, network, rule, loss, values)
+    advice = "set v_max to the largest return, or values='quantile', which has no limit"
+    return functions.bundle("dqn", replay=_replay(config), best=functions.best, cautions=(bins.caution(v_max, advice),))
 
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = network.init(key)
-        target = jax.tree.map(jnp.copy, params)
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
 
-    def epsilon(num_updates: jax.Array) -> jax.Array:
-        rows = config.update_period * num_updates.astype(jnp.float32)
-        fallen = jnp.minimum(rows / max(config.epsilon_decay, 1), 1.0)
-        return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * fallen
-
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, epsilon(learner.num_updates))
-
-    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
-        return nets.start(network, spec, lanes.shape[0], config.frame_stack)
-
-    def noisy(params: ArrayTree, key: jax.Array) -> ArrayTree:
-        return nets.perturb(params, key) if config.noise else params
-
-    def by_action(outputs: jax.Array) -> jax.Array:
-        return outputs.reshape(*outputs.shape[:-1], -1, values.size)
-
-    def action_values(
-        params: ArrayTree, memory: nets.ActorState, timestep: TimeStep
-    ) -> tuple[jax.Array, nets.ActorState]:
-        outputs, _, memory = nets.step(network, params, memory, timestep)
-        return values.mean(by_action(outputs)), memory
-
-    def act(
-        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        params = actor.params
-        if config.noise and not evaluation:
-            noise_key, key = jax.random.split(key)
-            params = noisy(params, noise_key)
-        q, memory = action_values(params, memory, timestep)
-        action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else actor.aux, key)
-        return action, {}, memory.after(action)
-
-    def act_best(actor: ActorParams, memory: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
-        q, memory = action_values(actor.params, memory, timestep)
-        action = greedy(q)
-        return action, memory.after(action)
-
-    def apply(params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
-        """[B, A, K] at one row [1, B]."""
-        return by_action(network.apply(params, row, core)[0][0])
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
-        target_key, choice_key, key = jax.random.split(key, 3)
-        target = noisy(learner.aux, target_key)
-        chooser = noisy(learner.params, choice_key) if config.double else target
-
-        def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            rows, core = nets.inputs(network, batch.trajectory), batch.trajectory.actor_state.core
-            step = returns.transitions(batch.trajectory)
-            reward = jnp.clip(step.reward, -1.0, 1.0) if config.clip_rewards else step.reward
-            step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
-            R, G, m = returns.n_step_transition(step, config.n_step)
-            behind = _row(rows, m, config.n_step)
-            said = apply(target, behind, core)
-            best = jnp.argmax(values.mean(apply(chooser, behind, core) if config.double else said), axis=-1)
-            outputs = apply(noisy(params, key), jax.tree.map(lambda x: x[:1], rows), core)
-            samples = Samples(batch.trajectory.actions[0], R, G, batch.weight)
-            bootstrap = lax.stop_gradient(_of(said, best))
-            total, metrics, priority = loss(outputs, bootstrap, samples, values, learner.hyper, config, batch_size)
-            if values.largest is not None:
-                beyond = jnp.abs(R + G * values.mean(bootstrap)) > bins.SLACK * values.largest
-                metrics |= {"value/outside": jnp.sum(beyond, dtype=jnp.float32) / batch_size}
-            return total, (metrics, lax.stop_gradient(priority))
-
-        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, 1, B)
-        split = trajectories.split_batch(batch, groups)
-        grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
-        grads, metrics = collectives.global_sum((grads, metrics))
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
-            max_grad_norm=learner.hyper["max_grad_norm"],
-        )
-        metrics |= {"grad/norm": grad_norm, "policy/epsilon": epsilon(learner.num_updates)}
-        num_updates = learner.num_updates + 1
-        copy = num_updates % (config.target_period // config.update_period) == 0
-        aux = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params, learner.aux)
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
-        return learner, metrics, priorities.reshape(B)
-
-    def importance_exponent(progress: jax.Array) -> jax.Array:
-        rise = config.importance_exponent_final - config.importance_exponent
-        return config.importance_exponent + rise * progress
-
-    replay = Replay(
+def _replay(config: DQNConfig) -> Replay:
+    """Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1)."""
+    # beta rises linearly, for importance weights matter most at the end (section 3.4).
+    rise = config.importance_exponent_final - config.importance_exponent
+    return Replay(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.batch_size / config.update_period,
-        context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
-        importance_exponent=importance_exponent,
-        keep=nets.without_frames,
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
-    )
-    return Agent(
-        name="dqn",
-        config=config,
-        init=init,
-        actor_params=actor_params,
-        start=start,
-        act=act,
-        learn=learn,
-        hyper=hyper,
-        replay=replay,
-        best=act_best,
-        cautions=(bins.caution(v_max, "set v_max to the largest return, or values='quantile', which has no limit"),),
+        importance_exponent=lambda progress: config.importance_exponent + rise * progress,
+        **nets.frame_context(config.frame_stack),
     )
 
 
-def _check(network: nets.Network, seen: EnvSpec, config: DQNConfig, num_atoms: int) -> None:
-    """Checks a network of one's own.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _DQN(base.Functions):
+    config: DQNConfig
+    values: value_distributions.ValueDistribution
 
-    Raises:
-      ValueError: where it does not fit.
-    """
-    nets.check(network, seen, "dqn", action_values=True, num_atoms=num_atoms)
-    if network.recurrent:
-        raise nets.NetworkError("dqn replays single rows, of which no recurrent state is kept; r2d2 replays sequences.")
-    if config.noise:
-        raise nets.NetworkError(
-            f"noise={config.noise}: only the library's own network has noisy layers; use noise=0 with network=."
-        )
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params)  # the target network
+
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
+        return self._epsilon(learner.num_updates)
+
+    def act(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # Epsilon-greedy (Mnih et al. 2015, algorithm 1), with noisy values if asked for (Fortunato et al. 2018).
+        params, epsilon = actor.params, self.config.evaluation_epsilon if evaluation else actor.aux
+        if self.config.noise and not evaluation:
+            noise_key, key = jax.random.split(key)
+            params = nets.perturb(params, noise_key)
+        q, state = self._action_values(params, state, timestep)
+        action = epsilon_greedy(q, epsilon, key)
+        return action, {}, state.after(action)
+
+    def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
+        q, state = self._action_values(actor.params, state, timestep)
+        action = greedy(q)
+        return action, state.after(action)
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        config, values = self.config, self.values
+        batch_size = collectives.global_sum(jnp.float32(batch.weight.shape[0]))
+        # Noise of the target network, of the choice and of Q, drawn independently (Fortunato et al. 2018, section 3.1).
+        target_key, choice_key, key = jax.random.split(key, 3)
+        target = self._with_noise(learner.aux, target_key)
+        selector = self._with_noise(learner.params, choice_key) if config.double else target
+
+        def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            rows, core = nets.inputs(self.network, batch.trajectory), batch.trajectory.actor_state.core
+            # R, G and m of up to n steps (Sutton 1988).
+            step = returns.transitions(batch.trajectory)
+            reward = jnp.clip(step.reward, -1.0, 1.0) if config.clip_rewards else step.reward
+            step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
+            R, G, m = returns.n_step_transition(step, config.n_step)
+            # Q-(x_m, argmax_a Q(x_m, a)): double Q-learning (van Hasselt et al. 2016), or max_a Q-(x_m, a).
+            next_row = _row(rows, m, config.n_step)
+            outputs_target = self._apply(target, next_row, core)
+            outputs_selector = self._apply(selector, next_row, core) if config.double else outputs_target
+            best = jnp.argmax(values.mean(outputs_selector), axis=-1)
+            bootstrap = lax.stop_gradient(_of_actions(outputs_target, best))
+            # Q(x_0, a_0), moved to the target.
+            outputs = self._apply(self._with_noise(params, key), jax.tree.map(lambda x: x[:1], rows), core)
+            samples = Samples(batch.trajectory.actions[0], R, G, batch.weight)
+            total, metrics, priority = self.loss(outputs, bootstrap, samples, values, learner.hyper, config, batch_size)
+            if values.largest is not None:
+                outside = jnp.abs(R + G * values.mean(bootstrap)) > bins.SLACK * values.largest
+                metrics |= {"value/outside": jnp.sum(outside, dtype=jnp.float32) / batch_size}
+            return total, (metrics, lax.stop_gradient(priority))
+
+        epsilon = self._epsilon(learner.num_updates)
+        # The step, and Q- := Q every C rows (Mnih et al. 2015, algorithm 1).
+        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        copy_every = config.target_period // config.update_period
+        learner, metrics, priorities = self.update(loss, learner, batch, rate, copy_every=copy_every)
+        return learner, metrics | {"policy/epsilon": epsilon}, priorities
+
+    def _epsilon(self, num_updates: jax.Array) -> jax.Array:
+        """Chance of a random action, which falls linearly."""
+        config = self.config
+        # Counted in updates, so that a run that was stopped goes on where it was.
+        rows = config.update_period * num_updates.astype(jnp.float32)
+        part = jnp.minimum(rows / max(config.epsilon_decay, 1), 1.0)
+        return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part
+
+    def _with_noise(self, params: ArrayTree, key: jax.Array) -> ArrayTree:
+        return nets.perturb(params, key) if self.config.noise else params
+
+    def _action_values(
+        self, params: ArrayTree, state: nets.ActorState, timestep: TimeStep
+    ) -> tuple[jax.Array, nets.ActorState]:
+        outputs, _, state = nets.step(self.network, params, state, timestep)
+        return self.values.mean(self._by_action(outputs)), state
+
+    def _apply(self, params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
+        """Predictions [B, A, K] at one row [1, B]."""
+        return self._by_action(self.network.apply(params, row, core)[0][0])
+
+    def _by_action(self, outputs: jax.Array) -> jax.Array:
+        return outputs.reshape(*outputs.shape[:-1], -1, self.values.size)
 
 
 def _row(rows: nets.Inputs, number: jax.Array, n: int) -> nets.Inputs:
@@ -404,6 +364,6 @@ def _row(rows: nets.Inputs, number: jax.Array, n: int) -> nets.Inputs:
     return jax.tree.map(pick, rows)
 
 
-def _of(outputs: jax.Array, action: jax.Array) -> jax.Array:
-    """What is said [B, K] of actions [B], among [B, A, K] of all."""
+def _of_actions(outputs: jax.Array, action: jax.Array) -> jax.Array:
+    """Predictions [B, K] of actions [B], among [B, A, K] of all."""
     return value_of(jnp.swapaxes(outputs, 1, 2), action[:, None])

@@ -1,33 +1,33 @@
 """EfficientZero (Ye et al. 2021): MuZero for few environment steps, with either driver.
 
-    act      s_0 = h(o); a search over f and g from s_0 says the policy pi and the value nu
+    act      s_0 = h(o); a search over f and g from s_0 gives the policy pi and the value nu
     learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's prefix, value, policy and forecast are
              moved to P_k, z_k, pi_k and the projection of h(o_k)
 
     P_k = r_b + ... + r_k, since step b of the horizon that k is in
     z_k = r_{k+1} + d r_{k+2} + ... + d^m V(o_{k+m}), of fewer rewards the older they are
 
-Before samples are learnt from, their policies are searched for again and V is the target network's: what once was done
-in them says less and less of what should be.
+Samples are reanalysed before each update: a new search gives the policy, and the target network gives V, because
+recorded ones go stale.
 
 Where we differ from the authors' code (YeWR/EfficientZero at 468bb03): an episode that was cut bootstraps; frames are
 kept as they were; stacks of frames begin with zeros; the target network lags by 0 to one interval, and not by one to
-two; the last state is not learnt twice. Its faults are tests of ours.
+two; the last state is not learnt twice. Each fault found there has a regression test here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, spaces, trajectories
-from podracer.learning import augmentation, gradients, lars, optimizer
+from podracer import configs, nets, spaces
+from podracer.agents import base
+from podracer.learning import augmentation, lars, optimizer, update
 from podracer.learning.bins import Bins, caution, largest_return
 from podracer.search import planning, prefix_models, reanalysis, search, windows, world_models
 from podracer.topology import collectives
@@ -48,26 +48,26 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
-    """The agent's settings, beside those of `search.Settings` and `prefix_models.Sizes`. Paper values are
-    those of Ye et al. 2021 for Atari with 100,000 steps.
+    """The agent's settings, beside those of `search.Settings` and `prefix_models.Sizes`. Paper values
+    are those of Ye et al. 2021 for Atari with 100,000 steps.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference (paper: 0.01).
+      least_range: the smallest range of values in a tree that puct scales to [0, 1] (paper: 0.01).
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      horizon: H, steps after which a prefix begins anew (paper: 5); 1 says every reward.
+      horizon: H, steps after which a prefix begins anew (paper: 5); 1 predicts every reward.
       n_step: n, rewards in a value's target at most (paper: 5).
       correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
         (paper: 0.3 of the run's).
       discount: gamma (paper: 0.997^4).
-      max_value: the largest value or prefix that can be told apart from larger ones. None for what rewards within
-        [-1, 1] can come to, 1 / (1 - discount) or H, with the discount of the config also where others are tuned.
+      max_value: the largest value or prefix that can be told apart from larger ones. None for the largest of rewards in
+        [-1, 1], 1 / (1 - discount) or H, by the discount of the config even where others are tuned.
       value_cost: weight of the value's loss (paper: 0.25).
-      consistency_cost: weight of what forecasts lack (paper: 2).
+      consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
-      samples_per_row: how often a row is sampled to begin with, on average (paper: 256).
+      samples_per_row: samples that begin at a row, on average (paper: 256).
       replay_capacity: rows that are kept at least, over all devices (paper: all).
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
@@ -76,14 +76,14 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
         multiple of `reanalyse_group`; 0 takes those of samples as they are learnt from (paper).
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
-      value_target: what says renewed values: the "network" (the authors' code), or a "search" from every row (paper).
-      reanalyse_group: G updates whose samples are drawn and reanalysed at once, which is as if one by one: G divides
-        `target_interval`. What searches cost hardly depends on how many there are.
+      value_target: source of renewed values: the "network" (the authors' code), or a "search" from every row (paper).
+      reanalyse_group: G updates whose samples are drawn and reanalysed at once, with the same result as one by one. G
+        divides `target_interval`.
       target_interval: updates between copies of the parameters for it (paper: 200).
       optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
-      final_scale: of the learning rate in updates behind the last step, `final_updates` (paper: 0.1).
+      final_scale: of the learning rate in updates after the last step, `final_updates` (paper: 0.1).
       l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, with SGD and Adam (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
@@ -128,21 +128,20 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.target_interval % self.reanalyse_group:
-            raise ValueError(
-                f"reanalyse_group={self.reanalyse_group} must divide target_interval={self.target_interval}, so that "
-                "the updates of a group have one target."
-            )
-        if self.refresh_interval % self.reanalyse_group:
-            raise ValueError(
-                f"reanalyse_group={self.reanalyse_group} must divide refresh_interval={self.refresh_interval}, so that "
-                "the parts of a sweep are groups."
-            )
+        G, reasons = self.reanalyse_group, ("the updates of a group have one target", "the parts of a sweep are groups")
+        for name, reason in zip(("target_interval", "refresh_interval"), reasons):
+            if getattr(self, name) % G:
+                raise ValueError(f"reanalyse_group={G} must divide {name}={getattr(self, name)}, so that {reason}.")
 
 
 class Aux(NamedTuple):
-    """What a learner has beside its parameters: statistics of layers that have some, and older parameters and
-    statistics that reanalyse and that priorities are refreshed by; () where nothing is."""
+    """The learner's state beside its parameters; () where there is none.
+
+    Attributes:
+      statistics: of batch normalisation.
+      target: older parameters and statistics, which reanalyse.
+      sweep: older parameters and statistics, by which priorities are refreshed.
+    """
 
     statistics: ArrayTree
     target: tuple[ArrayTree, ArrayTree] | tuple[()]
@@ -150,8 +149,8 @@ class Aux(NamedTuple):
 
 
 def loss(
-    said: list[prefix_models.Said],
-    seen: jax.Array,
+    predictions: list[prefix_models.Predictions],
+    projections: jax.Array,
     target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
@@ -159,25 +158,26 @@ def loss(
     config: EfficientZeroConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+    """The loss and metrics of some samples: the sums over all samples are those of the batch.
 
     Args:
-      said: of the model's states 0 to K.
-      seen: [K, B, F]; projections of what was seen at rows 1 to K.
-      target: what they should be.
+      predictions: of the model's states 0 to K.
+      projections: [K, B, F]; of the observations at rows 1 to K.
+      target: of the predictions.
       weight: float32 [B]; importance weights.
-      bins: what numbers of prefixes and values are.
+      bins: the bins that represent prefixes and values.
       hyper: tunable numbers.
       config: the static settings.
       batch_size: samples of all shards.
     """
     sums = dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
-    K = len(said) - 1
-    for k, (policy, value, prefix, forecast) in enumerate(said):
+    K = len(predictions) - 1
+    for k, (policy, value, prefix, forecast) in enumerate(predictions):
         valid = target.valid[k]
         if prefix is not None and forecast is not None:
+            # Value prefixes (section 4.2), and the cosine loss of the self-supervised consistency (section 4.1).
             sums["prefix"] += valid * bins.cross_entropy(prefix, target.reward[k])
-            sums["consistency"] += valid * prefix_models.inconsistency(forecast, seen[k - 1])
+            sums["consistency"] += valid * prefix_models.cosine_loss(forecast, projections[k - 1])
         sums["value"] += valid * bins.cross_entropy(value, target.value[k])
         sums["policy"] -= target.acted[k] * jnp.sum(target.policy[k] * jax.nn.log_softmax(policy), axis=-1)
     mean = lambda x: jnp.sum(weight * x) / (K * batch_size)  # noqa: E731
@@ -195,132 +195,31 @@ def make(
     network: prefix_models.PrefixModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The EfficientZero agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own model (see `podracer.search.prefix_models.PrefixModel`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The EfficientZero agent for an environment with discrete actions; see `podracer.agents` for the arguments.
 
     Raises:
-      ValueError: for an action space or a model that does not fit.
+      ValueError: for an action space, or a model (`podracer.search.prefix_models.PrefixModel`), that does not fit.
     """
     config = config or EfficientZeroConfig()
     check_one_player(spec, "efficientzero")
-    if not isinstance(spec.action_space, spaces.Discrete):
-        raise ValueError(
-            f"{spec.name} takes actions in {spec.action_space}; efficientzero searches among Discrete ones: use ppo or "
-            "vtrace."
-        )
-    K, n = config.unroll_length, config.n_step
+    base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
+    augments = config.augment and world_models.takes_convolutions(stacked, config.torso)
     plan = planner(spec, config, model)
-    augment = config.augment and world_models.takes_convolutions(stacked, config.torso)
-    size = stacked.observation_space.shape[:2] if augment else (0, 0)  # type: ignore[union-attr]
-    # Stacks frames, and leaves the rest to the search.
-    observer = nets.Network(lambda _: (), lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
-    init_optimizer, step = _optimiser(config)
+    functions = _EfficientZero(spec, config, model, _optimizer(config), loss, plan, bins, augments)
+    others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
+    if config.reanalyse:
+        others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
+    if config.refresh_interval:
+        others |= {"refresh_params": functions.refresh_params, "refresh": functions.refresh}
+    return functions.bundle("efficientzero", replay=_replay(config), **others)
 
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        example = jax.tree.map(lambda x: x[None], spaces.zeros(stacked.observation_space))
-        params, statistics = model.init(key, example)
-        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
-        target, swept = copy(config.reanalyse), copy(config.refresh_interval)
-        return LearnerState(params, init_optimizer(params), dict(hyper), jnp.int32(0), Aux(statistics, target, swept))
 
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        aux = {
-            "temperature": planning.temperature(progress),
-            "discount": learner.hyper["discount"],
-            "statistics": learner.aux.statistics,
-        }
-        return ActorParams(learner.params, learner.num_updates, aux)
-
-    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
-        return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
-
-    def act(
-        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        # Until something was learnt, a search is no better than any action.
-        return planning.act(plan, observer, actor, memory, timestep, key, evaluation, at_random=actor.version == 0)
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
-        # Of what is unrolled from and what is compared with it; one for all frames and rows of a sample.
-        changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
-        learning_rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, config.final_scale)
-        if config.warmup_updates:
-            learning_rate *= jnp.minimum(1.0, (learner.num_updates + 1).astype(jnp.float32) / config.warmup_updates)
-
-        def loss_fn(params: ArrayTree, group: Any) -> tuple[jax.Array, tuple[Metrics, Any]]:
-            batch, changes = group
-            rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
-            observation = nets.inputs(observer, batch.trajectory._replace(timesteps=rows)).observation
-            first, later = (jax.tree.map(lambda x, at=at: x[at], observation) for at in (slice(1), slice(1, None)))
-            if augment:
-                first, later = (world_models.with_channels(x, 2) for x in (first, later))
-                first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
-            actions = batch.trajectory.actions[:K]
-            said, seen, statistics = prefix_models.unroll(
-                model, params, learner.aux.statistics, first, later, actions, config.horizon
-            )
-            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch, config))
-            total, metrics = loss(said, seen, target, batch.weight, bins, learner.hyper, config, batch_size)
-            error = jnp.abs(lax.stop_gradient(bins.expectation(said[0].value)) - target.value[0])
-            metrics |= {
-                "value/error": jnp.sum(error) / batch_size,
-                "value/outside": jnp.sum(windows.outside(target, bins)) / batch_size,
-                "consistency/std": prefix_models.spread(lax.stop_gradient(seen)) * len(error) / batch_size,
-            }
-            return total, (metrics, (error, statistics))
-
-        batch_norm = bool(jax.tree.leaves(learner.aux.statistics))  # which sees all rows, or would change with groups
-        seen = batch.trajectory.timesteps.observation
-        groups = 1 if batch_norm else B // gradients.at_a_time(seen, 2 * K + 1, B, unrolled=True)
-        split = jax.tree.map(lambda x: trajectories.split(x, groups, 0), changes)
-        grads, metrics, (errors, statistics) = gradients.accumulate(
-            loss_fn, learner.params, (trajectories.split_batch(batch, groups), split)
-        )
-        grads, metrics = collectives.global_sum((grads, metrics))
-        statistics = collectives.global_average(jax.tree.map(lambda x: x[0], statistics))
-        rates = {"learning_rate": learning_rate, "max_grad_norm": learner.hyper["max_grad_norm"]}
-        params, opt_state, grad_norm = step(grads, learner.opt_state, learner.params, **rates)
-        num_updates = learner.num_updates + 1
-
-        def copied(old: Any, interval: int) -> Any:
-            copy = num_updates % interval == 0 if interval else False
-            return jax.tree.map(lambda old, new: jnp.where(copy, new, old), old, (params, statistics)) if old else ()
-
-        intervals = (config.target_interval, config.refresh_interval)
-        aux = Aux(statistics, *map(copied, (learner.aux.target, learner.aux.sweep), intervals))
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=aux)
-        return learner, metrics | {"grad/norm": grad_norm}, errors.reshape(B)
-
-    def earlier(what: str, interval: int, learner: LearnerState, progress: jax.Array) -> ActorParams:
-        params, statistics = getattr(learner.aux, what)
-        copied, aux = learner.num_updates // interval * interval, learner.aux._replace(statistics=statistics)
-        return actor_params(learner._replace(params=params, num_updates=copied, aux=aux), progress)
-
-    def refresh(actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
-        seen = nets.inputs(observer, rows).observation
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen)
-        value = plan.model.root(plan.variables(actor), flat).value.reshape(rows.timesteps.reward.shape)
-        step = windows.transitions(rows.timesteps, actor.aux["discount"], config.clip_rewards)
-        m = jnp.pad(_rewards_in_values(age, config), ((0, n), (0, 0)), mode="edge")
-        return windows.errors(step, rows.timesteps.discount, value, n, m)[: len(age)]
-
-    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        parts = {"policies": K + 1 if config.value_target == "network" else K + n + 1, "values": K + n + 1}
-        return reanalysis.renewed(plan, observer, actor, batch, key, part=config.reanalyse, observed=K + 1, **parts)
-
-    beta = config.importance_exponent
-    replay = Replay(
+def _replay(config: EfficientZeroConfig) -> Replay:
+    """Prioritised replay of windows that begin at any row."""
+    K, n, beta = config.unroll_length, config.n_step, config.importance_exponent
+    return Replay(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
@@ -332,19 +231,134 @@ def make(
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,
         ratio=config.samples_per_row,
-        context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
-        keep=nets.without_frames,
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+        **nets.frame_context(config.frame_stack),
     )
-    renewal: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
-    if config.reanalyse:
-        renewal |= {"target_params": partial(earlier, "target", config.target_interval), "reanalyse": reanalyse}
-    if config.refresh_interval:
-        renewal |= {"refresh_params": partial(earlier, "sweep", config.refresh_interval), "refresh": refresh}
-    hyper = configs.tunables(config)
-    return Agent("efficientzero", config, init, actor_params, start, act, learn, hyper, replay, **renewal)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _EfficientZero(base.Functions):
+    config: EfficientZeroConfig
+    network: prefix_models.PrefixModel
+    planner: search.Planner
+    bins: Bins
+    augments: bool
+
+    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        example = jax.tree.map(lambda x: x[None], spaces.zeros(self.planner.space))
+        params, statistics = self.network.init(key, example)
+        copy = lambda wanted: jax.tree.map(jnp.copy, (params, statistics)) if wanted else ()  # noqa: E731
+        aux = Aux(statistics, target=copy(self.config.reanalyse), sweep=copy(self.config.refresh_interval))
+        return update.init(params, self.optimizer, hyper, aux)
+
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, Any]:
+        numbers = {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
+        return numbers | {"statistics": learner.aux.statistics}
+
+    def act(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # Before the first update, a search is no better than any action.
+        return planning.act(self.planner, actor, state, timestep, key, evaluation, at_random=actor.version == 0)
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        config = self.config
+        B = batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(B))
+        # One change of the unrolled image and one of those that are compared with it, for all rows of a sample.
+        size = self.planner.space.shape[:2] if self.augments else (0, 0)  # type: ignore[union-attr]
+        changes = [augmentation.draw(k, B, size) for k in jax.random.split(key)]
+
+        def loss(params: ArrayTree, part: tuple[Batch, Any]) -> tuple[jax.Array, tuple[Metrics, Any]]:
+            batch, changes = part
+            predictions, projections, statistics = self._unroll(params, learner.aux.statistics, batch, changes)
+            # Targets P_k, z_k and pi_k.
+            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch, config))
+            total, metrics = self.loss(
+                predictions, projections, target, batch.weight, self.bins, learner.hyper, config, batch_size
+            )
+            # Priorities |nu - z|.
+            value = self.bins.expectation(predictions[0].value)
+            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
+            std = prefix_models.projection_std(lax.stop_gradient(projections))
+            metrics |= {
+                "value/error": jnp.sum(error) / batch_size,
+                "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
+                "consistency/std": std * len(error) / batch_size,
+            }
+            return total, (metrics, (error, statistics))
+
+        # The step; batch normalisation has to see all samples of a shard.
+        rate = self._learning_rate(learner, progress)
+        rows, batch_norm = 2 * config.unroll_length + 1, bool(jax.tree.leaves(learner.aux.statistics))
+        learner, metrics, (errors, statistics) = self.update(
+            loss, learner, (batch, changes), rate, rows=rows, unrolled=True, together=batch_norm
+        )
+        # Copies for reanalysis (section 4.3) and for the next sweep of priorities (Mei et al. 2023).
+        statistics = collectives.global_average(statistics)
+        current, (_, target, sweep) = (learner.params, statistics), learner.aux
+        if target:
+            target = update.copy_target(learner, config.target_interval, current, target)
+        if sweep:
+            sweep = update.copy_target(learner, config.refresh_interval, current, sweep)
+        return learner._replace(aux=Aux(statistics, target, sweep)), metrics, errors
+
+    def _learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
+        """The tunable number, which rises over the warm-up and is smaller in the updates after the last step."""
+        rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, self.config.final_scale)
+        if self.config.warmup_updates:
+            number = (learner.num_updates + 1).astype(jnp.float32)
+            rate *= jnp.minimum(1.0, number / self.config.warmup_updates)
+        return rate
+
+    def _unroll(
+        self, params: ArrayTree, statistics: ArrayTree, batch: Batch, changes: Any
+    ) -> tuple[list[prefix_models.Predictions], jax.Array, ArrayTree]:
+        """Predictions of the model's states 0 to K, projections [K, B, F] of rows 1 to K, and statistics."""
+        K = self.config.unroll_length
+        rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
+        stacked = nets.inputs(nets.FRAME_STACKER, batch.trajectory._replace(timesteps=rows)).observation
+        # o_0, which is unrolled from, and o_1 to o_K; both augmented (appendix A).
+        first, later = (jax.tree.map(lambda x, at=at: x[at], stacked) for at in (slice(1), slice(1, None)))
+        if self.augments:
+            first, later = (world_models.with_channels(x, 2) for x in (first, later))
+            first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
+        actions = batch.trajectory.actions[:K]
+        return prefix_models.unroll(self.network, params, statistics, first, later, actions, self.config.horizon)
+
+    def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return self._copy_params(learner, learner.aux.target, self.config.target_interval, progress)
+
+    def refresh_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return self._copy_params(learner, learner.aux.sweep, self.config.refresh_interval, progress)
+
+    def _copy_params(self, learner: LearnerState, copy: Any, interval: int, progress: jax.Array) -> ActorParams:
+        """Parameters as they were when they were copied last."""
+        params, statistics = copy
+        num_updates, aux = learner.num_updates // interval * interval, learner.aux._replace(statistics=statistics)
+        return self.actor_params(learner._replace(params=params, num_updates=num_updates, aux=aux), progress)
+
+    def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        # Policies by a new search, values by the network or from the search of every row (section 4.3).
+        config, unrolled = self.config, self.config.unroll_length + 1
+        values = unrolled + config.n_step
+        policies = unrolled if config.value_target == "network" else values
+        rows = {"policies": policies, "values": values, "observed": unrolled}
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=config.reanalyse, **rows)
+
+    def refresh(self, actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
+        # Priorities |V - z| of all rows by one set of parameters (Mei et al. 2023).
+        n = self.config.n_step
+        stacked = nets.inputs(nets.FRAME_STACKER, rows).observation
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
+        root = self.planner.model.root(self.planner.variables(actor), flat)
+        value = root.value.reshape(rows.timesteps.reward.shape)
+        step = windows.transitions(rows.timesteps, actor.aux["discount"], self.config.clip_rewards)
+        num_rewards = jnp.pad(_rewards_in_values(age, self.config), ((0, n), (0, 0)), mode="edge")
+        return windows.errors(step, rows.timesteps.discount, value, n, num_rewards)[: len(age)]
 
 
 def _bins(config: EfficientZeroConfig) -> Bins:
@@ -353,20 +367,16 @@ def _bins(config: EfficientZeroConfig) -> Bins:
     return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 
 
-def _optimiser(config: EfficientZeroConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Its `init` and its `step`."""
+def _optimizer(config: EfficientZeroConfig) -> update.Optimizer:
     if config.optimizer == "clipped_lars":
-        made = lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
-        return made.init, made.step
-    plain = optimizer.make(config.optimizer, eps=1e-8, momentum=0.9)
-    transformation = optimizer.decaying(plain, config.l2_cost) if config.l2_cost else plain
-    return partial(optimizer.init, transformation), partial(optimizer.step, transformation)
+        return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
+    return optimizer.make(config.optimizer, eps=1e-8, momentum=0.9, weight_decay=config.l2_cost)
 
 
 def planner(
     spec: EnvSpec, config: EfficientZeroConfig, network: prefix_models.PrefixModel | None = None
 ) -> search.Planner:
-    """How the agent searches: in its model (the config's if None), of parameters, statistics and gamma."""
+    """The agent's search in its model (the config's if None), of parameters, statistics and gamma."""
     stacked = nets.stacked_spec(spec, config.frame_stack)
     expectation = _bins(config).expectation
     model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
@@ -379,22 +389,13 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
-    """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
-    rows = jax.tree.map(lambda x: x[:-1], batch.trajectory.timesteps._replace(observation=()))
-    extras = batch.trajectory.extras
-    return windows.targets(
-        windows.transitions(rows, discount, config.clip_rewards),
-        rows.discount,
-        extras["policy"],
-        extras["value"],
-        unroll_length=config.unroll_length,
-        n_step=config.n_step,
-        rewards_in_values=_rewards_in_values(batch.age, config),
-        horizon=config.horizon,
+    num_rewards = _rewards_in_values(batch.age, config)
+    return windows.of_trajectory(
+        batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=config.horizon
     )
 
 
 def _rewards_in_values(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
-    """How many, by how many transitions have been made since (Ye et al. 2021, section 4.3)."""
+    """The number of rewards in a value's target, fewer the older a sample is (off-policy correction, section 4.3)."""
     lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
     return jnp.clip(config.n_step - lost, 1, config.n_step)

@@ -1,12 +1,12 @@
 """MuZero (Schrittwieser et al. 2020): plans in a model that it learns, from samples of a replay, with either driver.
 
-    act      s_0 = h(o); a search over f and g from s_0 says the policy pi and the value nu; both are recorded
+    act      s_0 = h(o); a search over f and g from s_0 gives the policy pi and the value nu; both are recorded
     learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are moved to
              r_k, z_k and pi_k
 
     z_k = r_{k+1} + d r_{k+2} + ... + d^n nu_{k+n}, cut at the end of the episode
 
-Nothing moves a state to what an observation says: it has to predict what matters, no more.
+No loss compares a state with an observation: it has to predict rewards, values and policies, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, spaces, trajectories
-from podracer.learning import gradients, optimizer
+from podracer import configs, nets
+from podracer.agents import base
+from podracer.learning import optimizer, update
 from podracer.learning.bins import Bins, caution, largest_return
 from podracer.search import planning, reanalysis, search, windows, world_models
 from podracer.topology import collectives
@@ -40,23 +41,23 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class MuZeroConfig(search.Settings, world_models.Sizes):
-    """The agent's settings, beside those of `search.Settings` and `world_models.Sizes`. Paper values are
-    those of Schrittwieser et al. 2020 for Atari, unless they say else.
+    """The agent's settings, beside those of `search.Settings` and `world_models.Sizes`. Paper values
+    are those of Schrittwieser et al. 2020 for Atari, unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: of the values in a tree, that puct scales to [0, 1]; less is taken for no difference.
+      least_range: the smallest range of values in a tree that puct scales to [0, 1].
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      n_step: n, rewards in a value's target (paper: 10); more where what an action does shows late, such as 50.
-      absorbing: whether the model learns that nothing comes behind a termination, whatever is done (paper), or nothing
-        of what is there.
+      n_step: n, rewards in a value's target (paper: 10); more, such as 50, where actions have late effects.
+      absorbing: whether the model learns rewards and values of 0 after a termination, for any action (paper), or
+        nothing of these rows.
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - discount) larger, with
-        the discount of the config also where others are tuned, and in games for two no larger.
+        the discount of the config even where others are tuned. In games for two they are no larger.
       value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
       batch_size: samples per update, over all devices (paper: 1,024).
-      samples_per_row: how often a row is sampled to begin with, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
+      samples_per_row: samples that begin at a row, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
       replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
@@ -98,7 +99,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
 
 
 def loss(
-    said: list[tuple[jax.Array, jax.Array, jax.Array]],
+    predictions: list[tuple[jax.Array, jax.Array, jax.Array]],
     target: windows.Targets,
     weight: jax.Array,
     bins: Bins,
@@ -106,20 +107,21 @@ def loss(
     config: MuZeroConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the loss, and of metrics, that some samples have: sums over samples make the whole.
+    """The loss and metrics of some samples: the sums over all samples are those of the batch (equation 1).
 
     Args:
-      said: reward [B, bins], policy logits [B, A] and value [B, bins] of the model's states 0 to K.
-      target: what they should be.
+      predictions: reward [B, bins], policy logits [B, A] and value [B, bins] of the model's states 0 to K.
+      target: of the predictions.
       weight: float32 [B]; importance weights.
-      bins: what numbers of rewards and values are.
+      bins: the bins that represent rewards and values.
       hyper: tunable numbers.
       config: the static settings.
       batch_size: samples of all shards.
     """
     sums = dict.fromkeys(("reward", "value", "policy"), jnp.zeros_like(weight))
-    K = len(said) - 1
-    for k, (reward, policy, value) in enumerate(said):
+    K = len(predictions) - 1
+    for k, (reward, policy, value) in enumerate(predictions):
+        # Losses of the unrolled steps weigh 1 / K, so that their sum does not grow with K (appendix G).
         scale = 1.0 if k == 0 else 1.0 / K
         if k:
             sums["reward"] += scale * target.valid[k] * bins.cross_entropy(reward, target.reward[k])
@@ -140,110 +142,27 @@ def make(
     network: world_models.WorldModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The MuZero agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own model (see `podracer.search.world_models.WorldModel`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The MuZero agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space or a model that does not fit.
+      ValueError: for an action space, or a model (`podracer.search.world_models.WorldModel`), that does not fit.
     """
     config = config or MuZeroConfig()
-    if not isinstance(spec.action_space, spaces.Discrete):
-        raise ValueError(
-            f"{spec.name} takes actions in {spec.action_space}; muzero searches among Discrete ones: use ppo or vtrace."
-        )
-    num_actions, K, n = spec.action_space.num_values, config.unroll_length, config.n_step
+    base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
-    plan = planner(spec, config, model)
-    # Stacks frames, and leaves the rest to the search.
-    observer = nets.Network(model.init, lambda _, rows, core: (rows.observation, rows.reward, core), lambda lanes: ())
-    transformation = optimizer.make("adam", eps=config.adam_eps)
+    rule = optimizer.make("adam", eps=config.adam_eps)
+    functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
+    remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
+    others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
+    if config.reanalyse:
+        others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
+    return functions.bundle("muzero", replay=_replay(config, functions.first_priority), **others)
 
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = model.init(key)
-        target = jax.tree.map(jnp.copy, params) if config.reanalyse else ()
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
 
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        aux = {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
-        return ActorParams(learner.params, learner.num_updates, aux)
-
-    def start(lanes: jax.Array, num_lanes: int) -> nets.ActorState:
-        return nets.start(observer, spec, lanes.shape[0], config.frame_stack)
-
-    def act(
-        actor: ActorParams, memory: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-        action, extras, memory = planning.act(plan, observer, actor, memory, timestep, key, evaluation)
-        if config.priority_exponent:  # first priorities are of this gamma
-            extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
-        return action, extras, memory
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        batch_size = collectives.global_sum(jnp.float32(B))
-        if config.absorbing:
-            batch = batch._replace(trajectory=_wandering(batch.trajectory, key, num_actions, K))
-
-        def first_row(batch: Batch) -> Trajectory:
-            rows = jax.tree.map(lambda x: x[:1], batch.trajectory.timesteps)
-            return batch.trajectory._replace(timesteps=rows)
-
-        def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            seen = nets.inputs(observer, first_row(batch)).observation
-            state = model.represent(params, jax.tree.map(lambda x: x[0], seen))
-            said = [(jnp.zeros((len(batch.weight), bins.size)), *model.predict(params, state))]
-            for action in batch.trajectory.actions[:K]:
-                state, reward = model.dynamics(params, jax.tree.map(world_models.half_gradient, state), action)
-                said.append((reward, *model.predict(params, state)))
-            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
-            total, metrics = loss(said, target, batch.weight, bins, learner.hyper, config, batch_size)
-            error = jnp.abs(lax.stop_gradient(bins.expectation(said[0][2])) - target.value[0])
-            beyond = jnp.sum(windows.outside(target, bins)) / batch_size
-            return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": beyond}, error)
-
-        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, K + 1, B, unrolled=True)
-        split = trajectories.split_batch(batch, groups)
-        grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
-        grads, metrics = collectives.global_sum((grads, metrics))
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learner.hyper["learning_rate"] * (1.0 - progress if config.learning_rate_decay else 1.0),
-            max_grad_norm=learner.hyper["max_grad_norm"],
-        )
-        metrics |= {"grad/norm": grad_norm}
-        num_updates = learner.num_updates + 1
-        copy = num_updates % config.target_interval == 0
-        target = (
-            jax.tree.map(lambda old, new: jnp.where(copy, new, old), learner.aux, params) if config.reanalyse else ()
-        )
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
-        return learner, metrics, priorities.reshape(B)
-
-    def target_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        copied = learner.num_updates // config.target_interval * config.target_interval
-        return actor_params(learner._replace(params=learner.aux, num_updates=copied), progress)
-
-    def reanalyse(actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
-        parts = {"part": config.reanalyse, "policies": K + 1, "values": K + n + 1, "observed": 1}
-        return reanalysis.renewed(plan, observer, actor, batch, key, **parts)
-
-    def priority(rows: TimeStep, extras: ArrayTree) -> jax.Array:
-        """|nu - z| of consecutive rows, by what acting recorded."""
-        step = windows.transitions(rows, extras["discount"][:-1], config.clip_rewards)
-        errors = windows.errors(step, rows.discount, extras["value"], n)
-        return errors[: len(rows.discount) - (K + n + 1)]
-
-    replay = Replay(
+def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> Replay:
+    """Prioritised replay of windows that begin at any row (appendix G)."""
+    K, n = config.unroll_length, config.n_step
+    return Replay(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
@@ -251,19 +170,94 @@ def make(
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.samples_per_row,
-        context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
-        priority=priority if config.priority_exponent else None,
+        priority=first_priority if config.priority_exponent else None,
         target_interval=config.target_interval if config.reanalyse else 0,
-        keep=nets.without_frames,
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
+        **nets.frame_context(config.frame_stack),
     )
-    remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
-    others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
-    if config.reanalyse:
-        others |= {"target_params": target_params, "reanalyse": reanalyse}
-    return Agent("muzero", config, init, actor_params, start, act, learn, configs.tunables(config), replay, **others)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MuZero(base.Functions):
+    config: MuZeroConfig
+    network: world_models.WorldModel
+    planner: search.Planner
+    bins: Bins
+
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params) if self.config.reanalyse else ()  # the target network
+
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, jax.Array]:
+        return {"temperature": planning.temperature(progress), "discount": learner.hyper["discount"]}
+
+    def act(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
+        # The search from s_0 = h(o), whose policy and value are recorded (section 3).
+        action, extras, state = planning.act(self.planner, actor, state, timestep, key, evaluation)
+        if self.config.priority_exponent:  # first priorities are of this gamma
+            extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
+        return action, extras, state
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        config = self.config
+        batch_size = collectives.global_sum(jnp.float32(batch.weight.shape[0]))
+        if config.absorbing:
+            batch = batch._replace(
+                trajectory=_with_random_actions(batch.trajectory, key, self.spec, config.unroll_length)
+            )
+
+        def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            predictions = self._unroll(params, batch.trajectory)
+            # Targets u_k, z_k and pi_k (section 3).
+            target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
+            total, metrics = self.loss(predictions, target, batch.weight, self.bins, learner.hyper, config, batch_size)
+            # Priorities |nu - z| (appendix G).
+            value = self.bins.expectation(predictions[0][2])
+            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
+            outside = jnp.sum(windows.outside(target, self.bins)) / batch_size
+            return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": outside}, error)
+
+        # The step, new priorities, and the copy of the parameters that reanalyses.
+        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
+        return self.update(loss, learner, batch, rate, rows=rows, unrolled=True, copy_every=copy_every)
+
+    def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+        """Rewards, policies and values of the model's states 0 to K; see `loss`."""
+        # s_0 = h(o_0), whose reward is none.
+        first_row = jax.tree.map(lambda x: x[:1], trajectory.timesteps)
+        stacked = nets.inputs(nets.FRAME_STACKER, trajectory._replace(timesteps=first_row)).observation
+        state = self.network.represent(params, jax.tree.map(lambda x: x[0], stacked))
+        no_reward = jnp.zeros((trajectory.lane.shape[0], self.bins.size))
+        predictions = [(no_reward, *self.network.predict(params, state))]
+        # s_k, r_k = g(s_{k-1}, a_{k-1}), with half of the gradient at every step (appendix G).
+        for action in trajectory.actions[: self.config.unroll_length]:
+            state = jax.tree.map(world_models.half_gradient, state)
+            state, reward = self.network.dynamics(params, state, action)
+            predictions.append((reward, *self.network.predict(params, state)))
+        return predictions
+
+    def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        interval = self.config.target_interval
+        num_updates = learner.num_updates // interval * interval
+        return self.actor_params(learner._replace(params=learner.aux, num_updates=num_updates), progress)
+
+    def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
+        # Policies by a new search, values by the network (Schrittwieser et al. 2021).
+        K, n = self.config.unroll_length, self.config.n_step
+        rows = {"policies": K + 1, "values": K + n + 1, "observed": 1}
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
+
+    def first_priority(self, rows: TimeStep, extras: ArrayTree) -> jax.Array:
+        """Priorities |nu - z| of consecutive rows, by the values that acting recorded."""
+        K, n = self.config.unroll_length, self.config.n_step
+        step = windows.transitions(rows, extras["discount"][:-1], self.config.clip_rewards)
+        errors = windows.errors(step, rows.discount, extras["value"], n)
+        return errors[: len(rows.discount) - (K + n + 1)]
 
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
@@ -272,13 +266,13 @@ def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
 
 
 def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
-    """What numbers of rewards and values are: of a game for two, a reward at its end is all."""
+    """The bins that represent rewards and values. In games for two, returns never exceed `max_reward`."""
     rewards = 1.0 if spec.num_players == 2 else largest_return(config.discount)
     return Bins(config.num_bins, config.max_reward * rewards)
 
 
 def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldModel | None = None) -> search.Planner:
-    """How the agent searches: in its model (the config's if None), whose variables are parameters and gamma."""
+    """The agent's search in its model (the config's if None), whose variables are parameters and gamma."""
     model = world_models.searched(network or _model(spec, config), _bins(spec, config).expectation, spec)
     return search.Planner(
         nets.stacked_spec(spec, config.frame_stack).observation_space,
@@ -288,24 +282,13 @@ def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldMode
     )
 
 
-def _wandering(trajectory: Trajectory, key: jax.Array, num_actions: int, unroll_length: int) -> Trajectory:
-    """The same with any actions behind the end of an episode, where a search may try all."""
+def _with_random_actions(trajectory: Trajectory, key: jax.Array, spec: EnvSpec, unroll_length: int) -> Trajectory:
+    """Replaces the actions after the end of an episode by random ones, as a search may try all (appendix G)."""
     actions = trajectory.actions[:unroll_length]
     over = jnp.cumsum(trajectory.timesteps.first[1 : unroll_length + 1], axis=0) > 0
-    some = jax.random.randint(key, actions.shape, 0, num_actions, actions.dtype)
-    return trajectory._replace(actions=trajectory.actions.at[:unroll_length].set(jnp.where(over, some, actions)))
+    drawn = jax.random.randint(key, actions.shape, 0, nets.num_actions(spec), actions.dtype)
+    return trajectory._replace(actions=trajectory.actions.at[:unroll_length].set(jnp.where(over, drawn, actions)))
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> windows.Targets:
-    """Of windows [K+n+2, B]; the last row, whose search is not recorded, is not used."""
-    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    step, extras = windows.transitions(rows, discount, config.clip_rewards), trajectory.extras
-    return windows.targets(
-        step,
-        rows.discount,
-        extras["policy"],
-        extras["value"],
-        unroll_length=config.unroll_length,
-        n_step=config.n_step,
-        absorbing=config.absorbing,
-    )
+    return windows.of_trajectory(trajectory, discount, config, absorbing=config.absorbing)

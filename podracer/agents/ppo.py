@@ -15,8 +15,7 @@ at the start of the rollout. Shuffling and minibatches belong to a shard, so tha
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,7 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import configs, distributions, nets, returns, spaces, trajectories
-from podracer.learning import gradients, minibatches, moments, optimizer
+from podracer.agents import base
+from podracer.learning import minibatches, moments, optimizer, update
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -40,8 +40,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig:
-    """The agent's settings. Paper values are those of table 5 (Atari) where it has them.
+class PPOConfig(nets.NetworkConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of table 5 (Atari)
+    where it has them.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 8 actors).
@@ -63,13 +64,8 @@ class PPOConfig:
         choices and bytes stay as they are.
       clip_rewards: to [-1, 1] (paper: Atari).
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
-      frame_stack: how many of the newest observations the network sees (paper: 4).
-      torso: see `podracer.nets.make`.
-      hidden_sizes: of the MLP.
-      activation: of the MLP.
       separate: whether policy and value have a torso each.
       lstm_size: units of an LSTM core, 0 for none.
-      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -90,16 +86,9 @@ class PPOConfig:
     normalize_observations: bool = False
     clip_rewards: bool = False
     normalize_rewards: bool = True
-    frame_stack: int = configs.field(1, low=1)
-    torso: nets.Torso = "auto"
-    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "tanh"
     separate: bool = True
     lstm_size: int = configs.field(0, low=0)
-    compute_dtype: nets.ComputeDtype = "float32"
-
-    def __post_init__(self):
-        configs.check(self)
 
     @classmethod
     def atari(cls, **overrides) -> PPOConfig:
@@ -124,7 +113,7 @@ class PPOConfig:
 
 
 class Normalizers(NamedTuple):
-    """What PPO keeps beside its parameters: `learning.moments.Moments`, or () where a normalisation is off."""
+    """Running statistics beside the parameters: `learning.moments.Moments`, or () where a normalisation is off."""
 
     observation: Any
     returns: Any
@@ -138,7 +127,7 @@ class PPOActorState(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What a minibatch holds: fields of [T, n] for n units (lanes, or transitions with T = 1)."""
+    """A minibatch: fields of [T, n] for n units (lanes, or transitions with T = 1)."""
 
     inputs: nets.Inputs
     core: ArrayTree
@@ -150,19 +139,18 @@ class Samples(NamedTuple):
     mask: jax.Array
 
 
-def weigh(batch: Samples, config: PPOConfig) -> Samples:
+def normalize_minibatch(batch: Samples, config: PPOConfig) -> Samples:
     """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages.
 
     Both are [..., T, n]: of one minibatch, or of many, each by itself.
     """
     advantage, axes = batch.advantage, (-2, -1)
-    spread = lambda x: x[..., None, None]  # noqa: E731
     if config.normalize_advantages:
         mean, variance, count = collectives.global_moments(advantage, batch.mask, axes)
-        advantage = (advantage - spread(mean)) * lax.rsqrt(spread(variance) + 1e-8)
+        advantage = (advantage - mean[..., None, None]) * lax.rsqrt(variance[..., None, None] + 1e-8)
     else:
         count = collectives.global_sum(jnp.sum(batch.mask, axes))
-    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(spread(count), 1.0))
+    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(count[..., None, None], 1.0))
 
 
 def loss(
@@ -173,12 +161,12 @@ def loss(
     hyper: dict[str, jax.Array],
     config: PPOConfig,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the clipped surrogate loss (equations 7 and 9) that some units have; all arrays [T, n].
+    """The clipped surrogate loss (equations 7 and 9) of some units; all arrays [T, n].
 
     Args:
       outputs: of the policy, [T, n, P].
       values: [T, n].
-      batch: from `weigh`: its mask holds the weights, and its advantages are normalised.
+      batch: from `normalize_minibatch`: its mask holds the weights, and its advantages are normalised.
       distribution: of the action space.
       hyper: tunable numbers.
       config: the static settings.
@@ -187,18 +175,23 @@ def loss(
       The scalar and the metrics whose sums over all units of all shards are the loss and its metrics.
     """
     advantage, weights = batch.advantage, batch.mask
+    # The probability ratio r_t of the new policy to the one that acted (section 3).
     log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
     # A ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
+
+    # L^CLIP: the smaller of the plain and the clipped objective (equation 7).
     epsilon = hyper["clip_epsilon"]
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)
 
+    # L^VF, the squared error of the value (equation 9), optionally clipped as the ratio is.
     errors = jnp.square(values - batch.target)
     if config.value_clip_epsilon is not None:
         change = jnp.clip(values - batch.value, -config.value_clip_epsilon, config.value_clip_epsilon)
         errors = jnp.maximum(errors, jnp.square(batch.value + change - batch.target))
 
+    # L^CLIP+VF+S, with an entropy bonus S (equation 9). The sum is over units, whose weights make it a mean.
     terms = {
         "loss/policy": -surrogate,
         "loss/value": 0.5 * errors,
@@ -219,13 +212,7 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The PPO agent for an environment.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The PPO agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
@@ -234,97 +221,134 @@ def make(
     config = config or PPOConfig()
     check_one_player(spec, "ppo")
     distribution = distributions.for_space(spec.action_space)
-    seen = nets.stacked_spec(spec, config.frame_stack)
-    if network is not None:
-        nets.check(network, seen, "ppo")
-    network = network or nets.make(
-        seen,
-        torso=config.torso,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
-        separate=config.separate,
-        lstm_size=config.lstm_size,
-        compute_dtype=config.compute_dtype,
-    )
-    transformation = optimizer.make("adam", eps=config.adam_eps)
-    example = spaces.zeros(spec.observation_space)
-    if config.normalize_observations and all(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(example)):
+    network = config.actor_critic("ppo", spec, network, separate=config.separate, lstm_size=config.lstm_size)
+    floats = [leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(spaces.zeros(spec.observation_space))]
+    if config.normalize_observations and not any(floats):
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
         )
+    adam = optimizer.make("adam", eps=config.adam_eps)
+    return _PPO(spec, config, network, adam, loss, distribution).bundle("ppo")
 
-    # Parts that are not normalised have () for moments.
-    of_floats = lambda x: moments.initial(x.shape) if x.dtype == jnp.float32 else ()  # noqa: E731
-    each = functools.partial(jax.tree.map, is_leaf=lambda m: isinstance(m, tuple))
 
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = network.init(key)
-        normalizers = Normalizers(
-            jax.tree.map(of_floats, example) if config.normalize_observations else (),
-            moments.initial(()) if config.normalize_rewards else (),
-        )
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), normalizers)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PPO(base.Functions):
+    config: PPOConfig
+    optimizer: optimizer.Optimizer
+    distribution: distributions.Distribution
 
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, (learner.aux.observation, learner.hyper["discount"]))
+    def aux(self, params: ArrayTree) -> Normalizers:
+        observation_moments, return_moments = (), ()
+        if self.config.normalize_observations:
+            # Parts that are not normalised have () for moments.
+            example = spaces.zeros(self.spec.observation_space)
+            of_floats = lambda x: moments.initial(x.shape) if x.dtype == jnp.float32 else ()  # noqa: E731
+            observation_moments = jax.tree.map(of_floats, example)
+        if self.config.normalize_rewards:
+            return_moments = moments.initial(())
+        return Normalizers(observation_moments, return_moments)
 
-    def clip(reward: jax.Array) -> jax.Array:
-        return jnp.clip(reward, -1.0, 1.0) if config.clip_rewards else reward
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> tuple[ArrayTree, jax.Array]:
+        return learner.aux.observation, learner.hyper["discount"]
 
-    def normalize_observation(observation: ArrayTree, running: ArrayTree) -> ArrayTree:
-        if not config.normalize_observations:
-            return observation
-        return each(lambda m, x: moments.normalize(x, m) if m else x, running, observation)
+    def start(self, lanes: jax.Array, num_lanes: int) -> PPOActorState:
+        discounted_return = jnp.zeros(lanes.shape) if self.config.normalize_rewards else ()
+        return PPOActorState(super().start(lanes, num_lanes), discounted_return)
 
     def act(
-        actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+        self, actor: ActorParams, state: PPOActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[ArrayTree, ArrayTree, PPOActorState]:
-        running, discount = actor.aux
-        timestep = timestep._replace(reward=clip(timestep.reward))
-        timestep = timestep._replace(observation=normalize_observation(timestep.observation, running))
-        outputs, _, memory = nets.step(network, actor.params, state.network, timestep)
-        sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
-        action = distribution.to_action(sample)
-        extras = {"log_prob": distribution.log_prob(outputs, sample)}
-        if sample is not action:
-            extras["sample"] = sample
-        discounted = state.discounted_return
-        if config.normalize_rewards:
-            discounted = timestep.reward + discount * jnp.where(timestep.first, 0.0, discounted)
-            extras["discounted_return"] = discounted
-        return action, extras, PPOActorState(memory.after(action), discounted)
+        observation_moments, discount = actor.aux
+        timestep = self._preprocess(timestep, observation_moments)
+        outputs, _, network_state = nets.step(self.network, actor.params, state.network, timestep)
+        action, extras = self.distribution.act(outputs, key, evaluation)
+        # The discounted return so far, by whose scale rewards are divided (Engstrom et al. 2020).
+        discounted_return = state.discounted_return
+        if self.config.normalize_rewards:
+            discounted_return = timestep.reward + discount * jnp.where(timestep.first, 0.0, discounted_return)
+            extras["discounted_return"] = discounted_return
+        return action, extras, PPOActorState(network_state.after(action), discounted_return)
 
-    def start(lanes: jax.Array, num_lanes: int) -> PPOActorState:
-        discounted = jnp.zeros(lanes.shape) if config.normalize_rewards else ()
-        return PPOActorState(nets.start(network, spec, lanes.shape[0], config.frame_stack), discounted)
+    def learn(
+        self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        config = self.config
+        # Running statistics move first; observations are normalised by those that acting had.
+        normalizers = self._update_normalizers(learner.aux, trajectory)
+        trajectory = trajectory._replace(
+            timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),
+            actor_state=trajectory.actor_state.network,
+        )
+        samples = self._samples(learner, trajectory, normalizers.returns)
 
-    def update_normalizers(normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
+        # K epochs of minibatches (algorithm 1), whose advantages are normalised for all of them at once.
+        order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
+        in_order = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
+        weighted = normalize_minibatch(
+            samples._replace(advantage=in_order(samples.advantage), mask=in_order(samples.mask)), config
+        )
+        samples = samples._replace(advantage=(), mask=())
+
+        def minibatch(units: jax.Array, weights: tuple[jax.Array, jax.Array]) -> Samples:
+            advantage, mask = weights
+            return take(samples, units)._replace(advantage=advantage, mask=mask)
+
+        def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+            outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
+            total, metrics = self.loss(outputs, values, batch, self.distribution, learner.hyper, config)
+            return total, (metrics, ())
+
+        learner, metrics = minibatches.run(
+            loss,
+            learner,
+            minibatch,
+            order,
+            (weighted.advantage, weighted.mask),
+            optimizer=self.optimizer,
+            learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
+            observation=samples.inputs.observation,
+            rows=samples.value.shape[0],
+            split=split,
+        )
+        return learner._replace(aux=normalizers), metrics
+
+    def _preprocess(self, timesteps: TimeStep, observation_moments: ArrayTree) -> TimeStep:
+        """Clips rewards and normalises observations, as the config says."""
+        if self.config.clip_rewards:
+            timesteps = timesteps._replace(reward=jnp.clip(timesteps.reward, -1.0, 1.0))
+        if self.config.normalize_observations:
+            normalize = lambda m, x: moments.normalize(x, m) if m else x  # noqa: E731
+            observation = _map_moments(normalize, observation_moments, timesteps.observation)
+            timesteps = timesteps._replace(observation=observation)
+        return timesteps
+
+    def _update_normalizers(self, normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
-        observation, discounted = normalizers
-        if config.normalize_observations:
+        observation, discounted_return = normalizers
+        if self.config.normalize_observations:
             # A `first` row before another one was not played: its lane waits for an environment.
-            shown = ~(rows.first & trajectory.timesteps.first[1:])
-            merge = lambda m, x: moments.merge(m, x, shown.astype(jnp.float32)) if m else m  # noqa: E731
-            observation = each(merge, observation, rows.observation)
-        if config.normalize_rewards:
-            arrived = 1.0 - rows.first.astype(jnp.float32)
-            discounted = moments.merge(discounted, trajectory.extras["discounted_return"], arrived)
-        return Normalizers(observation, discounted)
+            valid = (~(rows.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
+            merge = lambda m, x: moments.merge(m, x, valid) if m else m  # noqa: E731
+            observation = _map_moments(merge, observation, rows.observation)
+        if self.config.normalize_rewards:
+            valid = 1.0 - rows.first.astype(jnp.float32)
+            discounted_return = moments.merge(discounted_return, trajectory.extras["discounted_return"], valid)
+        return Normalizers(observation, discounted_return)
 
-    def prepare(learner: LearnerState, trajectory: Trajectory, returned: Any) -> Samples:
-        """Advantages and targets, computed once per batch before its first gradient step."""
-        state: nets.ActorState = trajectory.actor_state.network
-        trajectory = trajectory._replace(actor_state=state)
+    def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
+        """Units with their advantages and targets, computed once per batch before its first gradient step."""
         # Values of all rows in one pass: acting needs none, and row T has no value yet.
-        values = nets.unroll(network, learner.params, trajectory)[1]
+        values = nets.unroll(self.network, learner.params, trajectory)[1]
+        # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = returns.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
-        if config.normalize_rewards:
-            step = step._replace(reward=jnp.clip(step.reward * lax.rsqrt(returned.variance + 1e-8), -10.0, 10.0))
+        if self.config.normalize_rewards:
+            scale = lax.rsqrt(return_moments.variance + 1e-8)
+            step = step._replace(reward=jnp.clip(step.reward * scale, -10.0, 10.0))
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
-        return Samples(
-            inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(network, trajectory)),
-            core=state.core,
+        samples = Samples(
+            inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(self.network, trajectory)),
+            core=trajectory.actor_state.core,
             sample=trajectory.extras.get("sample", trajectory.actions),
             log_prob=trajectory.extras["log_prob"],
             value=values[:-1],
@@ -332,75 +356,19 @@ def make(
             target=advantages + values[:-1],
             mask=step.mask,
         )
+        # A unit is a lane where the network is recurrent, else a transition.
+        if self.network.recurrent:
+            return samples
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
 
-    def learn(
-        learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
-        normalizers = update_normalizers(learner.aux, trajectory)
-        rows = trajectory.timesteps
-        observation = normalize_observation(rows.observation, learner.aux.observation)
-        timesteps = rows._replace(observation=observation, reward=clip(rows.reward))
-        trajectory = trajectory._replace(timesteps=timesteps)
-        samples = prepare(learner, trajectory, normalizers.returns)
-        if not network.recurrent:
-            samples = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
-        learning_rate = learner.hyper["learning_rate"]
-        if config.learning_rate_decay:
-            learning_rate = learning_rate * (1.0 - progress)
 
-        def loss_fn(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            outputs, values, _ = network.apply(params, batch.inputs, batch.core)
-            total, metrics = loss(outputs, values, batch, distribution, learner.hyper, config)
-            return total, (metrics, ())
-
-        def minibatch(
-            carry: tuple[optimizer.Parts, ArrayTree], now: tuple[jax.Array, ...]
-        ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-            params, opt_state = carry
-            units, advantage, weights = now
-            batch = take(samples, units)._replace(advantage=advantage, mask=weights)
-            T, n = weights.shape
-            groups = split(batch, n // gradients.at_a_time(batch.inputs.observation, T, n))
-            grads, metrics, _ = gradients.accumulate(loss_fn, restore(params), groups)
-            params, opt_state, norm = optimizer.step_joined(
-                transformation,
-                collectives.global_sum(optimizer.joined(grads)[0]),
-                opt_state,
-                params,
-                learning_rate=learning_rate,
-                max_grad_norm=learner.hyper["max_grad_norm"],
-            )
-            return (params, opt_state), (jnp.stack(list(metrics.values())), norm)  # one vector through the scan
-
-        order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
-        # Moments of all minibatches at once: within the scan, the gradient is all that devices have to agree on.
-        pick = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
-        weighed = weigh(samples._replace(advantage=pick(samples.advantage), mask=pick(samples.mask)), config)
-        names = jax.eval_shape(loss_fn, learner.params, samples)[1][0]
-        samples = samples._replace(advantage=(), mask=())
-        # Joined through the scan: taking parameters apart and together again is a copy for every array.
-        params, restore = optimizer.joined(learner.params)
-        (params, opt_state), (sums, norms) = lax.scan(
-            minibatch, (params, learner.opt_state), (order, weighed.advantage, weighed.mask)
-        )
-        metrics = dict(zip(names, collectives.global_sum(jnp.mean(sums, axis=0))))
-        metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
-        return LearnerState(restore(params), opt_state, learner.hyper, learner.num_updates + 1, normalizers), metrics
-
-    return Agent(
-        name="ppo",
-        config=config,
-        init=init,
-        actor_params=actor_params,
-        start=start,
-        act=act,
-        learn=learn,
-        hyper=configs.tunables(config),
-    )
+def _map_moments(function: Callable[..., Any], running: ArrayTree, *trees: ArrayTree) -> ArrayTree:
+    """`function(moments, *leaves)` of every part of an observation; moments are () of parts without any."""
+    return jax.tree.map(function, running, *trees, is_leaf=lambda m: isinstance(m, tuple))
 
 
 def take(samples: Samples, units: jax.Array) -> Samples:
-    """Some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
+    """Takes some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
     core = jax.tree.map(lambda x: x[units], samples.core)
     fields = jax.tree.map(lambda x: x[:, units], samples._replace(core=()))
     return fields._replace(core=core)

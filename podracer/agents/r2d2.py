@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, returns, trajectories
+from podracer import configs, nets, returns
+from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import gradients, optimizer
+from podracer.learning import optimizer
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -45,8 +46,8 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config:
-    """The agent's settings. Paper values are those of SEED RL's table 8.
+class R2D2Config(nets.NetworkConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of SEED RL's table 8.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 610 actors in all).
@@ -72,13 +73,8 @@ class R2D2Config:
         lane alone as the middle of many, 0.016, also where a trained agent acts that is not greedy.
       epsilon_alpha: (paper: 7).
       evaluation_epsilon: of all lanes in evaluation (paper: 1e-3); greedy policies and exports have 0.
-      frame_stack: how many of the newest observations the network sees (paper: 4).
-      torso: see `podracer.nets.make_q`.
-      hidden_sizes: of the MLP.
-      activation: of the MLP.
       lstm_size: units of the LSTM core, 0 for none (paper: 512).
       head_size: units of each dueling head (paper: 512).
-      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -102,16 +98,12 @@ class R2D2Config:
     epsilon_base: float = configs.field(0.4, low=0.0, high=1.0)
     epsilon_alpha: float = configs.field(7.0, low=0.0)
     evaluation_epsilon: float = configs.field(1e-3, low=0.0, high=1.0)
-    frame_stack: int = configs.field(1, low=1)
-    torso: nets.Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64,), low=1)
-    activation: Literal["relu", "tanh"] = "relu"
     lstm_size: int = configs.field(64, low=0)
     head_size: int = configs.field(64, low=1)
-    compute_dtype: nets.ComputeDtype = "float32"
 
     def __post_init__(self):
-        configs.check(self)
+        super().__post_init__()
         if self.replay_min_size > self.replay_capacity:
             raise ValueError(
                 f"replay_min_size={self.replay_min_size} is more than replay_capacity={self.replay_capacity}; "
@@ -141,7 +133,7 @@ class R2D2Config:
 
 
 class Memory(NamedTuple):
-    """What the agent remembers of a lane: its network's state, and epsilon, float32 [B], which never changes."""
+    """The agent's memory of a lane: its network's state, and epsilon, float32 [B], which never changes."""
 
     net: nets.ActorState
     epsilon: jax.Array
@@ -150,10 +142,10 @@ class Memory(NamedTuple):
 def targets(
     values: jax.Array, step: returns.Transitions, hyper: Mapping[str, jax.Array], config: R2D2Config
 ) -> jax.Array:
-    """What the values of the actions taken should be, [T, B], in the network's scale.
+    """Targets of the values of the actions taken, [T, B], in the network's scale (SEED RL, section 3.2).
 
     Args:
-      values: [T+1, B]; what to bootstrap from, in the network's scale.
+      values: [T+1, B]; the bootstrap values, in the network's scale.
       step: [T, B].
       hyper: tunable numbers.
       config: the static settings.
@@ -183,10 +175,10 @@ def loss(
     batch_size: jax.Array,
     count: jax.Array,
 ) -> tuple[jax.Array, Metrics, jax.Array]:
-    """The part of the loss, and of metrics, that some sequences have: sums over sequences make the whole.
+    """The loss and metrics of some sequences: the sums over all sequences are those of the batch.
 
     Args:
-      q: [T+1, B, A]; action values of the learner's parameters, behind the burn-in.
+      q: [T+1, B, A]; action values of the learner's parameters, after the burn-in.
       target_q: [T+1, B, A]; of the target network.
       actions: int32 [T, B]; those taken.
       step: [T, B].
@@ -199,8 +191,10 @@ def loss(
     Returns:
       The scalar, the metrics, and the temporal differences [T, B], of which priorities are made; 0 where masked.
     """
+    # Double Q-learning: Q chooses the action that the target network values (van Hasselt et al. 2016).
     bootstrap = value_of(target_q, jnp.argmax(q, axis=-1).astype(jnp.int32))
     taken = value_of(q[:-1], actions)
+    # Half the squared error to n-step targets in the scale of h, summed over a sequence, with importance weights.
     errors = step.mask * (lax.stop_gradient(targets(bootstrap, step, hyper, config)) - taken)
     total = jnp.sum(weight * 0.5 * jnp.sum(jnp.square(errors), axis=0)) / batch_size
     mean = lambda x: jnp.sum(step.mask * x) / count  # noqa: E731
@@ -213,136 +207,98 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
 ) -> Agent:
-    """The R2D2 agent for an environment with discrete actions.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network, whose outputs are action values (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The R2D2 agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit.
     """
     config = config or R2D2Config()
     check_one_player(spec, "r2d2")
-    seen = nets.stacked_spec(spec, config.frame_stack)
-    if network is not None:
-        nets.check(network, seen, "r2d2", action_values=True)
-    network = network or nets.make_q(
-        seen,
-        torso=config.torso,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
-        lstm_size=config.lstm_size,
-        head_size=config.head_size,
-        compute_dtype=config.compute_dtype,
-    )
-    transformation = optimizer.make("adam", eps=config.adam_eps)
-
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = network.init(key)
-        target = jax.tree.map(jnp.copy, params)
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0), target)
-
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates, {"discount": learner.hyper["discount"]})
-
-    def start(lanes: jax.Array, num_lanes: int) -> Memory:
-        place = lanes.astype(jnp.float32) / (num_lanes - 1) if num_lanes > 1 else jnp.full(lanes.shape, 0.5)
-        exponent = 1.0 + config.epsilon_alpha * place
-        return Memory(
-            nets.start(network, spec, lanes.shape[0], config.frame_stack), jnp.float32(config.epsilon_base) ** exponent
-        )
-
-    def act(
-        actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[jax.Array, ArrayTree, Memory]:
-        q, _, net = nets.step(network, actor.params, memory.net, timestep)
-        action = epsilon_greedy(q, config.evaluation_epsilon if evaluation else memory.epsilon, key)
-        extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
-        extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)
-        return action, extras, memory._replace(net=net.after(action))
-
-    def act_best(actor: ActorParams, memory: Memory, timestep: TimeStep) -> tuple[jax.Array, Memory]:
-        q, _, net = nets.step(network, actor.params, memory.net, timestep)
-        action = greedy(q)
-        return action, memory._replace(net=net.after(action))
-
-    def unroll(params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
-        """Action values of the rows behind the burn-in."""
-        if network.recurrent and config.burn_in:
-            opening = jax.tree.map(lambda x: x[: config.burn_in], inputs)
-            core = lax.stop_gradient(network.apply(params, opening, core)[2])
-        return network.apply(params, jax.tree.map(lambda x: x[config.burn_in :], inputs), core)[0]
-
-    def learn(
-        learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics, jax.Array]:
-        B = batch.weight.shape[0]
-        mask = returns.transitions(batch.trajectory).mask[config.burn_in :]
-        batch_size, count = collectives.global_sum((jnp.float32(B), jnp.sum(mask)))
-        count = jnp.maximum(count, 1.0)
-
-        def loss_fn(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            trajectory = batch.trajectory
-            inputs, core = nets.inputs(network, trajectory), trajectory.actor_state.core
-            q, target_q = unroll(params, inputs, core), unroll(learner.aux, inputs, core)
-            step = jax.tree.map(lambda x: x[config.burn_in :], returns.transitions(trajectory))
-            actions = trajectory.actions[config.burn_in :]
-            total, metrics, errors = loss(
-                q, target_q, actions, step, batch.weight, learner.hyper, config, batch_size, count
-            )
-            return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
-
-        T = config.burn_in + config.trace_length
-        groups = B // gradients.at_a_time(batch.trajectory.timesteps.observation, T, B)
-        split = trajectories.split_batch(batch, groups)
-        grads, metrics, priorities = gradients.accumulate(loss_fn, learner.params, split)
-        grads, metrics = collectives.global_sum((grads, metrics))
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learner.hyper["learning_rate"],
-            max_grad_norm=learner.hyper["max_grad_norm"],
-        )
-        num_updates = learner.num_updates + 1
-        copy = num_updates % config.target_update_interval == 0
-        target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params, learner.aux)
-        learner = learner._replace(params=params, opt_state=opt_state, num_updates=num_updates, aux=target)
-        return learner, metrics | {"grad/norm": grad_norm}, priorities.reshape(B)
-
-    def first_priority(rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
-        """From what the actor thought of its actions, with its own greedy value as the bootstrap."""
-        rows, extras = jax.tree.map(lambda x: x[config.burn_in :], (rows, extras))
-        step = returns.Transitions(rows.reward[1:], rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
-        wanted = targets(extras["q_max"], step, {"discount": extras["discount"][:-1]}, config)
-        return sequence_priority(wanted - extras["q_taken"][:-1], step.mask, config)[None]
-
+    network = config.action_values("r2d2", spec, network, lstm_size=config.lstm_size, head_size=config.head_size)
+    functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.adam_eps), loss)
     replay = Replay(
         capacity=config.replay_capacity,
         length=config.burn_in + config.trace_length + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.replay_ratio,
-        context=config.frame_stack - 1,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
-        keep=lambda memory: nets.without_frames(memory.net),
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
-        priority=first_priority,
+        priority=functions.first_priority,
+        **nets.frame_context(config.frame_stack, lambda memory: memory.net),
     )
-    return Agent(
-        name="r2d2",
-        config=config,
-        init=init,
-        actor_params=actor_params,
-        start=start,
-        act=act,
-        learn=learn,
-        hyper=configs.tunables(config),
-        replay=replay,
-        best=act_best,
-    )
+    return functions.bundle("r2d2", replay=replay, best=functions.best)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _R2D2(base.Functions):
+    config: R2D2Config
+
+    def aux(self, params: ArrayTree) -> ArrayTree:
+        return jax.tree.map(jnp.copy, params)  # the target network
+
+    def actor_aux(self, learner: LearnerState, progress: jax.Array) -> dict[str, jax.Array]:
+        return {"discount": learner.hyper["discount"]}
+
+    def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
+        # Every lane has an epsilon of its own (Horgan et al. 2018, section 4.1).
+        place = lanes.astype(jnp.float32) / (num_lanes - 1) if num_lanes > 1 else jnp.full(lanes.shape, 0.5)
+        exponent = 1.0 + self.config.epsilon_alpha * place
+        return Memory(super().start(lanes, num_lanes), jnp.float32(self.config.epsilon_base) ** exponent)
+
+    def act(
+        self, actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, Memory]:
+        q, _, state = nets.step(self.network, actor.params, memory.net, timestep)
+        action = epsilon_greedy(q, self.config.evaluation_epsilon if evaluation else memory.epsilon, key)
+        # The numbers from which first priorities are made.
+        extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
+        extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)
+        return action, extras, memory._replace(net=state.after(action))
+
+    def best(self, actor: ActorParams, memory: Memory, timestep: TimeStep) -> tuple[jax.Array, Memory]:
+        q, _, state = nets.step(self.network, actor.params, memory.net, timestep)
+        action = greedy(q)
+        return action, memory._replace(net=state.after(action))
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        config = self.config
+        mask = self._after_burn_in(returns.transitions(batch.trajectory).mask)
+        batch_size, count = collectives.global_sum((jnp.float32(batch.weight.shape[0]), jnp.sum(mask)))
+        count = jnp.maximum(count, 1.0)
+
+        def loss(params: ArrayTree, batch: Batch) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            trajectory = batch.trajectory
+            # Q and Q- of the sequence, from the stored state through the burn-in.
+            inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
+            q, target_q = self._unroll(params, inputs, core), self._unroll(learner.aux, inputs, core)
+            step = self._after_burn_in(returns.transitions(trajectory))
+            actions = trajectory.actions[config.burn_in :]
+            total, metrics, errors = self.loss(
+                q, target_q, actions, step, batch.weight, learner.hyper, config, batch_size, count
+            )
+            return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
+
+        # The step, new priorities, and Q- := Q every `target_update_interval` updates.
+        rate, rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
+        return self.update(loss, learner, batch, rate, rows=rows, copy_every=config.target_update_interval)
+
+    def first_priority(self, rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
+        """The priority of a new sequence, with the actor's greedy value as the bootstrap (Horgan et al. 2018)."""
+        rows, extras = self._after_burn_in((rows, extras))
+        step = returns.Transitions(rows.reward[1:], rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+        wanted = targets(extras["q_max"], step, {"discount": extras["discount"][:-1]}, self.config)
+        return sequence_priority(wanted - extras["q_taken"][:-1], step.mask, self.config)[None]
+
+    def _unroll(self, params: ArrayTree, inputs: nets.Inputs, core: ArrayTree) -> jax.Array:
+        """Action values of the rows after the burn-in."""
+        # The burn-in: the stored state as these parameters would have it, without a gradient (section 3).
+        if self.network.recurrent and self.config.burn_in:
+            opening = jax.tree.map(lambda x: x[: self.config.burn_in], inputs)
+            core = lax.stop_gradient(self.network.apply(params, opening, core)[2])
+        return self.network.apply(params, self._after_burn_in(inputs), core)[0]
+
+    def _after_burn_in(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: x[self.config.burn_in :], tree)

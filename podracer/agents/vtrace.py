@@ -8,21 +8,22 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 *   Adam with means over the batch as in SEED RL (table 6), instead of RMSProp (eps 0.01) with sums: the learning rate
     then means the same for every batch size. The learning rate is larger because small networks and many lanes like it.
 *   A two-layer MLP where observations are not images.
-*   The behaviour policy is stored as the log-probability of the action taken, all that V-trace needs of it.
+*   The behaviour policy is stored as the log-probability of the action taken, which is all that V-trace needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, trajectories
-from podracer.learning import gradients, optimizer
+from podracer import configs, distributions, nets, returns
+from podracer.agents import base
+from podracer.learning import optimizer, update
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -42,8 +43,9 @@ RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_cod
 
 
 @dataclasses.dataclass(frozen=True)
-class VTraceConfig:
-    """The agent's settings. Paper values are those of tables C.3 and F.1 (Atari).
+class VTraceConfig(nets.NetworkConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of tables C.3 and F.1
+    (Atari).
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: batch 32).
@@ -70,12 +72,7 @@ class VTraceConfig:
         authors' code.
       replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
       replay_capacity: trajectories that are kept, over all devices; the oldest go first (paper: 10,000).
-      frame_stack: how many of the newest observations the network sees (paper: 4).
-      torso: see `podracer.nets.make`.
-      hidden_sizes: of the MLP.
-      activation: of the MLP.
       lstm_size: units of the LSTM core (paper: 0 or 256).
-      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
     envs_per_device: int = configs.field(32, low=1)
@@ -99,15 +96,7 @@ class VTraceConfig:
     reward_transform: RewardTransform = "none"
     replay_fraction: float = configs.field(0.0, low=0.0, high=0.5)
     replay_capacity: int = configs.field(10_000, low=1)
-    frame_stack: int = configs.field(1, low=1)
-    torso: nets.Torso = "auto"
-    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
-    activation: Literal["relu", "tanh"] = "relu"
     lstm_size: int = configs.field(0, low=0)
-    compute_dtype: nets.ComputeDtype = "float32"
-
-    def __post_init__(self):
-        configs.check(self)
 
     @classmethod
     def atari(cls, **overrides) -> VTraceConfig:
@@ -148,7 +137,7 @@ def loss(
     config: VTraceConfig,
     count: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The part of the loss, and of metrics, that some lanes have: sums over lanes make the whole.
+    """The loss and metrics of some lanes: the sums over all lanes are those of the batch.
 
     Args:
       outputs: [T+1, B, P] policy outputs of the learner's parameters.
@@ -164,10 +153,13 @@ def loss(
     """
     step = returns.transitions(trajectory)
     step = step._replace(discount=hyper["discount"] * step.discount)
+
+    # Importance ratios of the learner's policy pi to the actor's mu (section 4.1).
     samples = trajectory.extras.get("sample", trajectory.actions)
     log_probs = distribution.log_prob(outputs[:-1], samples)
     ratios = jnp.exp(lax.stop_gradient(log_probs) - trajectory.extras["log_prob"])
 
+    # V-trace targets v_s (equation 1) and advantages r_s + gamma v_{s+1} - V(x_s) (section 4.2).
     corrected = config.correction == "vtrace"
     corrections = returns.vtrace(
         lax.stop_gradient(values),
@@ -178,12 +170,15 @@ def loss(
         c_bar=hyper["c_bar"] if corrected else 1.0,
         rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
     )
+
+    # The other corrections of table 2.
     advantages = corrections.advantages
     if config.correction == "one_step":
         advantages = advantages * jnp.minimum(hyper["rho_bar_pg"], ratios)
     if config.correction == "epsilon":
         log_probs = jnp.log(jnp.exp(log_probs) + 1e-6)
 
+    # The policy gradient, the value's squared error and the entropy bonus (section 4.2).
     entropies = distribution.entropy(outputs[:-1])
     weights = step.mask if config.loss_reduction == "sum" else step.mask / count
     policy = -jnp.sum(weights * log_probs * advantages)
@@ -209,13 +204,7 @@ def make(
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
 ) -> Agent:
-    """The V-trace agent for an environment.
-
-    Args:
-      spec: the environment's spec.
-      config: settings; defaults if None.
-      network: your own network (see `podracer.nets.Network`); the config's if None.
-      loss: your own loss, called as `loss` is and returning what it returns, with metrics of any names.
+    """The V-trace agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit the environment.
@@ -223,86 +212,51 @@ def make(
     config = config or VTraceConfig()
     check_one_player(spec, "vtrace")
     distribution = distributions.for_space(spec.action_space)
-    seen = nets.stacked_spec(spec, config.frame_stack)
-    if network is not None:
-        nets.check(network, seen, "vtrace")
-    network = network or nets.make(
-        seen,
-        torso=config.torso,
-        hidden_sizes=config.hidden_sizes,
-        activation=config.activation,
-        lstm_size=config.lstm_size,
-        compute_dtype=config.compute_dtype,
-    )
-    transformation = optimizer.make(
+    network = config.actor_critic("vtrace", spec, network, lstm_size=config.lstm_size)
+    rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
-
-    def init(key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
-        params = network.init(key)
-        return LearnerState(params, optimizer.init(transformation, params), dict(hyper), jnp.int32(0))
-
-    def actor_params(learner: LearnerState, progress: jax.Array) -> ActorParams:
-        return ActorParams(learner.params, learner.num_updates)
-
-    def act(
-        actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[ArrayTree, ArrayTree, nets.ActorState]:
-        timestep = timestep._replace(reward=transform_reward(timestep.reward, config.reward_transform))
-        outputs, _, memory = nets.step(network, actor.params, state, timestep)
-        sample = distribution.mode(outputs) if evaluation else distribution.sample(outputs, key)
-        action = distribution.to_action(sample)
-        extras = {"log_prob": distribution.log_prob(outputs, sample)}
-        if sample is not action:
-            extras["sample"] = sample
-        return action, extras, memory.after(action)
-
-    def learn(
-        learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
-    ) -> tuple[LearnerState, Metrics]:
-        timesteps = trajectory.timesteps
-        reward = transform_reward(timesteps.reward, config.reward_transform)
-        trajectory = trajectory._replace(timesteps=timesteps._replace(reward=reward))
-
-        count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
-
-        def loss_fn(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            outputs, values = nets.unroll(network, params, trajectory)
-            total, metrics = loss(outputs, values, trajectory, distribution, learner.hyper, config, count)
-            return total, (metrics, ())
-
-        T, B = trajectory.policy_version.shape
-        groups = trajectories.split_lanes(trajectory, B // gradients.at_a_time(timesteps.observation, T, B))
-        grads, metrics = collectives.global_sum(gradients.accumulate(loss_fn, learner.params, groups)[:2])
-        decay = 1.0 - progress if config.learning_rate_decay else jnp.float32(1.0)
-        learning_rate = learner.hyper["learning_rate"] * decay
-        params, opt_state, grad_norm = optimizer.step(
-            transformation,
-            grads,
-            learner.opt_state,
-            learner.params,
-            learning_rate=learning_rate,
-            max_grad_norm=learner.hyper["max_grad_norm"],
-        )
-        metrics |= {"grad/norm": grad_norm, "grad/learning_rate": learning_rate}
-        return learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1), metrics
-
     replay = Replay(
         capacity=config.replay_capacity,
         length=config.rollout_length + 1,
-        context=config.frame_stack - 1,
-        keep=nets.without_frames,
-        restore=lambda kept, observation, first: nets.with_frames(kept, observation, first, config.frame_stack),
         fraction=config.replay_fraction,
+        **nets.frame_context(config.frame_stack),
     )
-    return Agent(
-        name="vtrace",
-        config=config,
-        init=init,
-        actor_params=actor_params,
-        start=lambda lanes, num_lanes: nets.start(network, spec, lanes.shape[0], config.frame_stack),
-        act=act,
-        learn=learn,
-        hyper=configs.tunables(config),
-        replay=replay if config.replay_fraction else None,
-    )
+    functions = _VTrace(spec, config, network, rule, loss, distribution)
+    return functions.bundle("vtrace", replay=replay if config.replay_fraction else None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _VTrace(base.Functions):
+    config: VTraceConfig
+    distribution: distributions.Distribution
+
+    def act(
+        self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[ArrayTree, ArrayTree, nets.ActorState]:
+        # The behaviour policy mu, with the parameters that were published last.
+        outputs, _, state = nets.step(self.network, actor.params, state, self._with_rewards(timestep))
+        action, extras = self.distribution.act(outputs, key, evaluation)
+        return action, extras, state.after(action)
+
+    def learn(
+        self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
+        count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
+
+        def loss(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+            # pi and V of all rows, by the parameters that are learnt.
+            outputs, values = nets.unroll(self.network, params, trajectory)
+            total, metrics = self.loss(
+                outputs, values, trajectory, self.distribution, learner.hyper, self.config, count
+            )
+            return total, (metrics, ())
+
+        # One gradient step a batch.
+        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, rows=self.config.rollout_length)
+        return learner, metrics | {"grad/learning_rate": rate}
+
+    def _with_rewards(self, timesteps: TimeStep) -> TimeStep:
+        return timesteps._replace(reward=transform_reward(timesteps.reward, self.config.reward_transform))

@@ -26,17 +26,18 @@ kept busy by launches as well, which every group repeats: R2D2's 64 sequences of
 
 
 def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: bool = False) -> int:
-    """How many units (lanes of T rows, or single rows) should go through the network together.
+    """The number of units (lanes of T rows, or single rows) that should go through the network together.
 
     Args:
-      observation: what the network sees, [T, B, ...]; images are uint8 with at least two more dims.
+      observation: the network's input, [T, B, ...]; images are uint8 with at least two more dims.
       rows_per_unit: T.
-      units: how many there are.
+      units: of the batch.
       unrolled: whether rows are states that a model is unrolled to, beside images.
 
     Returns:
       A divisor of `units`; all of them but on CPU, and where images would not fit an accelerator's memory.
     """
+    # Images need far more memory for activations than vectors do.
     images = [x for x in jax.tree.leaves(observation) if x.ndim >= 4 and x.dtype == jnp.uint8]
     if topology.on_cpu():
         kind = ("unrolled" if unrolled else "images") if images else "vectors"
@@ -53,29 +54,30 @@ def at_a_time(observation: ArrayTree, rows_per_unit: int, units: int, unrolled: 
 def accumulate(
     loss: Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]], params: ArrayTree, groups: ArrayTree
 ) -> tuple[ArrayTree, Metrics, Any]:
-    """The gradient and the metrics of a loss, which both are sums over groups.
+    """Sums the gradient and the metrics of a loss over groups.
 
     Args:
-      loss: `(params, group) -> (loss, (metrics, each))`, without collectives.
+      loss: `(params, group) -> (loss, (metrics, outputs))`, without collectives.
       params: what the gradient is with respect to.
       groups: leading dim [number of groups].
 
     Returns:
-      The gradient, the metrics, and `each` of every group, with a leading dim [number of groups].
+      The gradient, the metrics, and the outputs of every group, with a leading dim [number of groups].
     """
     gradient = jax.grad(loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], groups)
     if jax.tree.leaves(groups)[0].shape[0] == 1:
-        grads, (metrics, each) = gradient(params, first)
-        return grads, metrics, jax.tree.map(lambda x: x[None], each)
+        grads, (metrics, outputs) = gradient(params, first)
+        return grads, metrics, jax.tree.map(lambda x: x[None], outputs)
 
+    # One group after the other, so that activations of one alone are alive.
     gradient = jax.jit(gradient)  # traced once, for its shapes and in the loop
 
     def add(sums: Any, group: Any) -> tuple[Any, Any]:
-        grads, (metrics, each) = gradient(params, group)
-        return jax.tree.map(jnp.add, sums, (grads, metrics)), each
+        grads, (metrics, outputs) = gradient(params, group)
+        return jax.tree.map(jnp.add, sums, (grads, metrics)), outputs
 
     grads, (metrics, _) = jax.eval_shape(gradient, params, first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
-    (grads, metrics), each = lax.scan(add, zeros, groups)
-    return grads, metrics, each
+    (grads, metrics), outputs = lax.scan(add, zeros, groups)
+    return grads, metrics, outputs

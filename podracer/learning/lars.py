@@ -52,17 +52,19 @@ class ClippedLARS(NamedTuple):
     def step(
         self,
         grads: ArrayTree,
-        state: State,
+        opt_state: State,
         params: ArrayTree,
         *,
         learning_rate: jax.Array,
         max_grad_norm: jax.Array,
     ) -> tuple[ArrayTree, State, jax.Array]:
         """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
+        # Clipping by global norm.
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+        # lambda counts once the heads have grown, and from then on.
         grown = jnp.all(jnp.stack([jnp.linalg.norm(w) >= LARGE for w in self.late(params)]))
-        active = state.active | ((state.steps >= self.start) & grown)
+        active = opt_state.active | ((opt_state.steps >= self.start) & grown)
 
         def new_momentum(m: jax.Array, g: jax.Array, w: jax.Array) -> jax.Array:
             g = clip * g
@@ -72,9 +74,9 @@ class ClippedLARS(NamedTuple):
             ratio = jnp.where(active & (size > 0) & (whole > 0), ratio, 1.0)
             return self.momentum * m + ratio * (g + self.decay * w)
 
-        momentum = jax.tree.map(new_momentum, state.momentum, grads, params)
+        momentum = jax.tree.map(new_momentum, opt_state.momentum, grads, params)
         params = jax.tree.map(lambda w, m: w - learning_rate * m, params, momentum)
-        return params, State(momentum, active, state.steps + 1), norm
+        return params, State(momentum, active, opt_state.steps + 1), norm
 
 
 LARGE = 0.1

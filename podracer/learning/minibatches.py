@@ -1,4 +1,4 @@
-"""Minibatches: which units of a batch each gradient step takes, every unit once an epoch, in random order.
+"""Epochs of minibatches: gradient steps that take every unit of a batch once an epoch, in random order.
 
 Large batches are shuffled without sorting, by a Feistel network over pairs of digits: unit `left * B + right` of A * B
 goes where six rounds of `left += hash(right) mod A`, `right += hash(left) mod B` take it. Every round can be undone, so
@@ -10,10 +10,19 @@ random numbers takes four times as long on CPU, and on accelerators one kernel f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from podracer import trajectories
+from podracer.learning import gradients
+from podracer.learning.optimizer import Optimizer, Parts, joined
+from podracer.learning.update import Loss
+from podracer.topology import collectives
+from podracer.types import ArrayTree, LearnerState, Metrics
 
 ROUNDS = 6
 FEW = 1024
@@ -23,7 +32,7 @@ SHORTEST_DIGIT = 16
 
 
 def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -> jax.Array:
-    """Which units each gradient step takes: int32 [num_epochs * num_minibatches, n / num_minibatches].
+    """The units of each gradient step: int32 [num_epochs * num_minibatches, n / num_minibatches].
 
     Every epoch is a random order of all n units.
 
@@ -37,6 +46,71 @@ def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -
         )
     order = permutations(key, num_epochs, n)
     return order.reshape(num_epochs * num_minibatches, n // num_minibatches)
+
+
+def run(
+    loss: Loss,
+    learner: LearnerState,
+    take: Callable[[jax.Array, Any], Any],
+    order: jax.Array,
+    weights: Any,
+    *,
+    optimizer: Optimizer,
+    learning_rate: jax.Array,
+    observation: ArrayTree,
+    rows: int = 1,
+    split: Callable[[Any, int], Any] = trajectories.split_batch,
+) -> tuple[LearnerState, Metrics]:
+    """Takes a gradient step on each minibatch in turn, under `collectives.DATA_AXES`; all of them are one update.
+
+    The gradient is clipped at the tunable `max_grad_norm`.
+
+    Args:
+      loss: of some units, without outputs; the sum over all units of a minibatch, of all shards, is its loss.
+      learner: the state before.
+      take: `(units int32 [n], weights) -> minibatch`.
+      order: int32 [M, n]; from `minibatches`.
+      weights: a tree of [M, ...], given to `take`. They are computed for all minibatches at once, so that within the
+        loop the gradient is all that devices have to agree on.
+      optimizer: of the parameters.
+      learning_rate: float32 [].
+      observation: [T, B, ...]; an example of the network's input, for its shape.
+      rows: T of a unit.
+      split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
+
+    Returns:
+      The state after, and metrics: means over minibatches, with `grad/norm` and `grad/learning_rate`.
+    """
+    num_units = order.shape[1]
+    num_chunks = num_units // gradients.at_a_time(observation, rows, num_units)
+
+    def step(carry: tuple[Parts, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+        # The gradient of one minibatch, a few units at a time, then its sum over all shards.
+        params, opt_state = carry
+        chunks = split(take(*minibatch), num_chunks)
+        grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
+        params, opt_state, norm = optimizer.step_joined(
+            collectives.global_sum(joined(grads)[0]),
+            opt_state,
+            params,
+            learning_rate=learning_rate,
+            max_grad_norm=learner.hyper["max_grad_norm"],
+        )
+        return (params, opt_state), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
+
+    def metrics_of_first(params: ArrayTree, minibatches: tuple[jax.Array, Any]) -> Metrics:
+        return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
+
+    names = jax.tree.structure(jax.eval_shape(metrics_of_first, learner.params, (order, weights)))
+    # Joined through the scan: taking parameters apart and together again is a copy for every array.
+    params, restore = joined(learner.params)
+    (params, opt_state), (sums, norms) = lax.scan(step, (params, learner.opt_state), (order, weights))
+    # Metrics are reduced once, after the loop.
+    sums = collectives.global_sum(jnp.mean(sums, axis=0))
+    metrics = jax.tree.unflatten(names, list(sums))
+    metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
+    state = learner._replace(params=restore(params), opt_state=opt_state, num_updates=learner.num_updates + 1)
+    return state, metrics
 
 
 def permutations(key: jax.Array, num: int, n: int) -> jax.Array:
@@ -59,6 +133,7 @@ def _feistel(key: jax.Array, num: int, left_size: int, right_size: int) -> jax.A
     words = jax.random.bits(key, (ROUNDS, 2, num, 1))
     place = jnp.arange(left_size * right_size, dtype=jnp.uint32)[None]
     radix = {False: jnp.uint32(left_size), True: jnp.uint32(right_size)}
+    # A unit's place as two digits, left and right, which rounds change in turn.
     digits = {False: lax.div(place, radix[True]), True: lax.rem(place, radix[True])}
     for number in range(ROUNDS):
         moves = number % 2 == 1  # left, right, left, ...

@@ -7,7 +7,7 @@ on each costs more in launches and compilation than the copies do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,19 @@ from podracer.types import ArrayTree
 Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
 
 Parts = tuple[jax.Array, ...]
-"""Parameters, or what there is one of for each, as few arrays."""
+"""Parameters, or gradients or moments of them, as few arrays."""
 
 
-def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) -> optax.GradientTransformation:
-    """A transformation of arrays, without learning rate or sign, for `init` and `step`.
+def make(
+    name: Name,
+    *,
+    eps: float,
+    decay: float = 0.99,
+    momentum: float = 0.0,
+    l2_cost: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    """The optimiser of a name.
 
     Args:
       name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
@@ -34,7 +42,17 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
       eps: the numerical epsilon.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
+      l2_cost: see `Optimizer`.
+      weight_decay: c of a further loss c |params|^2, whose gradient is added after the clip. As PyTorch's weight decay,
+        it is not in the norm that `Optimizer.step` returns.
     """
+    transformation = _transformation(name, eps, decay, momentum)
+    if weight_decay:
+        transformation = optax.chain(optax.add_decayed_weights(2.0 * weight_decay), transformation)
+    return Optimizer(transformation, l2_cost)
+
+
+def _transformation(name: Name, eps: float, decay: float, momentum: float) -> optax.GradientTransformation:
     if name == "adam":
         return optax.scale_by_adam(eps=eps)
     if name == "radam":
@@ -49,14 +67,6 @@ def make(name: Name, *, eps: float, decay: float = 0.99, momentum: float = 0.0) 
     return optax.chain(*parts) if parts else optax.identity()
 
 
-def decaying(transformation: optax.GradientTransformation, l2_cost: float) -> optax.GradientTransformation:
-    """With a further loss c |params|^2, c the `l2_cost`, whose gradient is added behind the clip of `step`.
-
-    As PyTorch's weight decay; it is not in the norm that `step` returns.
-    """
-    return optax.chain(optax.add_decayed_weights(2.0 * l2_cost), transformation)
-
-
 def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
     def init(parts: Parts) -> tuple[Parts, Parts]:
         return jax.tree.map(jnp.zeros_like, parts), jax.tree.map(jnp.zeros_like, parts)
@@ -65,10 +75,11 @@ def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformatio
         return jax.tree.map(lambda m, x: decay * m + (1.0 - decay) * x, moments, parts)
 
     def scaled(gradient: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
-        # `optax.scale_by_stddev`, but that a gradient which hardly changes has no negative variance by rounding.
+        # `optax.scale_by_stddev`, but for the floor: rounding leaves a negative variance of a steady gradient.
         return gradient * lax.rsqrt(jnp.maximum(square - jnp.square(mean), 0.0) + eps)
 
     def update(gradient: Parts, moments: tuple[Parts, Parts], _: Any = None) -> Any:
+        # Running E[g] and E[g^2] (Graves 2013, equations 38 and 39), then g / sqrt(E[g^2] - E[g]^2 + eps).
         mean = towards(moments[0], gradient)
         square = towards(moments[1], jax.tree.map(jnp.square, gradient))
         return jax.tree.map(scaled, gradient, mean, square), (mean, square)
@@ -77,12 +88,13 @@ def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformatio
 
 
 _LARGE = 2**15
-"""Numbers in the smallest array that is not joined with others. XLA:CPU looks for each number of a vector's array where
-it fuses their concatenation: of an Atari network's 678 thousand, that took nearly half of an update of DQN."""
+"""The size of the smallest array that stays by itself. XLA:CPU searches for each number of a vector's array where it
+fuses their concatenation: with an Atari network's 678 thousand numbers, that took nearly half of an update of DQN."""
 
 
 def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
-    """The small arrays of a tree as one vector, then the large ones; and what makes the tree of such parts again."""
+    """Joins the small arrays of a tree to one vector, which comes first; the second result makes the tree again."""
+    # The vector first, if there is one, then the large arrays in their order.
     leaves, structure = jax.tree.flatten(tree)
     alone = [leaf.size >= _LARGE for leaf in leaves]
     vector, separate = ravel_pytree([leaf for leaf, large in zip(leaves, alone) if not large])
@@ -96,58 +108,65 @@ def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
     return (vector, *parts) if vector.size else parts, restore
 
 
-def init(transformation: optax.GradientTransformation, params: ArrayTree) -> ArrayTree:
-    """The optimiser's state for parameters."""
-    return transformation.init(joined(params)[0])
+class Optimizer(NamedTuple):
+    """An optimiser of trees of float32 arrays.
 
-
-def step(
-    transformation: optax.GradientTransformation,
-    grads: ArrayTree,
-    opt_state: ArrayTree,
-    params: ArrayTree,
-    *,
-    learning_rate: jax.Array,
-    max_grad_norm: jax.Array,
-    l2_cost: float = 0.0,
-) -> tuple[ArrayTree, ArrayTree, jax.Array]:
-    """Clips by global norm, transforms, and moves the parameters by -learning_rate.
-
-    Args:
-      transformation: of `make`.
-      grads: of the loss.
-      opt_state: of `init`, or the last step's.
-      params: the parameters.
-      learning_rate: float32 [].
-      max_grad_norm: float32 [], the gradient's largest global norm.
-      l2_cost: c of a further loss c |params|^2, of which the gradient that is clipped is (compare `decaying`).
-
-    Returns:
-      New parameters, new optimiser state, and the gradient's norm before clipping.
+    Attributes:
+      transformation: of the `joined` gradient, without learning rate or sign.
+      l2_cost: c of a further loss c |params|^2, whose gradient is part of the one that is clipped; 0 for none.
     """
-    parts, restore = joined(params)
-    gradient = joined(grads)[0]
-    if l2_cost:
-        gradient = jax.tree.map(lambda g, x: g + 2.0 * l2_cost * x, gradient, parts)
-    parts, opt_state, norm = step_joined(
-        transformation, gradient, opt_state, parts, learning_rate=learning_rate, max_grad_norm=max_grad_norm
-    )
-    return restore(parts), opt_state, norm
 
+    transformation: optax.GradientTransformation
+    l2_cost: float = 0.0
 
-def step_joined(
-    transformation: optax.GradientTransformation,
-    gradient: Parts,
-    opt_state: ArrayTree,
-    params: Parts,
-    *,
-    learning_rate: jax.Array,
-    max_grad_norm: jax.Array,
-) -> tuple[Parts, ArrayTree, jax.Array]:
-    """`step` for parameters and a gradient that are `joined` already, float32."""
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in gradient))
-    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
-    clipped = tuple(scale * x for x in gradient)
-    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-        updates, opt_state = transformation.update(clipped, opt_state, params)  # type: ignore[assignment]
-    return jax.tree.map(lambda x, update: x - learning_rate * update, params, updates), opt_state, norm
+    def init(self, params: ArrayTree) -> ArrayTree:
+        """The optimiser's state for parameters."""
+        return self.transformation.init(joined(params)[0])
+
+    def step(
+        self,
+        grads: ArrayTree,
+        opt_state: ArrayTree,
+        params: ArrayTree,
+        *,
+        learning_rate: jax.Array,
+        max_grad_norm: jax.Array,
+    ) -> tuple[ArrayTree, ArrayTree, jax.Array]:
+        """Clips by global norm, transforms, and moves the parameters by -learning_rate.
+
+        Args:
+          grads: of the loss.
+          opt_state: of `init`, or the last step's.
+          params: the parameters.
+          learning_rate: float32 [].
+          max_grad_norm: float32 [], the gradient's largest global norm.
+
+        Returns:
+          New parameters, new optimiser state, and the gradient's norm before clipping.
+        """
+        parts, restore = joined(params)
+        gradient = joined(grads)[0]
+        parts, opt_state, norm = self.step_joined(
+            gradient, opt_state, parts, learning_rate=learning_rate, max_grad_norm=max_grad_norm
+        )
+        return restore(parts), opt_state, norm
+
+    def step_joined(
+        self,
+        gradient: Parts,
+        opt_state: ArrayTree,
+        params: Parts,
+        *,
+        learning_rate: jax.Array,
+        max_grad_norm: jax.Array,
+    ) -> tuple[Parts, ArrayTree, jax.Array]:
+        """`step` for parameters and a gradient that are `joined` already."""
+        if self.l2_cost:
+            gradient = jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, gradient, params)
+        # Clipping by global norm (Pascanu et al. 2013, algorithm 1).
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in gradient))
+        scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+        clipped = tuple(scale * x for x in gradient)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+            updates, opt_state = self.transformation.update(clipped, opt_state, params)  # type: ignore[assignment]
+        return jax.tree.map(lambda x, update: x - learning_rate * update, params, updates), opt_state, norm

@@ -5,7 +5,9 @@ network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...
 
 from podracer.nets.boards import make_board
 from podracer.nets.memory import (
+    FRAME_STACKER,
     ActorState,
+    frame_context,
     inputs,
     stack_frames,
     stacked_spec,
@@ -15,6 +17,7 @@ from podracer.nets.memory import (
     with_frames,
     without_frames,
 )
+from podracer.nets.network_config import NetworkConfig
 from podracer.nets.networks import (
     ComputeDtype,
     Inputs,
@@ -33,16 +36,19 @@ from podracer.nets.noise import perturb
 from podracer.nets.protocol import check
 
 __all__ = [
+    "FRAME_STACKER",
     "ActorState",
     "ComputeDtype",
     "Inputs",
     "Network",
+    "NetworkConfig",
     "NetworkError",
     "Torso",
     "check",
     "choose_torso",
     "encode",
     "feed_forward",
+    "frame_context",
     "inputs",
     "is_image",
     "make",

@@ -1,7 +1,8 @@
-"""What an agent remembers of a lane for its network, and its use in acting and learning."""
+"""The memory of a lane that an agent keeps for its network, and its use in acting and learning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 
 class ActorState(NamedTuple):
-    """What an agent remembers of a lane for its network.
+    """The memory of a lane that an agent keeps for its network.
 
     Attributes:
       core: the core's state.
@@ -31,6 +32,10 @@ class ActorState(NamedTuple):
     def after(self, action: ArrayTree) -> ActorState:
         """The memory once an action was taken."""
         return self._replace(previous_action=action) if jax.tree.leaves(self.previous_action) else self
+
+
+FRAME_STACKER = Network(lambda key: (), lambda params, rows, core: (rows.observation, rows.reward, core), lambda _: ())
+"""A network without parameters whose outputs are its inputs, frames stacked: the input of a model that is searched."""
 
 
 def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1) -> ActorState:
@@ -83,6 +88,7 @@ def step(
     network: Network, params: ArrayTree, state: ActorState, timestep: TimeStep
 ) -> tuple[jax.Array, jax.Array, ActorState]:
     """One row for acting: policy outputs [B, P], values [B] and the memory, but for the action (`ActorState.after`)."""
+    # The network takes sequences: this is one of a single row.
     row = jax.tree.map(lambda x: x[None], timestep)
     observation, frames = _stack(state, row.observation, row.first)
     action = jax.tree.map(lambda x: x[None], state.previous_action)
@@ -119,6 +125,20 @@ def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, fram
     return kept._replace(frames=stack_frames(nothing, observation, first)[1])
 
 
+def frame_context(frame_stack: int, state_of: Callable[[Any], ActorState] = lambda memory: memory) -> dict[str, Any]:
+    """The fields of `types.Replay` by which stored frames are shared: a sequence is stored without those before it.
+
+    Args:
+      frame_stack: the number of newest observations that the network sees.
+      state_of: `(agent's memory) -> ActorState`.
+    """
+    return {
+        "context": frame_stack - 1,
+        "keep": lambda memory: without_frames(state_of(memory)),
+        "restore": lambda kept, observation, first: with_frames(kept, observation, first, frame_stack),
+    }
+
+
 def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Stacks each observation with the n - 1 before it in its episode, zeros where there are none (Mnih et al. 2015).
 
@@ -130,6 +150,7 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
     Returns:
       The stacks [T, B, ..., n], newest last, and the frames before row T.
     """
+    # The line of all rows, of which a stack is n in a row, but for those of an earlier episode.
     T, n = observation.shape[0], frames.shape[1] + 1
     line = jnp.concatenate([jnp.moveaxis(frames, 1, 0), observation])
     now = jnp.arange(T, dtype=jnp.int32)[:, None]

@@ -10,18 +10,18 @@ from podracer.search import search
 from podracer.types import ActorParams, ArrayTree, TimeStep
 
 TEMPERATURES = (1.0, 0.5, 0.25)
-"""Of the visits that actions are drawn by, in the first half of a run, its third quarter and its last (appendix D)."""
+"""Temperatures of the visit counts by which actions are drawn: in the first half of a run, in its third quarter and in
+its last (appendix D)."""
 
 
 def temperature(progress: jax.Array) -> jax.Array:
-    """Of this part of a run, float32 []."""
+    """The temperature of this part of a run, float32 []."""
     part = (progress >= 0.5).astype(jnp.int32) + (progress >= 0.75).astype(jnp.int32)
     return jnp.float32(TEMPERATURES)[part]
 
 
 def act(
     plan: search.Planner,
-    observer: nets.Network,
     actor: ActorParams,
     memory: nets.ActorState,
     timestep: TimeStep,
@@ -29,24 +29,25 @@ def act(
     evaluation: bool,
     at_random: jax.Array | None = None,
 ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
-    """The action of a search from what lanes show, [B], and its policy and value as extras (see `Agent.act`).
+    """Searches from the rows of lanes, [B]: the action, and the search's policy and value as extras (see `Agent.act`).
 
     Args:
-      plan: how to search.
-      observer: the network that stacks frames.
+      plan: the search.
       actor: parameters, with a `temperature` in `aux`.
       memory: of the lanes.
-      timestep: what they show.
+      timestep: their rows.
       key: consumed.
       evaluation: whether to act without noise, by the most visits.
-      at_random: bool []; whether actions are drawn from all that are legal instead, where this is no evaluation.
+      at_random: bool []; whether actions are drawn from all legal ones instead, unless this is evaluation.
     """
-    seen, _, memory = nets.step(observer, actor.params, memory, timestep)
+    # s_0 = h(o) of the stacked frames.
+    stacked, _, memory = nets.step(nets.FRAME_STACKER, actor.params, memory, timestep)
     variables = plan.variables(actor)
-    root = plan.model.root(variables, seen)
+    root = plan.model.root(variables, stacked)
     at_random = None if evaluation else at_random
     random_key, key = (key, key) if at_random is None else jax.random.split(key)
-    found = search.search(
+    # The search from s_0, with noise at its root unless this is evaluation.
+    result = search.search(
         plan.model,
         variables,
         root,
@@ -55,10 +56,10 @@ def act(
         explore=not evaluation,
         temperature=0.0 if evaluation else actor.aux["temperature"],
     )
-    action = found.action
+    action = result.action
     if at_random is not None:
         legal = jnp.ones(root.logits.shape, bool) if root.legal is None else root.legal
         logits = jnp.where(legal, 0.0, search.LOWEST)
         drawn = jax.random.categorical(random_key, logits).astype(action.dtype)
         action = jnp.where(at_random, drawn, action)
-    return action, {"policy": found.policy, "value": found.value}, memory
+    return action, {"policy": result.policy, "value": result.value}, memory

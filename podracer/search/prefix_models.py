@@ -4,8 +4,8 @@
                                 |                                   P -> projection --q--> forecast
                                 LSTM over states -> prefix: the sum of rewards since its memory was empty
 
-The projection of the state that an observation shows is what a forecast should be. As a sum is said, and not each
-reward, it need not be known at which step a reward comes.
+The projection of the state that an observation shows is what a forecast should be. The model predicts a
+sum and not each reward, so it need not know at which step a reward comes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from podracer.types import ArrayTree, EnvSpec
 
 
 class Memory(NamedTuple):
-    """Of the LSTM, float32 [N, size] each."""
+    """The LSTM's state, float32 [N, size] each."""
 
     h: jax.Array
     c: jax.Array
@@ -74,8 +74,8 @@ class PrefixModel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(world_models.Sizes):
-    """Of the standard model, beside those of `world_models.Sizes`, whose rewards are prefixes here. Paper values are
-    those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
+    """Sizes of the standard model, beside `podracer.search.world_models.Sizes`, whose rewards are prefixes here. Paper
+    values are those of Ye et al. 2021 (64 channels, heads of 32 units, 601 bins).
 
     Attributes:
       norm: of convolutions, over a "layer" or the "batch" (paper), whose running averages are published too. Images of
@@ -116,7 +116,7 @@ def make(spec: EnvSpec, sizes: Sizes) -> PrefixModel:
 
 
 def last_kernels(params: ArrayTree) -> list[jax.Array]:
-    """Of a model's heads, which begin at 0.
+    """The last kernels of a model's heads, which begin at 0.
 
     Raises:
       ValueError: for a model without these.
@@ -132,7 +132,7 @@ def last_kernels(params: ArrayTree) -> list[jax.Array]:
 
 
 class Node(NamedTuple):
-    """What a search keeps of a state, [N].
+    """A search's record of a state, [N].
 
     Attributes:
       state: of the model.
@@ -185,8 +185,8 @@ def searched(
     return search.Model(root, step)
 
 
-class Said(NamedTuple):
-    """What a model says of one of its states, [B]; of the one that it began with no prefix and no forecast.
+class Predictions(NamedTuple):
+    """Predictions of one state of a model, [B]; those of the first state have no prefix and no forecast.
 
     Attributes:
       policy: [B, A]; logits.
@@ -209,8 +209,8 @@ def unroll(
     later: ArrayTree,
     actions: jax.Array,
     horizon: int,
-) -> tuple[list[Said], jax.Array, ArrayTree]:
-    """Unrolls a model for learning: what it says of states 0 to K, and what was seen, projected.
+) -> tuple[list[Predictions], jax.Array, ArrayTree]:
+    """Unrolls a model for learning: predictions of states 0 to K, and projections of the observations.
 
     Args:
       model: the model.
@@ -222,35 +222,35 @@ def unroll(
       horizon: H.
 
     Returns:
-      What is said; projections [K, B, F] of rows 1 to K, without gradient; the statistics, moved in this order.
+      Predictions; projections [K, B, F] of rows 1 to K, without gradient; the statistics, moved in this order.
     """
     K, B = actions.shape
 
-    def run(module: Any) -> tuple[list[Said], jax.Array]:
+    def run(module: Any) -> tuple[list[Predictions], jax.Array]:
         state = module.represent(jax.tree.map(lambda x: x[0], first))
-        said, memory = [Said(*module.predict(state))], model.empty(B)
+        predictions, memory = [Predictions(*module.predict(state))], model.empty(B)
         for k in range(K):
             if k % horizon == 0:
                 memory = model.empty(B)
-            # Halved in front of all that is made of it, heads too, as the authors' code has it.
+            # Half of the gradient of all that depends on it, heads too, as in the authors' code.
             state = world_models.half_gradient(module.advance(state, actions[k]))
             prefix, memory = module.prefix(state, memory)
             policy, value = module.predict(state)
-            said.append(Said(policy, value, prefix, module.forecast(module.project(state))))
+            predictions.append(Predictions(policy, value, prefix, module.forecast(module.project(state))))
         flat = jax.tree.map(lambda x: x.reshape(K * B, *x.shape[2:]), later)
-        seen = lax.stop_gradient(module.project(module.represent(flat)))
-        return said, seen.reshape(K, B, -1)
+        projections = lax.stop_gradient(module.project(module.represent(flat)))
+        return predictions, projections.reshape(K, B, -1)
 
-    (said, seen), statistics = model.learning(run, params, statistics)
-    return said, seen, statistics
+    (predictions, projections), statistics = model.learning(run, params, statistics)
+    return predictions, projections, statistics
 
 
-def inconsistency(forecast: jax.Array, projection: jax.Array) -> jax.Array:
-    """1 - cos, [N], of what was forecast, [N, F], and of what was seen, [N, F], which has no gradient."""
+def cosine_loss(forecast: jax.Array, projection: jax.Array) -> jax.Array:
+    """1 - cos, [N], of forecasts [N, F] and projections [N, F], which have no gradient (SimSiam: Chen and He 2021)."""
     return 1.0 - jnp.sum(_unit(forecast) * lax.stop_gradient(_unit(projection)), axis=-1)
 
 
-def spread(projections: jax.Array) -> jax.Array:
+def projection_std(projections: jax.Array) -> jax.Array:
     """The standard deviation of unit projections [..., F] over all but F, on average: 0 where all are alike."""
     return jnp.mean(jnp.std(_unit(projections).reshape(-1, projections.shape[-1]), axis=0))
 
@@ -261,7 +261,7 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 class _Model(nn.Module):
-    """What models of vectors and of images have in common: what is behind a state."""
+    """The layers after a state, which models of vectors and of images share."""
 
     num_actions: int
     num_bins: int

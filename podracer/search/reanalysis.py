@@ -14,9 +14,8 @@ from podracer.search import search
 from podracer.types import ActorParams, Batch
 
 
-def renewed(
+def reanalyse(
     plan: search.Planner,
-    observer: nets.Network,
     actor: ActorParams,
     batch: Batch,
     key: jax.Array,
@@ -26,14 +25,13 @@ def renewed(
     values: int,
     observed: int,
 ) -> Batch:
-    """A batch whose extras `policy` come from a search, and `value` from the network, by the parameters of an actor.
+    """Replaces the extras `policy` of a batch by those of a new search, and `value` by the network's.
 
     Sequences are searched from a few at a time (`gradients.at_a_time`), for images and trees of all may fill a device.
 
     Args:
-      plan: how to search.
-      observer: the network that stacks frames.
-      actor: parameters.
+      plan: the search.
+      actor: the parameters of the network.
       batch: B sequences with the observations of their first `values` rows.
       key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
         and again settles on one action too soon. Each sequence has its own of it.
@@ -54,24 +52,25 @@ def renewed(
     at = number * B // n
     variables = plan.variables(actor)
 
-    def of_some(some: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        at, keys = some
+    # A new search from the first rows of each sequence, and values of the rows it may bootstrap from.
+    def search_from(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        at, keys = chunk
         chosen = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
         rows = jax.tree.map(lambda x: x[:values], chosen.timesteps)
-        seen = nets.inputs(observer, chosen._replace(timesteps=rows)).observation
-        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), seen))
-        begin = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
-        look = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731
-        found = jax.vmap(look, in_axes=(1, 0), out_axes=1)(begin, keys)
-        return found.policy, root.value.reshape(values, -1) if policies < values else found.value
+        stacked = nets.inputs(nets.FRAME_STACKER, chosen._replace(timesteps=rows)).observation
+        root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked))
+        roots = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
+        run = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731
+        result = jax.vmap(run, in_axes=(1, 0), out_axes=1)(roots, keys)
+        return result.policy, root.value.reshape(values, -1) if policies < values else result.value
 
-    policy, value = lax.map(of_some, (at.reshape(-1, m), keys.reshape(-1, m)))
+    policy, value = lax.map(search_from, (at.reshape(-1, m), keys.reshape(-1, m)))
     old = batch.trajectory.extras
     extras = old | {
         "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
         "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
     }
     timesteps = batch.trajectory.timesteps
-    seen = jax.tree.map(lambda x: x[:observed], timesteps.observation)
-    trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=seen))
+    observation = jax.tree.map(lambda x: x[:observed], timesteps.observation)
+    trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=observation))
     return batch._replace(trajectory=trajectory)

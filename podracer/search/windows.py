@@ -1,26 +1,26 @@
-"""What a model that is unrolled from the first row of a window should say at the rows behind it."""
+"""Targets for a model unrolled K steps from the first row of a window."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from podracer import returns
 from podracer.learning.bins import Bins
-from podracer.types import TimeStep
+from podracer.types import TimeStep, Trajectory
 
 
 class Targets(NamedTuple):
     """At rows 0 to K of each sample, [K+1, B].
 
     Attributes:
-      reward: float32; of the transition into the row, or the sum of rewards since a horizon began; of row 0 none.
+      reward: float32; of the transition into the row, or the sum of rewards since a horizon began; 0 at row 0.
       value: float32; z.
       policy: float32 [K+1, B, A]; the search's.
-      valid: float32; 0 behind the end of an episode, where nothing is learnt, but of a termination that absorbs.
-      acted: float32; 0 also at the last row of an episode, from which nothing was done.
+      valid: float32; 0 after the end of an episode, where nothing is learnt, unless a termination absorbs.
+      acted: float32; 0 also at the last row of an episode, where no action follows.
     """
 
     reward: jax.Array
@@ -48,27 +48,45 @@ def targets(
       step: rewards, discounts (already times gamma) and masks, [K+n, B]; transition 0 is not masked.
       row_discount: [K+n+1, B]; 0 at rows where an episode terminated.
       policy: [K+1, B, A] or longer; pi.
-      value: [K+n+1, B]; nu, what the search or the network says of rows.
+      value: [K+n+1, B]; nu of the rows, by the search or the network.
       unroll_length: K, steps that the model is unrolled.
       n_step: n, rewards in a value's target at most.
-      rewards_in_values: int32 [B], or [R, B] of each row; how many there are in each value's, n if None.
+      rewards_in_values: int32 [B], or [R, B] of each row; the number of rewards in each value's, n if None.
       horizon: steps after which sums of rewards begin anew; 1 for each reward by itself.
-      absorbing: whether rewards and values behind a termination are 0, whatever is done there, and are learnt
-        (Schrittwieser et al. 2020, appendix G), or nothing is.
+      absorbing: whether rewards and values after a termination are learnt to be 0 for any action (Schrittwieser et al.
+        2020, appendix G); else nothing is learnt there.
     """
     K = unroll_length
-    # Nothing comes behind a row where the episode terminated; where it was cut, what was thought of it.
+    # z_k: n rewards, then nu; 0 after a termination, and nu of the last row where an episode was cut.
     z = returns.n_step(jnp.where(row_discount == 0, 0.0, value), step, n_step, rewards_in_values)[: K + 1]
+    # The reward of step k, or the value prefix since the horizon began (Ye et al. 2021, section 4.2).
     sums = returns.prefixes(step.reward[:K], horizon)
+    # The rows that real transitions lead to.
     valid = returns.reached(step.mask[:K])
     reward = jnp.concatenate([jnp.zeros_like(sums[:1]), sums])
     acted = valid * step.mask[: K + 1]
     if absorbing:
+        # Rows after a termination are an absorbing state.
         terminal = (valid > 0) & (row_discount[: K + 1] == 0)
-        behind = (jnp.cumsum(terminal, axis=0) > 0) & (valid == 0)
-        reward, z = (jnp.where(behind, 0.0, x) for x in (reward, z))
-        valid = jnp.where(behind, 1.0, valid)
+        after = (jnp.cumsum(terminal, axis=0) > 0) & (valid == 0)
+        reward, z = (jnp.where(after, 0.0, x) for x in (reward, z))
+        valid = jnp.where(after, 1.0, valid)
     return Targets(reward, z, policy[: K + 1], valid, acted)
+
+
+def of_trajectory(trajectory: Trajectory, discount: jax.Array, config: Any, **others: Any) -> Targets:
+    """Targets of windows [K+n+2, B] by recorded policies and values, without the last row, which has none.
+
+    Args:
+      trajectory: of a replay.
+      discount: gamma.
+      config: of an agent, with `clip_rewards`, `unroll_length` and `n_step`.
+      others: further arguments of `targets`.
+    """
+    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
+    step, extras = transitions(rows, discount, config.clip_rewards), trajectory.extras
+    numbers = {"unroll_length": config.unroll_length, "n_step": config.n_step}
+    return targets(step, rows.discount, extras["policy"], extras["value"], **numbers, **others)
 
 
 def outside(target: Targets, bins: Bins) -> jax.Array:
@@ -90,6 +108,6 @@ def errors(
 
 
 def transitions(rows: TimeStep, discount: jax.Array, clip_rewards: bool) -> returns.Transitions:
-    """Of consecutive rows [T+1, B], with rewards in [-1, 1] where they are clipped, and discounts times gamma."""
+    """Transitions of consecutive rows [T+1, B], with clipped rewards if asked for, and discounts times gamma."""
     reward = jnp.clip(rows.reward, -1.0, 1.0) if clip_rewards else rows.reward
     return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))

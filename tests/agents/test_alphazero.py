@@ -147,7 +147,7 @@ def test_a_position_that_is_turned_is_a_position(name: str) -> None:
     mask = observation["action_mask"].astype(jnp.float32)
     number = jnp.arange(1.0, 1.0 + mask.shape[1])[None]
     samples = alphazero.Samples(observation, mask * number, jnp.zeros(len(mask)))
-    turned = jax.jit(lambda key: alphazero.turned(samples, game.symmetries, key))(jax.random.key(1))
+    turned = jax.jit(lambda key: alphazero.transform(samples, game.symmetries, key))(jax.random.key(1))
     seen = jax.vmap(lambda x: game.observe(game.position(x)))(turned.observation)
     jax.tree.map(np.testing.assert_array_equal, seen, turned.observation)
     np.testing.assert_array_equal(turned.policy > 0, turned.observation["action_mask"] > 0)

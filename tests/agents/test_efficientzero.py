@@ -415,10 +415,10 @@ def test_clipped_lars_needs_heads_by_name() -> None:
 def test_decay_is_behind_the_clip(name: Any) -> None:
     """Of no gradient at all, parameters are smaller by the whole of it, and the norm is 0."""
     config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
-    init, step = efficientzero._optimiser(config)
+    rule = efficientzero._optimizer(config)
     params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
     nothing, rates = jax.tree.map(jnp.zeros_like, params), {"learning_rate": 0.5, "max_grad_norm": jnp.float32(1e-3)}
-    new, _, norm = step(nothing, init(params), params, **rates)
+    new, _, norm = rule.step(nothing, rule.init(params), params, **rates)
     assert float(norm) == 0.0
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 

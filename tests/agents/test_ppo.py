@@ -16,8 +16,8 @@ from podracer.agents import PPOConfig
 from podracer.agents.ppo import (
     Samples,
     loss,
+    normalize_minibatch,
     take,
-    weigh,
 )
 from podracer.types import EnvSpec, TimeStep, Trajectory
 from tests.support import harness, oracles
@@ -77,7 +77,7 @@ def oracle(logits: np.ndarray, values: np.ndarray, samples: Samples, config: PPO
 def loss_of(config: PPOConfig) -> Any:
     numbers = {name: jnp.float32(x) for name, x in NUMBERS.items()}
     return lambda outputs, values, batch: loss(
-        outputs, values, weigh(batch, config), distributions.categorical(A), numbers, config
+        outputs, values, normalize_minibatch(batch, config), distributions.categorical(A), numbers, config
     )
 
 

@@ -72,7 +72,7 @@ def by_episodes(values: np.ndarray, rows: TimeStep, discount: float, lambda_: fl
 def table(**fields: Any) -> Agent:
     """An agent whose value of every row and action is a parameter, and whose optimiser leaves gradients as they are."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 1.0, "max_grad_norm": np.inf}
-    with mock.patch.object(optimizer, "make", return_value=optax.identity()):
+    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity())):
         return agents.pqn.make(TABLE, PQNConfig(**(settings | fields)), linear(ROWS))
 
 

@@ -65,14 +65,14 @@ def test_with_a_large_eta_it_is_sgd_with_momentum() -> None:
     with jax.disable_jit():
         found = run(made(eta=1e9, eta_vectors=1e9), begin, 6)[-1][0]
     sgd = optimizer.make("sgd", eps=0.0, momentum=0.9)
-    params, state = begin, optimizer.init(sgd, begin)
+    params, state = begin, sgd.init(begin)
     for i in range(6):
         grads = tree(100 + i, 10.0 ** (i % 5 - 3))
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         clipped = jax.tree.map(lambda g, w: jnp.minimum(1.0, 2.0 / norm) * g + 1e-4 * w, grads, params)  # noqa: B023
         with jax.disable_jit():
-            params, state, _ = optimizer.step(
-                sgd, clipped, state, params, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1e9)
+            params, state, _ = sgd.step(
+                clipped, state, params, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1e9)
             )
     for name in SHAPES:
         np.testing.assert_array_equal(found[name], params[name])

@@ -42,17 +42,15 @@ def vector(params: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-def updates(
-    transformation: optax.GradientTransformation, rates: list[float], max_norm: float
-) -> tuple[list[np.ndarray], list[float]]:
+def updates(made: optimizer.Optimizer, rates: list[float], max_norm: float) -> tuple[list[np.ndarray], list[float]]:
     """What each step adds to the parameters, and the norms that it reports."""
 
     @jax.jit
     def step(grads: Any, state: Any, params: Any, rate: jax.Array, clip: jax.Array) -> Any:
-        return optimizer.step(transformation, grads, state, params, learning_rate=rate, max_grad_norm=clip)
+        return made.step(grads, state, params, learning_rate=rate, max_grad_norm=clip)
 
     params, moves, norms = tree(np.zeros(5)), [], []
-    state = optimizer.init(transformation, params)
+    state = made.init(params)
     for gradient, rate in zip(gradients(), rates, strict=True):
         zeros = jax.tree.map(jnp.zeros_like, params)
         moved, state, norm = step(tree(gradient), state, zeros, jnp.float32(rate), jnp.float32(max_norm))
@@ -105,7 +103,7 @@ def test_momentum(name: str) -> None:
 
 def test_a_gradient_that_never_changes_is_divided_by_epsilon() -> None:
     """Its variance is 0, and not what rounding leaves of the difference of two large squares."""
-    made = optimizer.make("centred_rmsprop", eps=1e-6, decay=0.95)
+    made = optimizer.make("centred_rmsprop", eps=1e-6, decay=0.95).transformation
 
     @jax.jit
     def after(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -128,12 +126,10 @@ def test_clipping_to_nothing() -> None:
 def test_l2_is_a_loss_like_others() -> None:
     """A step along the gradient of c |params|^2, clipped with the rest."""
     start, gradient = np.arange(1.0, 6.0), gradients()[0]
-    params, made = tree(start), optimizer.make("sgd", eps=0.0)
+    params, made = tree(start), optimizer.make("sgd", eps=0.0, l2_cost=0.1)
     for clip in (np.inf, 2.0):
         rates = {"learning_rate": jnp.float32(0.5), "max_grad_norm": jnp.float32(clip)}
-        moved, _, norm = optimizer.step(
-            made, tree(gradient), optimizer.init(made, params), params, **rates, l2_cost=0.1
-        )
+        moved, _, norm = made.step(tree(gradient), made.init(params), params, **rates)
         whole = gradient + 0.2 * start
         expected = start - 0.5 * whole * min(1.0, clip / np.linalg.norm(whole))
         np.testing.assert_allclose(vector(moved), expected, rtol=1e-5)
@@ -147,9 +143,7 @@ def test_the_learning_rate_is_differentiable() -> None:
 
     def total(rate: jax.Array) -> jax.Array:
         clip = jnp.float32(1.0)
-        new, _, _ = optimizer.step(
-            made, tree(gradients()[0]), optimizer.init(made, params), params, learning_rate=rate, max_grad_norm=clip
-        )
+        new, _, _ = made.step(tree(gradients()[0]), made.init(params), params, learning_rate=rate, max_grad_norm=clip)
         return new["a"][0]
 
     expected = oracles.adam(oracles.clip_by_global_norm([gradients()[0]], 1.0), 1.0, epsilon=1e-3)[0][0]

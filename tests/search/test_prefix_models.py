@@ -113,15 +113,15 @@ def test_gradients_through_the_memory_are_not_scaled():
 def test_consistency():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(5, 7)), jnp.float32)
-    np.testing.assert_allclose(prefix_models.inconsistency(x, 3.0 * x), 0.0, atol=1e-6)
-    np.testing.assert_allclose(jax.grad(lambda y: jnp.sum(prefix_models.inconsistency(y, x)))(x), 0.0, atol=1e-6)
+    np.testing.assert_allclose(prefix_models.cosine_loss(x, 3.0 * x), 0.0, atol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda y: jnp.sum(prefix_models.cosine_loss(y, x)))(x), 0.0, atol=1e-6)
     other = jnp.eye(7)[:5]
-    np.testing.assert_allclose(prefix_models.inconsistency(other, jnp.roll(other, 1, 1)), 1.0)
-    assert not np.any(jax.grad(lambda y: jnp.sum(prefix_models.inconsistency(x, y)))(2.0 * other + 1.0))
-    assert np.all(np.isfinite(jax.grad(lambda y: jnp.sum(prefix_models.inconsistency(y, x)))(jnp.zeros_like(x))))
-    assert float(prefix_models.spread(jnp.broadcast_to(x[:1], x.shape))) < 1e-6
+    np.testing.assert_allclose(prefix_models.cosine_loss(other, jnp.roll(other, 1, 1)), 1.0)
+    assert not np.any(jax.grad(lambda y: jnp.sum(prefix_models.cosine_loss(x, y)))(2.0 * other + 1.0))
+    assert np.all(np.isfinite(jax.grad(lambda y: jnp.sum(prefix_models.cosine_loss(y, x)))(jnp.zeros_like(x))))
+    assert float(prefix_models.projection_std(jnp.broadcast_to(x[:1], x.shape))) < 1e-6
     many = jnp.asarray(rng.normal(size=(2000, 7)), jnp.float32)
-    assert float(prefix_models.spread(many)) == pytest.approx(1 / np.sqrt(7), rel=0.02)
+    assert float(prefix_models.projection_std(many)) == pytest.approx(1 / np.sqrt(7), rel=0.02)
 
 
 @pytest.mark.parametrize("horizon", [1, 3, 5])

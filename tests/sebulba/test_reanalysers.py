@@ -250,7 +250,7 @@ def targets_of_nan():
 @contextlib.contextmanager
 def changed_search(change):
     """Weights of samples go through a function, from the fifth group that is reanalysed on; yields since when."""
-    renewed, calls, since = reanalysis.renewed, iter(range(4)), []
+    reanalyse, calls, since = reanalysis.reanalyse, iter(range(4)), []
 
     def fail(x):
         if next(calls, None) is not None:
@@ -258,13 +258,13 @@ def changed_search(change):
         since.append(time.monotonic())
         return change(x)
 
-    def failing(plan, observer, actor, batch, key, **sizes):
+    def failing(plan, actor, batch, key, **sizes):
         weight = jax.pure_callback(
             fail, jax.ShapeDtypeStruct(batch.weight.shape, np.float32), batch.weight, vmap_method="sequential"
         )
-        return renewed(plan, observer, actor, batch._replace(weight=weight), key, **sizes)
+        return reanalyse(plan, actor, batch._replace(weight=weight), key, **sizes)
 
-    with mock.patch.object(reanalysis, "renewed", failing):
+    with mock.patch.object(reanalysis, "reanalyse", failing):
         yield since
 
 

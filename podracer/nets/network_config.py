@@ -1,0 +1,74 @@
+"""The network's settings, which the configs of agents without a model inherit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from podracer import configs
+from podracer.nets.memory import stacked_spec
+from podracer.nets.networks import ComputeDtype, Network, Torso, make, make_q
+from podracer.nets.protocol import check
+from podracer.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """The network's settings.
+
+    Attributes:
+      frame_stack: the number of newest observations that the network sees (papers on Atari: 4).
+      torso: see `podracer.nets.make`.
+      hidden_sizes: of the MLP.
+      activation: of the MLP.
+      compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
+    """
+
+    frame_stack: int = configs.field(1, low=1)
+    torso: Torso = "auto"
+    hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
+    activation: Literal["relu", "tanh"] = "relu"
+    compute_dtype: ComputeDtype = "float32"
+
+    def __post_init__(self):
+        configs.check(self)
+
+    def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
+        """The network of a policy and a value.
+
+        Args:
+          agent: the agent's name, for errors.
+          spec: of the environment.
+          network: the user's own; the config's if None.
+          others: further arguments of `make`.
+
+        Raises:
+          ValueError: for a torso or a network that does not fit the environment.
+        """
+        stacked = stacked_spec(spec, self.frame_stack)
+        if network is not None:
+            check(network, stacked, agent)
+            return network
+        return make(stacked, **self._arguments(), **others)
+
+    def action_values(
+        self, agent: str, spec: EnvSpec, network: Network | None, *, num_atoms: int = 1, **others: Any
+    ) -> Network:
+        """The network of action values; arguments as in `actor_critic`, `others` those of `make_q`.
+
+        Raises:
+          ValueError: for an action space, torso or network that does not fit.
+        """
+        stacked = stacked_spec(spec, self.frame_stack)
+        if network is not None:
+            check(network, stacked, agent, action_values=True, num_atoms=num_atoms)
+            return network
+        return make_q(stacked, num_atoms=num_atoms, **self._arguments(), **others)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "torso": self.torso,
+            "hidden_sizes": self.hidden_sizes,
+            "activation": self.activation,
+            "compute_dtype": self.compute_dtype,
+        }
