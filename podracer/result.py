@@ -16,6 +16,7 @@ from podracer import matches
 from podracer import policy as policies
 from podracer.run import checkpoint, evaluation, explanation, members, metrics, plots, report
 from podracer.run import export as exports
+from podracer.run.best import SNAPSHOTS
 from podracer.run.experiment import PLANNERS, Experiment, make_agent, make_planner
 from podracer.search import SearchConfig, Searched
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
@@ -90,7 +91,7 @@ class Result:
     def _snapshots(self) -> checkpoint.Checkpoints:
         if self.run_dir is None:
             raise ValueError("this result has no run directory, and so no snapshots.")
-        return checkpoint.Checkpoints(self.run_dir, name=checkpoint.SNAPSHOTS, read_only=True)
+        return checkpoint.Checkpoints(self.run_dir, name=SNAPSHOTS, read_only=True)
 
     def _member(self, member: int | None) -> int:
         if member is None:

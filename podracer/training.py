@@ -25,6 +25,7 @@ from podracer.notes import note
 from podracer.remote.settings import Remote
 from podracer.result import Result
 from podracer.run import checkpoint, imports, masks, metrics, presets, rundir
+from podracer.run.best import BEST
 from podracer.run.choices import flat_images
 from podracer.run.experiment import RunConfig, resolve, stored_options
 from podracer.run.interruption import Interrupted
@@ -399,7 +400,7 @@ def load(
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
-    folder = checkpoint.BEST if step == "best" else "checkpoints"
+    folder = BEST if step == "best" else "checkpoints"
     if not (directory / folder).is_dir():
         raise checkpoint.CheckpointError(f"no checkpoint in {directory / folder} yet.")
     experiment.description.update(rundir.stored_names(directory))

@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -32,14 +32,6 @@ from podracer import console, files
 from podracer.run.processes import ALONE, Processes
 from podracer.topology import is_key
 from podracer.types import ArrayTree
-
-BEST = "best"
-"""The folder of the checkpoint whose evaluation was the best."""
-
-SNAPSHOTS = "snapshots"
-"""The folder of what acted at `SNAPSHOTS_A_RUN` steps of a game's run, evenly spaced: its history of players."""
-
-SNAPSHOTS_A_RUN = 10
 
 ELSEWHERE = tuple(
     os.strerror(code)
@@ -141,6 +133,11 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first; the same in all processes."""
         return sorted(set(self._manager.all_steps()) - self._gone)
+
+    def newest(self) -> pathlib.Path | None:
+        """The folder of the newest checkpoint, if there is one."""
+        steps = self.steps()
+        return self.directory / str(steps[-1]) if steps else None
 
     def save(self, step: int, state: ArrayTree) -> None:
         """Writes `state` as checkpoint `step`, unless that exists; the write is atomic.
@@ -330,41 +327,6 @@ class Checkpoints:
     def close(self) -> None:
         """Releases what Orbax holds."""
         self._manager.close()
-
-
-class Best:
-    """The checkpoint in `best/`: what learning had made when an evaluation was the best so far.
-
-    Args:
-      directory: the run directory.
-      scores: the evaluations so far, as (steps, score).
-      env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
-    """
-
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        scores: Sequence[tuple[int, float]],
-        env_steps: int,
-        processes: Processes = ALONE,
-    ):
-        self._checkpoints = Checkpoints(directory, keep=1, name=BEST, processes=processes)
-        self._checkpoints.forget(env_steps)
-        kept = self._checkpoints.steps()
-        self._score = max((score for steps, score in scores if steps in kept), default=-math.inf)
-
-    def wants(self, score: float) -> bool:
-        """True for a score that is better than that of the state that is kept."""
-        return score > self._score
-
-    def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:
-        """Keeps a state, if it is better than the one that is kept."""
-        if self.wants(score):
-            self._checkpoints.save(env_steps, state)
-            self._score = score
-
-    def close(self) -> None:
-        self._checkpoints.close()
 
 
 def there_are(directory: pathlib.Path) -> bool:

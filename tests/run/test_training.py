@@ -26,7 +26,8 @@ from podracer import nets, spaces, training
 from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
 from podracer.result import Result
-from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir, session
+from podracer.run import checkpoint, evaluation, experiment, metrics, plots, rundir
+from podracer.run import summary as summaries
 from podracer.types import Caution, EnvSpec, Transition
 
 AGENT = {"rollout_length": 10, "hidden_sizes": (8,)}
@@ -291,8 +292,8 @@ def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
     ],
 )
 def test_the_summary_says_whether_a_gpu_repeats_itself(flags, expected, finished):
-    assert session._deterministic_ops(flags) == expected
-    assert finished[0].summary["deterministic_ops"] == session._deterministic_ops(os.environ.get("XLA_FLAGS", ""))
+    assert summaries.deterministic_ops(flags) == expected
+    assert finished[0].summary["deterministic_ops"] == summaries.deterministic_ops(os.environ.get("XLA_FLAGS", ""))
 
 
 def test_evaluation_statistics(finished):
