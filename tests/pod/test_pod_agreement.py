@@ -14,7 +14,7 @@ import pytest
 
 from podracer import training
 from podracer.driver import TrainingDivergedError
-from podracer.run import checkpoint
+from podracer.run import checkpoint, shared
 from podracer.run import summary as summaries
 from podracer.run.checkpoint import CheckpointError, Checkpoints
 from podracer.sebulba.report import Report
@@ -102,7 +102,7 @@ def test_whether_a_run_is_finished_is_said_by_process_0(sees, tmp_path, monkeypa
 
 def test_all_say_why_process_0_cannot_write(tmp_path):
     (tmp_path / "file").touch()
-    for error in pods.as_threads(lambda processes: training._shared(tmp_path / "file" / "run", processes)):
+    for error in pods.as_threads(lambda processes: shared.directory(tmp_path / "file" / "run", processes)):
         assert isinstance(error, ValueError)
         assert "cannot write to run directory" in str(error)
         assert "Not a directory" in str(error)

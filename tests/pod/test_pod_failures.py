@@ -18,10 +18,10 @@ import pods
 import pytest
 
 import podracer
-from podracer import cli, launch, training
+from podracer import cli, launch
 from podracer.environments.stepped import SteppedEnvironment
 from podracer.pod import peers
-from podracer.run import checkpoint
+from podracer.run import checkpoint, shared
 from podracer.run.session import Session
 from podracer.sebulba import runner
 
@@ -46,7 +46,7 @@ def trains(run_dir, fault, *flags):
     arguments = [*COMMAND, "--run-dir", run_dir, *flags]
     if int(os.environ["JAX_PROCESS_ID"]) == int(where or 1):
         FAULTS.get(name, lambda: None)()
-    mock.patch.object(training, "SHARED_SECONDS", 2.0).start()
+    mock.patch.object(shared, "SHARED_SECONDS", 2.0).start()
     cli.main(arguments)
 
 
