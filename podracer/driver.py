@@ -147,6 +147,25 @@ class Progress:
     transitions: int
 
 
+@dataclasses.dataclass(frozen=True)
+class RunHooks:
+    """The calls by which whoever runs a driver follows and steers it.
+
+    Attributes:
+      next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
+      on_progress: called every now and then.
+      on_milestone: called with a state that is safe to read until it returns, and the steps done.
+      should_stop: polled; True ends the run in good order.
+      should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
+    """
+
+    next_milestone: Callable[[int], int]
+    on_progress: Callable[[Progress], None]
+    on_milestone: Callable[[RunState, int], None]
+    should_stop: Callable[[], bool]
+    should_save: Callable[[], bool] = lambda: False
+
+
 class Driver(Protocol):
     """Runs an agent in an environment on devices."""
 
@@ -183,25 +202,17 @@ class Driver(Protocol):
     def run(
         self,
         state: RunState,
+        hooks: RunHooks,
         *,
         total_steps: int,
-        next_milestone: Callable[[int], int],
-        on_progress: Callable[[Progress], None],
-        on_milestone: Callable[[RunState, int], None],
-        should_stop: Callable[[], bool],
-        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
-        """Trains until every member has `total_steps`, or `should_stop()`.
+        """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
         Args:
           state: where to begin; consumed.
+          hooks: called meanwhile.
           total_steps: real transitions per member.
-          next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
-          on_progress: called every now and then.
-          on_milestone: called with a state that is safe to read until it returns, and the steps done.
-          should_stop: polled.
-          should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
           processes: that share the run; told when this one waits for the others.
 
         Returns:

@@ -32,7 +32,7 @@ from podracer import config as configs
 from podracer import environments, topology
 from podracer.bench import anakin, hlo, sebulba
 from podracer.bench.measure import describe_machine, table, write
-from podracer.run.experiment import make_agent
+from podracer.run.experiment import RunConfig, make_agent
 from podracer.run.processes import ALONE, Processes
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import DATA_AXIS
@@ -270,7 +270,7 @@ def _sebulba(
         actor_devices=max(1, len(devices) // processes.count // 2),  # so many learners divide the shards
         devices=devices,
     )
-    driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
+    driver = Sebulba(agent, source, layout, RunConfig(), agent.hyper)
     driver.compile(driver.init())
     training = sebulba.Training(driver, layout)
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from podracer import config as configs
 from podracer.driver import (
     Progress,
+    RunHooks,
     RunState,
     TrainingDivergedError,
     crossed,
@@ -89,8 +90,7 @@ class Session:
             self._snapshots = Snapshots(directory, experiment.run.total_steps, now, processes)
         title, shown = f"{experiment.agent.name} {experiment.description['env']}", progress and processes.is_first
         self._display = metrics.Display(experiment.run.total_steps, title, shown, here[1])
-        cautions = experiment.agent.cautions if processes.is_first else ()
-        self._training = TrainingLog(experiment, self._log, self._display, cautions, began)
+        self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
 
     def _begin(self, resume: bool, init_from: Result | None) -> RunState:
@@ -138,15 +138,15 @@ class Session:
             self._evaluate_at(self._state, least_env_steps(self._state))
             self._doing("training")
             self._training.start_cpu_clock()
-            self._state, complete = driver.run(
-                self._state,
-                total_steps=run.total_steps,
+            hooks = RunHooks(
                 next_milestone=self._next_milestone,
                 on_progress=self._on_progress,
                 on_milestone=self._on_milestone,
                 should_stop=self._requests.requested,
                 should_save=lambda: self._processes.is_first and self._is_late(),
-                processes=self._processes,
+            )
+            self._state, complete = driver.run(
+                self._state, hooks, total_steps=run.total_steps, processes=self._processes
             )
             result = self._finish(compile_seconds, complete)
             if self._callback.error:

@@ -21,8 +21,8 @@ class TrainingLog:
       experiment: the run.
       log: takes the rows; those of an earlier part of the run are in it.
       display: shows where the run stands.
-      cautions: metrics to look at for the user.
       began: when this part of the run began, in seconds of `time.monotonic`.
+      cautions: whether this process says which settings do not fit.
 
     Attributes:
       train_seconds: seconds of training so far, in all parts of the run.
@@ -34,11 +34,12 @@ class TrainingLog:
         experiment: Experiment,
         log: metrics.Log,
         display: metrics.Display,
-        cautions: Sequence[Caution],
         began: float,
+        *,
+        cautions: bool,
     ):
         self._experiment, self._log, self._display = experiment, log, display
-        self._cautions = Cautions(cautions, display)
+        self._cautions = Cautions(experiment.agent.cautions if cautions else (), display)
         # Clocks go on where the newest row of the earlier part left them.
         before = [row for row in log.rows if "time/train_seconds" in row][-1:]
         self.train_seconds = sum(row["time/train_seconds"] for row in before)

@@ -20,6 +20,7 @@ import podracer
 from podracer import agents, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.stepped import SteppedEnvironments
+from podracer.run.experiment import RunConfig
 from podracer.sebulba import learning
 from podracer.sebulba.driver import Sebulba
 
@@ -41,7 +42,7 @@ def agent_of(name):
 def trajectories(agent):
     """What one actor made with parameters that never change."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.devices()[:1])
-    driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, seed=0, hyper=agent.hyper)
+    driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, RunConfig(), agent.hyper)
     state = driver.init()
     driver.compile(state)
     made = []

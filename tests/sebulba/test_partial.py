@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from podracer import agents, distributions, nets, topology
+from podracer.driver import RunHooks
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.nets import memory
+from podracer.run.experiment import RunConfig
 from podracer.sebulba.driver import Sebulba
 from podracer.sebulba.partial import Clocks
 from podracer.types import HostStep
@@ -67,7 +69,7 @@ class UnequalLanes:
 def trained(agent, environments, total_steps, hyper):
     """What was handed over, the learner at the end, and progress."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.local_devices()[:1])
-    driver = Sebulba(agent, environments, layout, seed=0, hyper=agent.hyper | hyper)
+    driver = Sebulba(agent, environments, layout, RunConfig(), agent.hyper | hyper)
     handed, progress = [], []
     spread = driver.learning.spread
 
@@ -80,11 +82,13 @@ def trained(agent, environments, total_steps, hyper):
     driver.compile(state)
     final, complete = driver.run(
         state,
+        RunHooks(
+            next_milestone=lambda steps: total_steps,
+            on_progress=progress.append,
+            on_milestone=lambda state, steps: None,
+            should_stop=lambda: False,
+        ),
         total_steps=total_steps,
-        next_milestone=lambda steps: total_steps,
-        on_progress=progress.append,
-        on_milestone=lambda state, steps: None,
-        should_stop=lambda: False,
     )
     assert complete
     return handed, final, progress
