@@ -33,8 +33,8 @@ from podracer.run.processes import ALONE, Processes
 from podracer.run.session import Session
 from podracer.run.stopping import StopSignal
 from podracer.run.transfer import transferred
+from podracer.run.workers import Workers
 from podracer.types import Agent, Environment, HostEnvironments
-from podracer.workers import Workers
 
 if TYPE_CHECKING:
     from podracer.pod.settings import Pod

@@ -18,7 +18,7 @@ from podracer.environments.seeds import first_seed
 from podracer.environments.stepped import SteppedEnvironments
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
-from podracer.workers import Workers
+from podracer.run.workers import Workers
 
 grpc = pytest.importorskip("grpc")
 
