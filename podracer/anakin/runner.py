@@ -44,8 +44,8 @@ class Compiled:
       memory: bytes of arguments and temporary buffers on each device, or None where the backend does not say.
     """
 
-    call: Callable[..., tuple[RunState, Report]]
-    finish: Callable[..., tuple[RunState, Report]] | None
+    call: Callable[[RunState, Limits], tuple[RunState, Report]]
+    finish: Callable[[RunState, Limits], tuple[RunState, Report]] | None
     seconds: float
     memory: int | None
 
@@ -149,7 +149,7 @@ class _Reader:
         self,
         state: RunState,
         on_progress: Callable[[Progress], None],
-        culprit: Callable[..., str],
+        culprit: Callable[[EpisodeStats, RunState], str],
         processes: Processes,
     ):
         self._on_progress, self._culprit, self._processes = on_progress, culprit, processes

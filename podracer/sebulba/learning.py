@@ -8,7 +8,7 @@ in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,32 +25,45 @@ from podracer.sebulba.assembly import Assembly, by_lane
 from podracer.sebulba.programs import LearnerPrograms, Programs, policy_lag
 from podracer.sebulba.split_replay import SplitReplay
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpus, quick_to_compile
-from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
+from podracer.types import ActorParams, Agent, ArrayTree, InitFn, LearnerState, Metrics, Trajectory
+
+
+class SpreadFn(Protocol):
+    """Sends a rollout's trajectory to the learners."""
+
+    def __call__(self, trajectory: Trajectory, replica: int = 0, /) -> Trajectory:
+        """Sends it where it is learnt from, or replayed, without waiting.
+
+        Args:
+          trajectory: on the actor's device.
+          replica: of this process.
+        """
+        ...
 
 
 class Learning(NamedTuple):
     """The functions of a learner.
 
     Attributes:
-      init: `(key, hyper) -> LearnerState`, a copy on every learner device.
+      init: makes the first state, a copy on every learner device.
       experience: `() -> Experience`; at the beginning, ring [S] over the learner devices, or on the host.
-      trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
-      compile: `(LearnerState, Experience, Trajectory) -> Programs`, compiled for these shapes.
+      trace: as `LearnerPrograms.trace`.
+      compile: as `LearnerPrograms.compile`.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
       like: the shapes and shardings of a trajectory, from those of the rollout of an actor.
-      spread: `(rollout, replica of this process)`; sends it where it is learnt from, or replayed, without waiting.
+      spread: sends a rollout's trajectory to the learners.
       join: the trajectory, of rollouts that were spread, one of each of this process's replicas.
       state_sharding: of a LearnerState.
       experience_sharding: of an Experience.
     """
 
-    init: Callable[..., LearnerState]
+    init: InitFn
     experience: Callable[[], Experience]
-    trace: Callable[..., Any]
-    compile: Callable[..., Programs]
+    trace: Callable[[LearnerState, Experience, Trajectory], Any]
+    compile: Callable[[LearnerState, Experience, Trajectory], Programs]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
-    spread: Callable[..., Trajectory]
+    spread: SpreadFn
     join: Callable[[list[Trajectory]], Trajectory]
     state_sharding: NamedSharding
     experience_sharding: Experience
