@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jax.sharding import Mesh
 from podracer import spaces, topology
 from podracer.anakin import program, random_play, runner
 from podracer.learning.learner import final_groups, require_room
-from podracer.run.driver import Progress, RunState, require_memory
+from podracer.run.driver import RunHooks, RunState, require_memory
 from podracer.topology import Topology
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
@@ -85,13 +84,9 @@ class Anakin:
     def run(
         self,
         state: RunState,
+        hooks: RunHooks,
         *,
         total_steps: int,
-        next_milestone: Callable[[int], int],
-        on_progress: Callable[[Progress], None],
-        on_milestone: Callable[[RunState, int], None],
-        should_stop: Callable[[], bool],
-        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
         assert self._compiled is not None, "compile first"
@@ -100,15 +95,11 @@ class Anakin:
             self._compiled,
             self.program.limits,
             state,
+            hooks,
             total_steps=total_steps,
-            next_milestone=next_milestone,
             max_updates_per_call=max(1, updates // 100),
             culprit=self._culprit,
             final_groups=self._final_groups,
-            on_progress=on_progress,
-            on_milestone=on_milestone,
-            should_stop=should_stop,
-            should_save=should_save,
             processes=processes,
         )
 

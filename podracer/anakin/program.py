@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -95,23 +95,31 @@ class Report(NamedTuple):
     max_updates: jax.Array
 
 
+class StepFn(Protocol):
+    """Does updates until a limit, and donates the state; jitted, and compiled ahead of time."""
+
+    def __call__(self, state: RunState, limits: Limits, /) -> tuple[RunState, Report]: ...
+
+    def lower(self, state: RunState, limits: Limits, /) -> jax.stages.Lowered: ...
+
+
 class Program(NamedTuple):
     """The compiled functions of a run.
 
     Attributes:
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
       like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
-      step: `(RunState, Limits) -> (RunState, Report)`; donates the state. The report is whole on every device.
+      step: does updates. The report is whole on every device.
       finish: the same, of pending updates alone (see `Counts.pending`), until there are none or `max_updates` groups
         are done; None where there cannot be any.
       limits: `(until, total_steps, max_updates) -> Limits` of ints; the votes are those of this process's devices.
       like_limits: the shapes, dtypes and shardings of `Limits`, for compiling.
     """
 
-    init: Callable[..., RunState]
+    init: Callable[[jax.Array, dict[str, jax.Array]], RunState]
     like: Callable[[], RunState]
-    step: Callable[..., tuple[RunState, Report]]
-    finish: Callable[..., tuple[RunState, Report]] | None
+    step: StepFn
+    finish: StepFn | None
     limits: Callable[[int, int, int], Limits]
     like_limits: Callable[[], Limits]
 

@@ -18,7 +18,7 @@ from podracer import topology
 from podracer.anakin.program import SAVE, Limits, Program, Report
 from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import means, owing
-from podracer.run.driver import Progress, RunState, counter_values, episode_means, program_bytes
+from podracer.run.driver import Progress, RunHooks, RunState, counter_values, episode_means, program_bytes
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
@@ -37,8 +37,8 @@ class Compiled:
       memory: bytes of arguments and temporary buffers on each device, or None where the backend does not say.
     """
 
-    call: Callable[..., tuple[RunState, Report]]
-    finish: Callable[..., tuple[RunState, Report]] | None
+    call: Callable[[RunState, Limits], tuple[RunState, Report]]
+    finish: Callable[[RunState, Limits], tuple[RunState, Report]] | None
     seconds: float
     memory: int | None
 
@@ -56,19 +56,15 @@ def run(
     compiled: Compiled,
     limits: Callable[[int, int, int], Limits],
     state: RunState,
+    hooks: RunHooks,
     *,
     total_steps: int,
-    next_milestone: Callable[[int], int],
     max_updates_per_call: int,
-    on_progress: Callable[[Progress], None],
-    on_milestone: Callable[[RunState, int], None],
-    should_stop: Callable[[], bool],
-    should_save: Callable[[], bool] = lambda: False,
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
     final_groups: int = 0,
     processes: Processes = ALONE,
 ) -> tuple[RunState, bool]:
-    """Trains until every member has `total_steps`, or `should_stop()`.
+    """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
     What is done next is a function of reports alone, which are the same in all processes that share the program: what
     a process knows of its clock and of signals it votes.
@@ -77,13 +73,9 @@ def run(
       compiled: the program's functions; they donate the state.
       limits: the program's.
       state: where to begin; consumed.
+      hooks: told of every call that did anything, and polled between calls.
       total_steps: real transitions per member.
-      next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is to be called next, at most `total_steps`.
       max_updates_per_call: an upper bound; calls grow to it or to `SECONDS_PER_CALL`.
-      on_progress: called with the numbers of every call that did anything.
-      on_milestone: called with a state that is safe to read until it returns, and the steps done.
-      should_stop: polled between calls.
-      should_save: likewise; where it is true, `on_milestone` is called at once.
       culprit: says what of the environment is not finite, where a metric is not.
       final_groups: groups of updates behind the last step; those of a run that is resumed are in its state.
       processes: that share the run; told when this one waits for the others.
@@ -94,14 +86,14 @@ def run(
     Raises:
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
-    reader = _Reader(state, on_progress, culprit, processes)
+    reader = _Reader(state, hooks.on_progress, culprit, processes)
     per_call, pending = 1, None
 
     def vote(updates: int) -> int:
-        return 0 if should_stop() else SAVE if should_save() else updates
+        return 0 if hooks.should_stop() else SAVE if hooks.should_save() else updates
 
     def milestone(state: RunState) -> None:
-        on_milestone(state, reader.env_steps)
+        hooks.on_milestone(state, reader.env_steps)
         reader.restart_clock()
 
     def finish(state: RunState) -> RunState:
@@ -121,7 +113,7 @@ def run(
             return state, False
         milestone(state)
     while reader.env_steps < total_steps:
-        target = next_milestone(reader.env_steps)
+        target = hooks.next_milestone(reader.env_steps)
         while reader.env_steps < target and not (reader.stopped or reader.saves):
             state, report = compiled.call(state, limits(target, total_steps, vote(per_call)))
             if pending is not None:
@@ -136,7 +128,7 @@ def run(
                 return state, False
         if reader.env_steps >= target or reader.saves:
             milestone(state)
-            if processes.count == 1 and reader.env_steps < total_steps and should_stop():
+            if processes.count == 1 and reader.env_steps < total_steps and hooks.should_stop():
                 return state, False  # a vote would wait for an evaluation that was left behind on the device
         elif reader.stopped:
             return state, False
@@ -150,7 +142,7 @@ class _Reader:
         self,
         state: RunState,
         on_progress: Callable[[Progress], None],
-        culprit: Callable[..., str],
+        culprit: Callable[[EpisodeStats, RunState], str],
         processes: Processes,
     ):
         self._on_progress, self._culprit, self._processes = on_progress, culprit, processes

@@ -31,6 +31,8 @@ from podracer import configs, environments, nets, spaces, topology
 from podracer.agents.registry import make_agent
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.bench.sebulba import Acting
+from podracer.run.config import RunConfig
+from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, HostEnvironment, HostEnvironments, HostStep
 from podracer.version import __version__
@@ -158,10 +160,13 @@ class _Training:
         until = self._learner.rollouts + n * self._threads
         self._learner.run(
             self.crew,
-            next_milestone=lambda steps: 2**50,
-            on_progress=lambda progress: None,
-            on_milestone=lambda: None,
-            should_stop=lambda: self._learner.rollouts >= until and not self._learner.pending,
+            RunHooks(
+                next_milestone=lambda steps: 2**50,
+                on_progress=lambda progress: None,
+                on_milestone=lambda state, steps: None,
+                should_stop=lambda: self._learner.rollouts >= until and not self._learner.pending,
+            ),
+            snapshot=self._driver.init,  # never called, for there is no milestone
         )
         return n * self._rows
 
@@ -202,7 +207,7 @@ class _Grid:
             num_shards=1,
             devices=jax.local_devices()[:1],
         )
-        driver = Sebulba(agent, self.environments, layout, seed=0, hyper=agent.hyper, mode=mode)
+        driver = Sebulba(agent, self.environments, layout, RunConfig(mode=mode), agent.hyper)
         driver.compile(driver.init())
         return driver
 

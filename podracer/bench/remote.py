@@ -25,6 +25,7 @@ from podracer.bench import remote_plan as plan
 from podracer.bench import remote_workers as workers
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
 from podracer.bench.sebulba import PRESETS, Acting
+from podracer.run.config import RunConfig
 from podracer.sebulba.driver import Sebulba
 from podracer.types import HostStep
 from podracer.version import __version__
@@ -159,7 +160,7 @@ def acting(name: str, actors: int, arguments: RemoteArguments) -> dict[str, Any]
         sources = {"local": local, "remote": remote}
         measured = {}
         for key, source in sources.items():
-            driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
+            driver = Sebulba(agent, source, layout, RunConfig(), agent.hyper)
             driver.compile(driver.init())
             measured[key] = Acting(driver, layout)
         try:

@@ -32,6 +32,7 @@ from podracer import configs, environments, topology
 from podracer.agents.registry import make_agent
 from podracer.bench import anakin, hlo, sebulba
 from podracer.bench.measure import describe_machine, table, write
+from podracer.run.config import RunConfig
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import DATA_AXIS
 from podracer.topology.processes import ALONE, Processes
@@ -269,7 +270,7 @@ def _sebulba(
         actor_devices=max(1, len(devices) // processes.count // 2),  # so many learners divide the shards
         devices=devices,
     )
-    driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
+    driver = Sebulba(agent, source, layout, RunConfig(), agent.hyper)
     driver.compile(driver.init())
     training = sebulba.Training(driver, layout)
     try:

@@ -18,7 +18,8 @@ import tyro
 from podracer import configs, environments, topology
 from podracer.agents.registry import make_agent
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
-from podracer.run.driver import Progress
+from podracer.run.config import RunConfig
+from podracer.run.driver import Progress, RunHooks
 from podracer.sebulba.driver import Sebulba
 from podracer.version import __version__
 
@@ -157,7 +158,7 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
         actor_devices=arguments.actor_devices,
         actor_threads=arguments.actor_threads,
     )
-    driver = Sebulba(agent, source, layout, seed=0, hyper=agent.hyper)
+    driver = Sebulba(agent, source, layout, RunConfig(), agent.hyper)
     compile_seconds = driver.compile(driver.init())
     acting, training = Acting(driver, layout), Training(driver, layout)
     measured: dict[str, Measured] = {"acting": acting, "training": training}
@@ -242,7 +243,7 @@ class Training(Acting):
 
             crew.next_rollouts = next_rollouts
         self.stages: dict[str, float] = {}
-        self._learner = driver.learner(driver.init())
+        self._driver, self._learner = driver, driver.learner(driver.init())
 
     def __call__(self, n: int) -> int:
         before = self._learner.rollouts
@@ -250,10 +251,13 @@ class Training(Acting):
 
         self._learner.run(
             self.crew,
-            next_milestone=lambda steps: 2**50,
-            on_progress=reports.append,
-            on_milestone=lambda: None,
-            should_stop=lambda: self._learner.rollouts - before >= n,
+            RunHooks(
+                next_milestone=lambda steps: 2**50,
+                on_progress=reports.append,
+                on_milestone=lambda state, steps: None,
+                should_stop=lambda: self._learner.rollouts - before >= n,
+            ),
+            snapshot=self._driver.init,  # never called, for there is no milestone
         )
         names = [name for name in reports[0].metrics if name.endswith("_share")]
         seconds = sum(report.seconds for report in reports)

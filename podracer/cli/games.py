@@ -15,8 +15,8 @@ import podracer
 from podracer.cli.arguments import InputError, parse
 from podracer.evaluation import elo, matches, players
 from podracer.result import plots
-from podracer.run import checkpoint
 from podracer.system import console
+from podracer.training.best import BEST
 
 
 class Name(NamedTuple):
@@ -35,13 +35,13 @@ def named(text: str) -> Name | None:
     found = re.fullmatch(r"(.+?)(?:@(\d+|best))?(?::(\d+))?", text)
     if not found or not pathlib.Path(found[1]).is_dir():
         return None
-    step = int(found[2]) if found[2] and found[2] != checkpoint.BEST else None
-    return Name(pathlib.Path(found[1]), step, found[2] == checkpoint.BEST, int(found[3]) if found[3] else None)
+    step = int(found[2]) if found[2] and found[2] != BEST else None
+    return Name(pathlib.Path(found[1]), step, found[2] == BEST, int(found[3]) if found[3] else None)
 
 
 def _load(name: Name, environment: Any, trust: bool) -> podracer.Result:
     """A run, of the game of `environment` unless that is None."""
-    result = podracer.load(name.directory, step=checkpoint.BEST if name.best else None, trust=trust)
+    result = podracer.load(name.directory, step=BEST if name.best else None, trust=trust)
     if environment is not None and result.environment.spec != environment.spec:
         raise InputError(f"{name.directory} is of {result.environment.spec.name}, not of {environment.spec.name}.")
     return result

@@ -102,7 +102,7 @@ def check(settings: dict[str, Any]) -> None:
     from podracer.remote import settings as remote
 
     remote.require_grpc()
-    from podracer.remote.worker import Connection  # gRPC, which this process starts nothing of
+    from podracer.remote.connection import Connection  # gRPC, which this process starts nothing of
 
     Connection(**{field.name: settings[field.name] for field in dataclasses.fields(Connection)})
     remote.read_token(settings["token_file"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,34 @@ class Experience(NamedTuple):
     ahead: Any = ()
 
 
+class LearnFn(Protocol):
+    """Learns once a rollout is there."""
+
+    def __call__(
+        self,
+        state: LearnerState,
+        counts: Counts,
+        ring: Any,
+        trajectory: Trajectory,
+        group: jax.Array | int,
+        progress: jax.Array,
+        key: jax.Array,
+        /,
+    ) -> tuple[LearnerState, Counts, Any, Metrics]:
+        """Learns from a rollout, or adds it to the ring of the shard and does all updates that are due.
+
+        Args:
+          state: the learner's.
+          counts: of batches, and of the replay.
+          ring: of the shard, or ().
+          trajectory: the rollout.
+          group: int32 []; the actor of its replica that made it.
+          progress: float32 []; of the run.
+          key: consumed.
+        """
+        ...
+
+
 class Learner(NamedTuple):
     """The functions of a learner, on one shard, under `collectives.DATA_AXES`.
 
@@ -43,14 +71,13 @@ class Learner(NamedTuple):
     Attributes:
       counts: `() -> Counts`; at the beginning.
       ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
-      learn: `(LearnerState, Counts, ring, Trajectory, group int32, progress, key) -> (LearnerState, Counts, ring,
-        Metrics)`; from a rollout, or after adding it, all that is due.
+      learn: from a rollout, or after adding it, all that is due.
       steps: what `learn` is made of with a replay, else None.
     """
 
     counts: Callable[[], Counts]
     ring: Callable[[Trajectory], ArrayTree]
-    learn: Callable[..., tuple[LearnerState, Counts, ArrayTree, Metrics]]
+    learn: LearnFn
     steps: Steps | None = None
 
     @property
@@ -167,7 +194,7 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     )
 
 
-def _at_once(agent: Agent) -> Callable[..., Any]:
+def _at_once(agent: Agent) -> LearnFn:
     """Learning from every rollout once."""
 
     def learn(
@@ -179,7 +206,7 @@ def _at_once(agent: Agent) -> Callable[..., Any]:
     return learn
 
 
-def _with_replay(steps: Steps) -> Callable[..., Any]:
+def _with_replay(steps: Steps) -> LearnFn:
     """Adding every rollout, and as many updates as are due."""
 
     def learn(
@@ -187,7 +214,7 @@ def _with_replay(steps: Steps) -> Callable[..., Any]:
         counts: Counts,
         ring: replay.Ring,
         trajectory: Trajectory,
-        group: jax.Array,
+        group: jax.Array | int,
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:

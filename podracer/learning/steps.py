@@ -10,7 +10,7 @@ from __future__ import annotations
 import fractions
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -81,29 +81,70 @@ class Prepared(NamedTuple):
     drawn: Any = ()
 
 
+class PrepareFn(Protocol):
+    """Prepares a group of updates."""
+
+    def __call__(
+        self,
+        elders: Elders,
+        counts: Counts,
+        ring: replay.Ring,
+        newest: Any,
+        progress: jax.Array,
+        key: jax.Array,
+        later: Any = 0,
+        /,
+    ) -> tuple[replay.Ring, replay.Sample, Prepared, Metrics]:
+        """Draws, does a part of a sweep and reanalyses; of the ring it changes priorities only.
+
+        Args:
+          elders: target and refresh parameters.
+          counts: of the replay.
+          ring: of the shard.
+          newest: the rollout to learn from next to replayed ones, or ().
+          progress: of the run.
+          key: consumed.
+          later: int32 []; 0 for the next group, else for one that is so many later.
+        """
+        ...
+
+
+class DrainFn(Protocol):
+    """Does pending updates."""
+
+    def __call__(
+        self,
+        state: LearnerState,
+        counts: Counts,
+        ring: replay.Ring,
+        number: Any,
+        progress: jax.Array,
+        key: jax.Array,
+        /,
+    ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
+        """Prepares, learns and writes, `number` times: a Python integer, or int32 []."""
+        ...
+
+
 class Steps(NamedTuple):
     """The steps of learning with a replay (see `Learner`).
 
     Attributes:
-      add: `(Counts, ring, Trajectory, group) -> (Counts, ring, Metrics)`; raises `Counts.pending` by what is due.
-      elders: `(LearnerState, progress) -> Elders`.
-      prepare: `(Elders, Counts, ring, newest Trajectory or (), progress, key) -> (ring, Sample, Prepared, Metrics)`;
-        draws, does a part of a sweep and reanalyses, for the next group of updates; changes priorities only. With a
-        seventh argument, int32 [], for the group that is so many later.
-      learn: `(LearnerState, Prepared, progress) -> (LearnerState, Metrics, priorities [n] or ())`; reanalyses what is
-        not yet.
-      write: `(Counts, ring, Sample, priorities) -> (ring, Metrics)`; changes priorities only.
-      drain: `(LearnerState, Counts, ring, number, progress, key) -> (LearnerState, Counts, ring, Metrics)`; prepares,
-        learns and writes, `number` times: a Python integer, or int32 []. None where there is one update for every
-        rollout, on that rollout next to replayed ones.
+      add: `(counts, ring, rollout, group)`; raises `Counts.pending` by what is due.
+      elders: `(state, progress)`; target and refresh parameters.
+      prepare: prepares a group of updates.
+      learn: `(state, prepared, progress)`; reanalyses what is not yet, and returns priorities [n] or () too.
+      write: `(counts, ring, sample, priorities)`; changes priorities only.
+      drain: does pending updates. None where there is one update for every rollout, on that rollout next to replayed
+        ones.
     """
 
-    add: Callable[..., tuple[Counts, replay.Ring, Metrics]]
+    add: Callable[[Counts, replay.Ring, Trajectory, jax.Array | int], tuple[Counts, replay.Ring, Metrics]]
     elders: Callable[[LearnerState, jax.Array], Elders]
-    prepare: Callable[..., tuple[replay.Ring, replay.Sample, Prepared, Metrics]]
-    learn: Callable[..., tuple[LearnerState, Metrics, Any]]
-    write: Callable[..., tuple[replay.Ring, Metrics]]
-    drain: Callable[..., tuple[LearnerState, Counts, replay.Ring, Metrics]] | None = None
+    prepare: PrepareFn
+    learn: Callable[[LearnerState, Prepared, jax.Array], tuple[LearnerState, Metrics, Any]]
+    write: Callable[[Counts, replay.Ring, replay.Sample, Any], tuple[replay.Ring, Metrics]]
+    drain: DrainFn | None = None
 
 
 LARGEST = ("reanalyse/staleness_max", "replay/priority_staleness_max", "refresh/age_max")
@@ -123,7 +164,7 @@ def update_keys(key: jax.Array, number: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _added(
-    spec: Replay, plan: replay.Layout, ring: replay.Ring, counts: Counts, trajectory: Trajectory, group: jax.Array
+    spec: Replay, plan: replay.Layout, ring: replay.Ring, counts: Counts, trajectory: Trajectory, group: Any
 ) -> tuple[replay.Ring, Counts]:
     """The ring and the counts with one more rollout."""
     number = counts.rollouts[group]
@@ -148,12 +189,18 @@ def mixed(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, obse
     def size_of(counts: Counts) -> jax.Array:
         return num_shards * replay.num_sequences(plan, counts.rollouts)
 
-    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array | int) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         return counts, ring, {"replay/size": size_of(counts).astype(jnp.float32)}
 
     def prepare(
-        elders: Elders, counts: Counts, ring: Any, trajectory: Trajectory, progress: jax.Array, key: Any
+        elders: Elders,
+        counts: Counts,
+        ring: Any,
+        trajectory: Trajectory,
+        progress: jax.Array,
+        key: Any,
+        later: Any = 0,  # always 0: there is one update at a time
     ) -> Any:
         sample_key, learn_key = update_keys(key, 0)
         there = size_of(counts) > 0
@@ -248,7 +295,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     mean = lambda x: collectives.global_mean(x, jnp.ones(group * n))  # noqa: E731
     learn = _learning(agent, group, spec.target_interval)
 
-    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array) -> Any:
+    def add(counts: Counts, ring: replay.Ring, trajectory: Trajectory, group: jax.Array | int) -> Any:
         ring, counts = _added(spec, plan, ring, counts, trajectory, group)
         size = num_shards * replay.num_sequences(plan, counts.rollouts)
         ready = size >= spec.min_size

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer import spaces
-from podracer.nets.layers import MLP, Conv, Dense
+from podracer.nets.convolutions import Conv
+from podracer.nets.layers import MLP, Dense
 from podracer.nets.networks import Inputs, Network, num_actions
 from podracer.types import ArrayTree, EnvSpec
 

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import distributions, spaces
-from podracer.nets.layers import CONVNETS, LSTM, MLP, ConvNet, Dense, ResNet, Weights
+from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
+from podracer.nets.layers import LSTM, MLP, Dense, Weights
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]

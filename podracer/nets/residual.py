@@ -5,7 +5,8 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from podracer.nets.layers import Conv, Dense, NormName, average_pool, normalization
+from podracer.nets.convolutions import Conv, average_pool
+from podracer.nets.layers import Dense, NormName, normalization
 
 
 def conv3x3(channels: int, stride: int = 1) -> Conv:

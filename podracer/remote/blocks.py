@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import itertools
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 from podracer.types import HostStep
 
-State = Literal["EMPTY", "OPENING", "READY", "STEPPING"]
-STATES: tuple[State, ...] = get_args(State)
-AT_WORK: tuple[State, ...] = ("READY", "STEPPING")
+
+class State(enum.StrEnum):
+    """The states of a block; `TRANSITIONS` says which follows which."""
+
+    EMPTY = "EMPTY"
+    OPENING = "OPENING"
+    READY = "READY"
+    STEPPING = "STEPPING"
+
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    State.EMPTY: (State.OPENING,),  # a worker that has room is asked to open it
+    State.OPENING: (State.READY, State.EMPTY),  # its first rows came; or it was lost, as below
+    State.READY: (State.STEPPING, State.EMPTY),  # its actor has acted
+    State.STEPPING: (State.READY, State.EMPTY),  # the rows that follow came; or its worker has left, failed or hung
+}
+"""The states that may follow each state, and why. From all but EMPTY it is lost with its worker, or its pool closes."""
+
+AT_WORK: tuple[State, ...] = (State.READY, State.STEPPING)
+"""The states in which a worker steps a block."""
+
+OWING: tuple[State, ...] = (State.OPENING, State.STEPPING)
+"""The states in which a worker owes rows."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,7 +79,7 @@ class Session:
 class Block:
     """Lanes with consecutive indices of one pool, which one worker steps together.
 
-    EMPTY -> OPENING -> READY <-> STEPPING -> EMPTY. It has at most one message of rows or actions under way.
+    It has at most one message of rows or actions under way. `TRANSITIONS` has the states that it goes through.
 
     Attributes:
       pool: whose lanes they are.
@@ -81,7 +102,7 @@ class Block:
     pool: Pool
     start: int
     lanes: int
-    state: State = "EMPTY"
+    state: State = State.EMPTY
     number: int = -1
     session: Session | None = None
     step: int = -1
@@ -95,6 +116,7 @@ class Block:
 
     def become(self, state: State) -> None:
         """Goes to another state; its pool counts."""
+        assert state in TRANSITIONS[self.state], f"a block went from {self.state} to {state}"
         del self.pool.of[self.state][self]
         self.pool.of[state][self] = None
         self.pool.live += self.lanes * ((state in AT_WORK) - (self.state in AT_WORK))
@@ -145,7 +167,7 @@ class Pool:
     batching: Batching | None = None
     blocks: list[Block] = dataclasses.field(default_factory=list)
     at: dict[int, Block] = dataclasses.field(default_factory=dict)
-    of: dict[State, dict[Block, None]] = dataclasses.field(default_factory=lambda: {state: {} for state in STATES})
+    of: dict[State, dict[Block, None]] = dataclasses.field(default_factory=lambda: {state: {} for state in State})
     live: int = 0
     awaited: float = math.inf
     begun: bool = False
@@ -155,12 +177,12 @@ class Pool:
     def add(self, start: int, lanes: int, place: int) -> None:
         """Adds an empty block in a place among the others."""
         block = self.at[start] = Block(self, start, lanes)
-        self.of["EMPTY"][block] = None
+        self.of[State.EMPTY][block] = None
         self.blocks.insert(place, block)
 
     def fitting(self, lanes: int) -> Block | None:
         """An empty block of so many lanes at most. One that was never opened is cut to that size."""
-        empty = sorted(self.of["EMPTY"], key=lambda block: block.start)
+        empty = sorted(self.of[State.EMPTY], key=lambda block: block.start)
         fits = next((block for block in empty if block.lanes <= lanes), None)
         large = next((block for block in empty if not block.openings), None)
         if fits or not large:
@@ -172,7 +194,7 @@ class Pool:
     @property
     def stepping(self) -> bool:
         """Whether a worker owes rows."""
-        return bool(self.of["STEPPING"])
+        return bool(self.of[State.STEPPING])
 
     def take_in(self, lanes: int) -> bool:
         """Counts rows that came; returns whether its actor has something to look at."""
@@ -185,11 +207,11 @@ class Pool:
             return ([] if self.stepping else self.blocks), 0.2, math.inf
         least, most, deadline = self.batching.least, self.batching.most, self.batching.deadline
         # What is lost follows the slowest that is at work, or nobody could go on.
-        lost = [block for state in ("EMPTY", "OPENING") for block in self.of[state] if block.shown is None]
+        lost = [block for state in (State.EMPTY, State.OPENING) for block in self.of[state] if block.shown is None]
         if lost:
             slowest = min(block.count for state in AT_WORK for block in self.of[state])
             lost = sorted((block for block in lost if block.count < slowest), key=lambda block: block.start)
-        ready = (block for block in self.of["READY"] if block.shown is None)
+        ready = (block for block in self.of[State.READY] if block.shown is None)
         chosen, lanes = [], 0
         for block in itertools.chain(lost, ready):
             if lanes + block.lanes > most:

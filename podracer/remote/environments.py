@@ -6,7 +6,7 @@ from typing import Any
 
 from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
-from podracer.remote import wire
+from podracer.remote import specs, wire
 from podracer.remote.blocks import Batching, Patience
 from podracer.remote.hub import Hub
 from podracer.remote.pool import RemoteEnvironment
@@ -48,7 +48,7 @@ class RemoteEnvironments:
         if settings.evaluation == "local" and local is None:
             raise ValueError(f"remote: evaluation='local' needs an environment that can be made here, not {name!r}.")
         if local is not None:
-            wire.spec_to_proto(local.spec)  # what cannot cross the wire is said before anybody listens
+            specs.to_proto(local.spec)  # what cannot cross the wire is said before anybody listens
         self._local, self._settings, self._closed = local, settings, False
         self._exporter: Exporter | None = None
         self._server = server.Server(settings, options, local.spec if local else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import threading
@@ -16,8 +15,8 @@ from podracer.environments.seeds import first_seed
 from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import STATES, Batching, Block, Patience, Pool, Session, State
-from podracer.remote.histogram import Histogram
+from podracer.remote.blocks import OWING, Batching, Block, Patience, Pool, Session, State
+from podracer.remote.statistics import Statistics
 from podracer.system import console
 from podracer.types import HostStep
 
@@ -32,10 +31,6 @@ FILLER = -1
 
 SAY_SECONDS = 10.0
 """How often those who wait for workers say so."""
-
-BREAKS: tuple[str, ...] = ("left", "violation", "failed", "late")
-"""Why a block was lost: its worker's stream ended, by itself or because it broke a rule; its environments failed, or
-took too long."""
 
 
 class Woken(Exception):  # noqa: N818 - not an error: nobody waits any more
@@ -67,11 +62,7 @@ class Hub:
         self._sessions: list[Session] = []
         self._pools: list[Pool] = []
         self._numbers = 0
-        self.counts: collections.Counter[str] = collections.Counter()
-        self._breaks: collections.Counter[str] = collections.Counter(dict.fromkeys(BREAKS, 0))
-        self._rejected: collections.Counter[str] = collections.Counter()
-        self._env_seconds = 0.0
-        self._seconds = {name: Histogram() for name in ("round", "env", "wait")}
+        self.statistics = Statistics()
 
     def _say(self, *lines: str) -> None:
         """Says lines, without the lock: standard error may be read by somebody who does not."""
@@ -90,10 +81,10 @@ class Hub:
     def reject(self, reason: str) -> None:
         """A stream was ended because of what its worker did."""
         with self._lock:
-            self._rejected[reason] += 1
+            self.statistics.rejected[reason] += 1
 
     def leave(self, session: Session, why: str, reason: str = "left") -> None:
-        """A worker is gone, and its blocks are lost, for one of `BREAKS`."""
+        """A worker is gone, and its blocks are lost, for one of `statistics.BREAKS`."""
         with self._lock:
             if session not in self._sessions:
                 return
@@ -113,9 +104,9 @@ class Hub:
             if block is None:
                 self._stale(session, message.block)
                 return
-            if block.state not in ("OPENING", "STEPPING") or message.step != block.step + 1:
+            if block.state not in OWING or message.step != block.step + 1:
                 raise wire.ProtocolError(f"rows of step {message.step} came in step {block.step}, {block.state}.")
-            opens = np.ones(block.lanes, bool) if block.state == "OPENING" else block.last
+            opens = np.ones(block.lanes, bool) if block.state == State.OPENING else block.last
         # Without the lock: only its own stream brings rows of a block.
         step = self.layout.unpack_rows(payload, block.lanes)
         self.layout.check_rows(step, opens)
@@ -124,16 +115,11 @@ class Hub:
                 self._stale(session, message.block)
                 return
             now = self._clock()
-            if block.state == "STEPPING":
-                self._seconds["round"].add(now - block.since)
-                self._seconds["env"].add(message.env_us * 1e-6)
+            answered = now - block.since if block.state == State.STEPPING else None
+            self.statistics.add_rows(block.lanes, len(payload), message.env_us * 1e-6, answered)
             block.step, block.rows, block.last = message.step, step, step.scalars[3] > 0
             block.arrived = now
-            block.become("READY")
-            self.counts["rows"] += block.lanes
-            self.counts["bytes_up"] += len(payload)
-            self.counts["messages"] += 1
-            self._env_seconds += message.env_us * 1e-6
+            block.become(State.READY)
             if block.pool.take_in(block.lanes):
                 block.pool.changed.notify_all()
 
@@ -141,7 +127,7 @@ class Hub:
         if number not in session.late:
             raise wire.ProtocolError(f"rows of block {number}, which it does not have, nor owes rows of.")
         session.late.remove(number)
-        self.counts["stale"] += 1
+        self.statistics.counts["stale"] += 1
         self._heard(session, number)
 
     def _heard(self, session: Session, number: int) -> None:
@@ -178,7 +164,7 @@ class Hub:
 
     def tick(self) -> None:
         """Gives up what takes too long; called now and then."""
-        limits: dict[State, float] = {"OPENING": OPENING_SECONDS, "STEPPING": self.patience.answer}
+        limits: dict[State, float] = {State.OPENING: OPENING_SECONDS, State.STEPPING: self.patience.answer}
         lines = []
         with self._lock:
             now = self._clock()
@@ -206,29 +192,29 @@ class Hub:
         """A worker has a block no more; unless it was told so, rows that it owes may still come."""
         assert block.session is not None
         del block.session.blocks[block.number]
-        if block.state in ("OPENING", "STEPPING") and not told:
+        if block.state in OWING and not told:
             block.session.late.add(block.number)
 
     def _lose(self, block: Block, why: str, reason: str, told: bool = False) -> None:
         self._take_away(block, told)
         if not block.pool.begun:
             block.openings -= 1  # nothing was seen of it: what comes next has the same seeds
-        elif block.state != "OPENING":
+        elif block.state != State.OPENING:
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
-            self._breaks[reason] += 1
+            self.statistics.breaks[reason] += 1
         block.session, block.rows, block.step = None, None, -1
-        block.become("EMPTY")
+        block.become(State.EMPTY)
         block.pool.changed.notify_all()
 
     def _assign(self) -> None:
         """Gives empty blocks to workers that have room and answer: of the pool with most of them first."""
-        if not any(pool.of["EMPTY"] for pool in self._pools):
+        if not any(pool.of[State.EMPTY] for pool in self._pools):
             return
         sessions = [session for session in self._sessions if not session.hung]
         for session in sessions:
             while (free := session.free) > 0:
                 choices = [
-                    (len(pool.of["EMPTY"]), -i, pool)
+                    (len(pool.of[State.EMPTY]), -i, pool)
                     for i, pool in enumerate(self._pools)
                     if not pool.evaluation and pool.fitting(free)
                 ]
@@ -240,14 +226,14 @@ class Hub:
                 self._open(block, session)
         # Evaluations come on top of what workers have room for: whoever has least of them.
         for pool in self._pools:
-            for block in list(pool.of["EMPTY"]) if pool.evaluation and sessions else ():
+            for block in list(pool.of[State.EMPTY]) if pool.evaluation and sessions else ():
                 self._open(block, min(sessions, key=lambda session: session.evaluating))
 
     def _open(self, block: Block, session: Session) -> None:
         pool, use = block.pool, "evaluation" if block.pool.evaluation else "training"
         seed = first_seed(pool.seed, use, block.openings) if block.openings else pool.seed
         block.session, block.number, block.since = session, self._numbers, self._clock()
-        block.become("OPENING")
+        block.become(State.OPENING)
         self._numbers, block.openings, block.step = self._numbers + 1, block.openings + 1, -1
         session.blocks[block.number] = block
         message = pb.Open(block=block.number, lanes=block.lanes, seed=seed + block.start, evaluation=pool.evaluation)
@@ -278,7 +264,7 @@ class Hub:
                     block.session.send(wire.pack(pb.ToWorker(close=pb.Close(block=block.number))))
                     self._take_away(block)
                     block.session = None
-                    block.become("EMPTY")
+                    block.become(State.EMPTY)
             self._assign()
 
     def wake(self, pool: Pool | None = None) -> None:
@@ -315,8 +301,8 @@ class Hub:
                     pool.begun = True
                     chosen, wait, pool.awaited = pool.chosen(now)
                     if chosen:
-                        self._seconds["wait"].add(now - entered)
-                        self.counts["shown_rows"] += sum(block.lanes for block in chosen)
+                        self.statistics.seconds["wait"].add(now - entered)
+                        self.statistics.counts["shown_rows"] += sum(block.lanes for block in chosen)
                         return [self._show(block) for block in chosen]
                 if stepping:
                     begin = said = now
@@ -335,18 +321,18 @@ class Hub:
 
     def _too_small(self, pool: Pool) -> str:
         """That workers are there, but none has room for a block that another one had."""
-        lanes = min((block.lanes for block in pool.of["EMPTY"]), default=0)
+        lanes = min((block.lanes for block in pool.of[State.EMPTY]), default=0)
         room = max((session.free for session in self._sessions if not session.hung), default=0)
         if not 0 < room < lanes:
             return ""
         return f" (blocks have {lanes} lanes, and no worker that is there has room for more than {room})"
 
     def _show(self, block: Block) -> tuple[Block, HostStep | None]:
-        there = block.state == "READY"
+        there = block.state == State.READY
         block.shown = block.number if there else FILLER
         block.count += 1
         if not there:
-            self.counts["filler_rows"] += block.lanes
+            self.statistics.counts["filler_rows"] += block.lanes
         return block, block.rows if there else None
 
     def act(self, pool: Pool, first: Iterable[int], actions: Callable[[int, int], list[Any]]) -> None:
@@ -364,49 +350,26 @@ class Hub:
                 if block is None or block.shown is None:
                     continue
                 number, block.shown = block.shown, None
-                if block.number != number or block.state != "READY" or block.session is None:
+                if block.number != number or block.state != State.READY or block.session is None:
                     continue  # lost meanwhile, or nobody's
                 parts = actions(block.start, block.start + block.lanes)
                 block.rows, block.since = None, now
-                block.become("STEPPING")
+                block.become(State.STEPPING)
                 data = wire.pack(pb.ToWorker(act=pb.Act(block=number, step=block.step)), parts)
-                self.counts["bytes_down"] += len(data)
+                self.statistics.counts["bytes_down"] += len(data)
                 block.session.send(data)
 
     def histograms(self) -> list[str]:
         """Seconds from actions to rows, of environments, and of waiting for rows, as Prometheus reads them."""
         with self._lock:
-            found = [each.lines(f"podracer_remote_{name}_seconds") for name, each in self._seconds.items()]
-        return [line for lines in found for line in lines]
+            return self.statistics.histograms()
 
     def labelled(self) -> dict[str, tuple[str, Mapping[str, float]]]:
         """Numbers of several kinds, as Prometheus has them: the label's name, and a number for each of its values."""
         with self._lock:
-            lanes = dict.fromkeys(STATES, 0)
-            for pool in self._pools:
-                for block in pool.blocks:
-                    lanes[block.state] += block.lanes
-            return {
-                "lanes": ("state", {state.lower(): n for state, n in lanes.items()}),
-                "breaks": ("reason", dict(self._breaks)),
-                "rejected": ("reason", dict(self._rejected)),
-                "bytes": ("direction", {way: self.counts[f"bytes_{way}"] for way in ("up", "down")}),
-            }
+            return self.statistics.labelled(self._pools)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of what happened so far."""
         with self._lock:
-            ready = sum(b.lanes for p in self._pools for b in p.of["READY"])
-            lanes = sum(pool.lanes for pool in self._pools)
-            working = sum(pool.live for pool in self._pools)
-            counts = ("rows", "filler_rows", "stale", "bytes_up", "bytes_down", "messages")
-            return {
-                "remote/sessions": float(len(self._sessions)),
-                "remote/lanes": float(lanes),
-                "remote/lanes_working": float(working),
-                "remote/lanes_ready": float(ready),
-                "remote/breaks": float(self._breaks.total()),
-                "remote/rejected": float(self._rejected.total()),
-                "remote/env_seconds": self._env_seconds,
-                "remote/batch_fill": 1.0 - self.counts["filler_rows"] / max(self.counts["shown_rows"], 1),
-            } | {f"remote/{name}": float(self.counts[name]) for name in counts}
+            return self.statistics.metrics(self._pools, len(self._sessions))

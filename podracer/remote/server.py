@@ -7,23 +7,23 @@ import contextlib
 import hmac
 import pathlib
 import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from podracer.remote import session_pb2 as pb
-from podracer.remote import wire
+from podracer.remote import specs, wire
 from podracer.remote.announcement import Announcement
 from podracer.remote.blocks import Session
 from podracer.remote.certificates import Certificates
 from podracer.remote.descriptors import RESERVED, room
+from podracer.remote.event_loop import lost_peer, shared_loop
 from podracer.remote.hub import SAY_SECONDS, Hub
-from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, make_private, read_token
+from podracer.remote.settings import DEFAULT_BLOCK, Remote, address, is_taken, make_private, read_token
 from podracer.remote.stream import Gone, Outbox, Refused, Stream
 from podracer.system import console
 from podracer.types import EnvSpec
@@ -51,40 +51,6 @@ ANSWERS = 100
 """Wrong tokens a second that are answered of those that wait, however many there are; none waits less than a second."""
 
 Why = pb.Goodbye.Why
-
-
-def _lost_peer(error: BaseException | None) -> bool:
-    """Whether an error is gRPC's way to say that nobody is there to read what is sent."""
-    return type(error).__name__ == "ExecuteBatchError"
-
-
-class _Loop:
-    """The only event loop of this process that touches grpc.aio, whose poller is the process's."""
-
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_exception_handler(self._said)
-        self.thread = threading.Thread(target=self.loop.run_forever, name="remote environments", daemon=True)
-        self.thread.start()
-
-    def _said(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # gRPC's own task ends so where a worker dies while it is told its status.
-        if not _lost_peer(context.get("exception")):
-            loop.default_exception_handler(context)
-
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
-
-
-_loop: _Loop | None = None
-_loop_lock = threading.Lock()
-
-
-def _shared_loop() -> _Loop:
-    global _loop
-    with _loop_lock:
-        _loop = _loop or _Loop()
-        return _loop
 
 
 class Server:
@@ -126,7 +92,7 @@ class Server:
         self._logins: dict[str, list[float]] = {}
         self._waiting = 0  # wrong tokens whose answer waits
         self._unlogged: dict[str, float] = {}
-        self._loop = _shared_loop()
+        self._loop = shared_loop()
         self._outbox = Outbox(self._loop.loop)
         self._connections = room(MAX_CONNECTIONS)
         if self._connections < MAX_SESSIONS:
@@ -151,14 +117,14 @@ class Server:
         if self.spec is None:
             return MAX_SPEC
         rows = wire.Layout(self.spec).row_bytes * (self._settings.block or DEFAULT_BLOCK)
-        return min(max(rows, wire.spec_to_proto(self.spec).ByteSize()) + wire.OVERHEAD, 2**31 - 1)
+        return min(max(rows, specs.to_proto(self.spec).ByteSize()) + wire.OVERHEAD, 2**31 - 1)
 
     async def _start(self, listen: str) -> str:
         settings = self._settings
         self._sized = self.spec is not None
         if listen.startswith("unix:") and not settings.insecure:
             make_private(pathlib.Path(address(listen)[0]).absolute().parent)
-        if listen.startswith("unix:") and _answers(address(listen)[0]):
+        if listen.startswith("unix:") and is_taken(address(listen)[0]):
             raise RuntimeError("in use")
         self._server = grpc.aio.server(
             options=[
@@ -268,7 +234,7 @@ class Server:
         except wire.ProtocolError as error:
             await self._reject(stream, peer, grpc.StatusCode.INVALID_ARGUMENT, "broke the protocol", str(error))
         except Exception as error:
-            if not _lost_peer(error):
+            if not lost_peer(error):
                 raise
 
     async def _reject(self, stream: Stream, peer: str, code: grpc.StatusCode, what: str, text: str) -> None:
@@ -366,15 +332,15 @@ class Server:
         message, _ = await stream.receive(READY_SECONDS)
         if message.WhichOneof("kind") != "ready":
             raise wire.ProtocolError("the second message is not Ready.")
-        spec = wire.spec_from_proto(message.ready.spec)
-        if len(message.ready.options) > wire.MAX_OPTIONS:
+        spec = specs.from_proto(message.ready.spec)
+        if len(message.ready.options) > specs.MAX_OPTIONS:
             raise wire.ProtocolError("its options are too long.")
         if self.spec is None:
             self.spec = spec
             self._spec_known.set()
-        difference = wire.spec_difference(self.spec, spec)
+        difference = specs.difference(self.spec, spec)
         if not difference and self._options is not None:
-            difference = wire.options_difference(self._options, message.ready.options)
+            difference = specs.options_difference(self._options, message.ready.options)
         if difference:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, f"another environment: {difference}.")
 
@@ -431,16 +397,3 @@ class Server:
                 return
             else:
                 raise wire.ProtocolError(f"a message that does not belong here: {kind}.")
-
-
-def _answers(path: str) -> bool:
-    """Whether somebody listens at a socket, which gRPC would take away from them."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.settimeout(1.0)
-        try:
-            one.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except OSError:
-            return True  # of others, or too busy to say so
-    return True

@@ -8,6 +8,7 @@ import importlib.util
 import ipaddress
 import os
 import pathlib
+import socket
 import stat
 from typing import Literal
 
@@ -187,3 +188,16 @@ def identity(path: str | pathlib.Path) -> tuple[int, ...]:
     """
     found = os.stat(path)
     return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def is_taken(path: str) -> bool:
+    """True where somebody listens at a socket, which gRPC would take away from them."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(1.0)
+        try:
+            one.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True  # of others, or too busy to say so
+    return True

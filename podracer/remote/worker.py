@@ -12,7 +12,6 @@ import secrets
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,8 +20,10 @@ import grpc
 from podracer import configs
 from podracer import environments as registry
 from podracer.remote import session_pb2 as pb
-from podracer.remote import wire
-from podracer.remote.settings import address, is_private, read, read_token
+from podracer.remote import specs, wire
+from podracer.remote.block_thread import BlockThread
+from podracer.remote.connection import Connection
+from podracer.remote.settings import read, read_token
 from podracer.system import console, own_code
 from podracer.types import HostEnvironments
 from podracer.version import __version__
@@ -38,9 +39,6 @@ HANG_SECONDS = 5.0
 LONGEST_DELAY = 8.0
 """Seconds between tries, give or take a quarter: a learner that comes back has its workers within 12."""
 
-MAX_FILE = 4096
-"""Characters of a file that says where learners are."""
-
 RETRIES = 3
 """How often a worker comes back that broke the protocol."""
 
@@ -51,71 +49,6 @@ WELCOME_SECONDS = 30.0
 """How long a learner may take to answer a stream that it accepted; longer than gRPC tries to connect."""
 
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
-
-
-@dataclasses.dataclass(frozen=True)
-class Connection:
-    """How a worker reaches its learner.
-
-    Attributes:
-      connect: HOST:PORT, unix:PATH, several with commas of which a worker takes one by its name, or file:PATH of what a
-        learner announces.
-      tls_ca: file of the authority that signed the learner's certificate.
-      tls_cert: file of the worker's own certificate, where the learner wants one.
-      tls_key: file of its key.
-      tls_name: what the learner's certificate is for, where that is not its address.
-      token_file: file of the token that the learner has too.
-      insecure: talks without encryption to another machine.
-      give_up_after: seconds without a learner after which a worker ends; 0 never does.
-    """
-
-    connect: str
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_name: str | None = None
-    token_file: str | None = None
-    insecure: bool = False
-    give_up_after: float = configs.field(600.0, low=0.0)
-
-    def __post_init__(self):
-        configs.check(self)
-        if not self.connect.startswith("file:"):
-            self._checked(self.connect)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("connect: a certificate needs its key: give both tls_cert and tls_key.")
-        if self.tls_cert and not self.tls_ca:
-            raise ValueError("connect: tls_cert needs tls_ca: without it nothing is encrypted.")
-
-    def target(self, worker: str) -> str:
-        """The address of the learner, or "" where that is not known yet.
-
-        Raises:
-          ValueError: where a file says an address that this worker must not talk to.
-        """
-        text = self.connect
-        if text.startswith("file:"):
-            try:
-                with open(text.removeprefix("file:")) as file:
-                    text = file.read(MAX_FILE).strip()
-            except OSError:
-                return ""
-        choices = self._checked(text) if text else [""]
-        return choices[zlib.crc32(worker.encode()) % len(choices)]
-
-    def _checked(self, text: str) -> list[str]:
-        """The addresses in a list, all of which may be talked to: whoever writes a file must not get the token."""
-        choices = text.split(",")
-        for target in choices:
-            named = target.removeprefix("dns:///")
-            address(named)
-            private = is_private(named) and not (named != target and named.startswith("unix:"))  # a host called unix
-            if not (self.tls_ca or self.insecure or private):
-                raise ValueError(
-                    f"connect: {target} is on another machine, so tls_ca must say whose certificate it has; "
-                    "insecure=True talks to it in the clear, in a network that you trust."
-                )
-        return choices
 
 
 class RefusedError(ValueError):
@@ -262,7 +195,7 @@ class _Made:
                 known = {field.name for field in dataclasses.fields(cls)}
                 with contextlib.suppress(ValueError):
                     said = json.loads(theirs)
-                    said = {k: v for k, v in said.items() if k in known and k not in wire.MACHINE}
+                    said = {k: v for k, v in said.items() if k in known and k not in specs.MACHINE}
                     taken = {k: v for k, v in said.items() if isinstance(v, str | int | float | None)}
             options = {**taken, **self._given}
             described = canonical(cls(**options))
@@ -294,8 +227,8 @@ class _Session:
         self._settings, self._target, self._token = settings, target, token
         self._worker, self._lanes, self._made, self._say = worker, lanes, made, say
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._blocks: dict[int, _Block] = {}
-        self._leaving: list[_Block] = []
+        self._blocks: dict[int, BlockThread] = {}
+        self._leaving: list[BlockThread] = []
         self._over = threading.Event()
         self.welcomed, self.text, self.unheard, self._hung = False, "", "", False
 
@@ -375,14 +308,14 @@ class _Session:
                 patience.cancel()
                 environments = self._made(message.welcome.options)
                 layout = wire.Layout(environments.spec)
-                ready = pb.Ready(spec=wire.spec_to_proto(environments.spec), options=self._made.options)
+                ready = pb.Ready(spec=specs.to_proto(environments.spec), options=self._made.options)
                 self._outgoing.put(wire.pack(pb.FromWorker(ready=ready)))
                 self.welcomed = True
                 self._say(f"connected to {self._target}.")
                 seconds = max(message.welcome.alive_ms, 100) / 1000
                 threading.Thread(target=self._watch, args=(call, seconds), daemon=True).start()
             elif kind == "open" and environments is not None:
-                block = _Block(message.open, environments, layout, self._outgoing.put, self._failed)
+                block = BlockThread(message.open, environments, layout, self._outgoing.put, self._failed)
                 self._blocks[message.open.block] = block
                 block.start()
             elif kind == "close":
@@ -423,75 +356,3 @@ class _Session:
         for block in blocks:
             block.join(max(0.0, until - time.monotonic()))
         return not any(block.is_alive() for block in blocks)
-
-
-class _Block(threading.Thread):
-    """Environments of one block, stepped in a thread."""
-
-    def __init__(
-        self,
-        asked: Any,
-        environments: HostEnvironments,
-        layout: wire.Layout,
-        put: Callable[[bytes], None],
-        failed: Callable[[int, str], None],
-    ):
-        super().__init__(name=f"block {asked.block}", daemon=True)
-        self._asked, self._environments, self._layout, self._put = asked, environments, layout, put
-        self._failed = failed
-        self._actions: queue.SimpleQueue[tuple[int, memoryview] | None] = queue.SimpleQueue()
-        self._since = time.monotonic()
-        self.closed_at = float("inf")
-
-    @property
-    def busy(self) -> float:
-        """Seconds that its environments have been at work."""
-        return time.monotonic() - self._since if self._since else 0.0
-
-    def act(self, step: int, payload: memoryview) -> None:
-        self._actions.put((step, payload))
-
-    def close(self) -> None:
-        """Asks it to end after its step."""
-        if self.closed_at == float("inf"):
-            self.closed_at = time.monotonic()
-            self._actions.put(None)
-
-    def run(self) -> None:
-        environment: Any = None
-        try:
-            asked = self._asked
-            environment = self._environments.make(asked.lanes, asked.seed, evaluation=asked.evaluation)
-            for message in self._steps(environment):
-                self._put(message)
-        except Exception as error:
-            own_code.show(error)
-            self._failed(self._asked.block, wire.printable(own_code.told(error)))
-        finally:
-            if environment is not None:
-                with contextlib.suppress(Exception):
-                    environment.close()
-
-    def _steps(self, environment: Any) -> Iterator[bytes]:
-        layout, n, number, step = self._layout, self._asked.lanes, self._asked.block, 0
-        clock, begin = time.perf_counter, time.perf_counter()
-        while True:
-            lanes, rows = environment.recv()
-            spent = int(1e6 * (clock() - begin))
-            self._since = 0.0
-            if len(lanes) != n:
-                raise ValueError(f"the environment returned lanes {lanes} of {n}, which must come together.")
-            layout.require(rows, n)
-            yield wire.pack(
-                pb.FromWorker(rows=pb.Rows(block=number, step=step, env_us=min(spent, 2**32 - 1))),
-                layout.pack_rows(rows),
-            )
-            if (answer := self._actions.get()) is None:
-                return
-            at, payload = answer
-            if at != step:
-                raise wire.ProtocolError(f"actions of step {at} came in step {step}.")
-            actions = layout.unpack_actions(payload, n)
-            begin, self._since = clock(), time.monotonic()
-            environment.send(lanes, actions)
-            step += 1

@@ -20,6 +20,7 @@ from podracer.result import policy as policies
 from podracer.run import checkpoint, metrics
 from podracer.run.record import Experiment
 from podracer.search.search import SearchConfig, Searched
+from podracer.training.best import SNAPSHOTS
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
@@ -92,7 +93,7 @@ class Result:
     def _snapshots(self) -> checkpoint.Checkpoints:
         if self.run_dir is None:
             raise ValueError("this result has no run directory, and so no snapshots.")
-        return checkpoint.Checkpoints(self.run_dir, name=checkpoint.SNAPSHOTS, read_only=True)
+        return checkpoint.Checkpoints(self.run_dir, name=SNAPSHOTS, read_only=True)
 
     def _member(self, member: int | None) -> int:
         if member is None:

@@ -9,54 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
-import logging
-import math
 import os
 import pathlib
 import secrets
 import shutil
-import sys
-import threading
 import time
-import warnings
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer.errors import CheckpointError
+from podracer.run.checksums import checksum, crc, flatten, named, unflatten
+from podracer.run.orbax_calls import ELSEWHERE, QUIET, attempt
 from podracer.system import console, files
 from podracer.topology import is_key
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import ArrayTree
-
-BEST = "best"
-"""The folder of the checkpoint whose evaluation was the best."""
-
-SNAPSHOTS = "snapshots"
-"""The folder of what acted at `SNAPSHOTS_A_RUN` steps of a game's run, evenly spaced: its history of players."""
-
-SNAPSHOTS_A_RUN = 10
-
-ELSEWHERE = tuple(
-    os.strerror(code)
-    for code in (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
-)
-"""Why a file cannot be read although it may be whole."""
 
 PAUSES = (1.0, 4.0)
 """Seconds before a checkpoint is read again after an error that may pass."""
 
 SEEN_SECONDS = 60.0
 """How long what process 0 sees in a directory may take to be seen by the others, over a network."""
-
-
-LOGGERS = ("absl", "asyncio", "orbax")
-"""The loggers of Orbax and its tasks. Records of other libraries are shown."""
 
 
 class UnknownStepError(CheckpointError, ValueError):
@@ -92,7 +68,7 @@ class Checkpoints:
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            with _QUIET:
+            with QUIET:
                 options = ocp.CheckpointManagerOptions(
                     max_to_keep=None,  # it takes one that cannot be removed for a new one that was not written
                     enable_async_checkpointing=False,  # it counts only once it is on disk, and a run writes few
@@ -139,6 +115,11 @@ class Checkpoints:
         """The steps that have a checkpoint, oldest first; the same in all processes."""
         return sorted(set(self._manager.all_steps()) - self._gone)
 
+    def newest(self) -> pathlib.Path | None:
+        """The folder of the newest checkpoint, if there is one."""
+        steps = self.steps()
+        return self.directory / str(steps[-1]) if steps else None
+
     def save(self, step: int, state: ArrayTree) -> None:
         """Writes `state` as checkpoint `step`, unless that exists; the write is atomic.
 
@@ -147,13 +128,13 @@ class Checkpoints:
         """
         if step in self.steps():
             return
-        leaves = _flatten(state)
+        leaves = flatten(state)
         self._compare(leaves)
         arguments = self._ocp.args.Composite(
             state=self._ocp.args.PyTreeSave(leaves),
             checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
-        _, problem = _attempt(lambda: self._write(step, arguments))
+        _, problem = attempt(lambda: self._write(step, arguments))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."
@@ -188,7 +169,7 @@ class Checkpoints:
 
     def delete(self, step: int) -> None:
         """Removes a checkpoint."""
-        _attempt(lambda: self._manager.delete(step))
+        attempt(lambda: self._manager.delete(step))
 
     def forget(self, env_steps: int) -> None:
         """Removes those of later steps, for a run that stands at `env_steps` and does what follows again."""
@@ -225,7 +206,7 @@ class Checkpoints:
             moved = {} if self._read_only or not damaged else self._set_aside(damaged)
             where = {bad: f"; moved it to {target}" for bad, target in moved.items()}
             said = [f"{why}{where.get(bad, '')}; used {each}." for bad, why in damaged.items()]
-            return each, _unflatten(like, found["state"]), said
+            return each, unflatten(like, found["state"]), said
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
@@ -236,7 +217,7 @@ class Checkpoints:
           CheckpointError: where it is of something else, or what is wrong says nothing of the checkpoint.
         """
         for pause in (*PAUSES, None):
-            found, problem = _attempt(lambda: self._read(step, like))
+            found, problem = attempt(lambda: self._read(step, like))
             if isinstance(found, CheckpointError):
                 raise found
             problem = next((there for there in self._processes.everyones(problem) if there), None)
@@ -253,7 +234,7 @@ class Checkpoints:
     def _read(self, step: int, like: ArrayTree) -> Any:
         """What is in a checkpoint, or what to say where it is whole but of something else."""
         wanted = {}
-        for name, x in _named(like):
+        for name, x in named(like):
             data = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
             wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
         there = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
@@ -282,7 +263,7 @@ class Checkpoints:
 
     def _checksums(self, leaves: dict[str, jax.Array]) -> dict[str, int]:
         """Of each array, whatever devices and processes hold it."""
-        parts = self._processes.everyones({name: _checksum(x) for name, x in leaves.items()})
+        parts = self._processes.everyones({name: checksum(x) for name, x in leaves.items()})
         return {name: sum(part[name] for part in parts) % 2**32 for name in leaves}
 
     def _compare(self, leaves: dict[str, jax.Array]) -> None:
@@ -296,7 +277,7 @@ class Checkpoints:
         copies = {
             n: x.addressable_data(0) for n, x in leaves.items() if x.is_fully_replicated and not x.is_fully_addressable
         }
-        found = self._processes.everyones({name: _crc(np.asarray(x)) for name, x in copies.items()})
+        found = self._processes.everyones({name: crc(np.asarray(x)) for name, x in copies.items()})
         for name in copies:
             values = [each[name] for each in found]
             if len(set(values)) > 1:
@@ -329,154 +310,7 @@ class Checkpoints:
         self._manager.close()
 
 
-class Best:
-    """The checkpoint in `best/`: what learning had made when an evaluation was the best so far.
-
-    Args:
-      directory: the run directory.
-      scores: the evaluations so far, as (steps, score).
-      env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
-    """
-
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        scores: Sequence[tuple[int, float]],
-        env_steps: int,
-        processes: Processes = ALONE,
-    ):
-        self._checkpoints = Checkpoints(directory, keep=1, name=BEST, processes=processes)
-        self._checkpoints.forget(env_steps)
-        kept = self._checkpoints.steps()
-        self._score = max((score for steps, score in scores if steps in kept), default=-math.inf)
-
-    def wants(self, score: float) -> bool:
-        """True for a score that is better than that of the state that is kept."""
-        return score > self._score
-
-    def offer(self, env_steps: int, score: float, state: ArrayTree) -> None:
-        """Keeps a state, if it is better than the one that is kept."""
-        if self.wants(score):
-            self._checkpoints.save(env_steps, state)
-            self._score = score
-
-    def close(self) -> None:
-        self._checkpoints.close()
-
-
 def there_are(directory: pathlib.Path) -> bool:
     """Whether a run directory holds any checkpoint, whole or not."""
     folder = directory / "checkpoints"
     return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
-
-
-def _named(tree: ArrayTree) -> list[tuple[str, Any]]:
-    """Leaves with their paths, such as `learner.params.params.value.bias`; Orbax refuses empty ones, so not those."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in pairs if leaf.size]
-
-
-def _flatten(tree: ArrayTree) -> dict[str, jax.Array]:
-    """Leaves by path, random keys as their data."""
-    return {name: jax.random.key_data(x) if is_key(x) else x for name, x in _named(tree)}
-
-
-def _unflatten(like: ArrayTree, leaves: dict[str, jax.Array]) -> ArrayTree:
-    named, values = iter(_named(like)), []
-    for x in jax.tree.leaves(like):
-        if not x.size:
-            values.append(jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding))
-        elif is_key(x):
-            values.append(jax.random.wrap_key_data(leaves[next(named)[0]]))
-        else:
-            values.append(leaves[next(named)[0]])
-    return jax.tree.unflatten(jax.tree.structure(like), values)
-
-
-def _checksum(x: jax.Array) -> int:
-    """This process's part of an array's checksum, whose parts add up to it modulo 2^32.
-
-    The sum of a CRC for each index of the leading dims, which are what shards divide: of a vector for a member, of a
-    ring for each shard. Who holds which is not in it.
-    """
-    total, whole = 0, _leading(x.shape)
-    for shard in x.addressable_shards:
-        if shard.replica_id:
-            continue
-        data = np.asarray(shard.data)
-        starts = [part.indices(size)[0] for part, size in zip(shard.index, x.shape)]
-        if any(data.shape[k] != x.shape[k] for k in range(len(whole), x.ndim)):
-            raise NotImplementedError(f"an array {list(x.shape)} is divided behind its first {len(whole)} dims")
-        for index in np.ndindex(data.shape[: len(whole)]):
-            place = np.ravel_multi_index([i + start for i, start in zip(index, starts)], whole) if whole else 0
-            total += _crc(np.asarray(data[index]), int(place) + 1)
-    return total % 2**32
-
-
-def _crc(data: np.ndarray, start: int = 0) -> int:
-    # Seen as bytes, not copied: a replay may fill most of the memory.
-    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data, start)
-
-
-def _leading(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims that shards may divide: up to two, the second where it is small."""
-    return shape[:2] if len(shape) > 2 or math.prod(shape) <= 4096 else shape[: len(shape) - 1]
-
-
-def _attempt(function: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What Orbax returns, or one line about why it failed: with a full disk or a damaged file it raises anything."""
-    with _QUIET:
-        try:
-            return function(), None
-        except Exception as error:
-            problem = _reason(error)
-        # The other arrays' tasks complain when they end, or are collected, after the first has failed: let them do so
-        # here, unheard.
-        time.sleep(0.2)
-        gc.collect()
-        return None, problem
-
-
-def _reason(error: Exception) -> str:
-    """The disk's own words, if it was the disk; else the first line, whole."""
-    text = str(error)
-    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
-        if os.strerror(code) in text:
-            return os.strerror(code)
-    for reason in ELSEWHERE:
-        if reason in text:
-            return reason
-    lines = text.partition(". See full TensorStore details")[0].strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-class _Quiet:
-    """Orbax warns and logs about things that a user of ours cannot act on.
-
-    Silence is the process': threads that overlap share it, and the last one out gives back what the first one found.
-    """
-
-    def __init__(self):
-        self._lock, self._inside, self._before = threading.Lock(), 0, contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside > 1:
-                return
-            self._before.enter_context(warnings.catch_warnings())
-            for logger in map(logging.getLogger, LOGGERS):
-                self._before.callback(logger.setLevel, logger.level)
-                logger.setLevel(logging.CRITICAL)
-            self._before.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-            warnings.simplefilter("ignore")
-            sys.unraisablehook = lambda unraisable: None
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._before.close()
-
-
-_QUIET = _Quiet()

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import Experience
-from podracer.topology import memory_limit
+from podracer.topology import here, memory_limit
 from podracer.topology.processes import ALONE, Processes
-from podracer.types import EpisodeStats, LearnerState
+from podracer.types import EpisodeStats, LearnerState, Replay
 
 
 class RunState(NamedTuple):
@@ -126,6 +127,25 @@ class Progress:
     transitions: int
 
 
+@dataclasses.dataclass(frozen=True)
+class RunHooks:
+    """The calls by which whoever runs a driver follows and steers it.
+
+    Attributes:
+      next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
+      on_progress: called every now and then.
+      on_milestone: called with a state that is safe to read until it returns, and the steps done.
+      should_stop: polled; True ends the run in good order.
+      should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
+    """
+
+    next_milestone: Callable[[int], int]
+    on_progress: Callable[[Progress], None]
+    on_milestone: Callable[[RunState, int], None]
+    should_stop: Callable[[], bool]
+    should_save: Callable[[], bool] = lambda: False
+
+
 class Driver(Protocol):
     """Runs an agent in an environment on devices."""
 
@@ -162,25 +182,17 @@ class Driver(Protocol):
     def run(
         self,
         state: RunState,
+        hooks: RunHooks,
         *,
         total_steps: int,
-        next_milestone: Callable[[int], int],
-        on_progress: Callable[[Progress], None],
-        on_milestone: Callable[[RunState, int], None],
-        should_stop: Callable[[], bool],
-        should_save: Callable[[], bool] = lambda: False,
         processes: Processes = ALONE,
     ) -> tuple[RunState, bool]:
-        """Trains until every member has `total_steps`, or `should_stop()`.
+        """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
         Args:
           state: where to begin; consumed.
+          hooks: called meanwhile.
           total_steps: real transitions per member.
-          next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
-          on_progress: called every now and then.
-          on_milestone: called with a state that is safe to read until it returns, and the steps done.
-          should_stop: polled.
-          should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
           processes: that share the run; told when this one waits for the others.
 
         Returns:
@@ -202,3 +214,55 @@ def counter_values(counter: Any) -> np.ndarray:
     """A device counter [P] as int64 [P]."""
     high, low = jax.device_get((counter.high, counter.low))
     return np.asarray(high, np.int64) * COUNTER_BASE + np.asarray(low, np.int64)
+
+
+def local_learner(state: RunState) -> RunState:
+    """The learner and the steps [P] as this process's own arrays; what acted and the ring are left out."""
+    return here(only_learner(state))
+
+
+def num_updates(state: RunState) -> int:
+    """Updates so far, of a state of this process's own arrays."""
+    return int(np.max(jax.device_get(state.learner.num_updates)))
+
+
+def crossed(before: int, now: int, every: int | None) -> bool:
+    """True where a multiple of `every` lies in (before, now]; -1 is before the first step."""
+    return bool(every) and now // every > max(before, 0) // every  # type: ignore[operator]
+
+
+def least_env_steps(state: RunState) -> int:
+    """Steps that every member has taken, by which evaluations and checkpoints are dated."""
+    return int(counter_values(local_learner(state).env_steps).min())
+
+
+def position(state: RunState) -> tuple[int, int]:
+    """The newest update and step, by which rows of metrics are cut where a run goes on."""
+    own = local_learner(state)
+    return num_updates(own), int(counter_values(own.env_steps).max())
+
+
+def empty_replay(state: RunState, like: RunState) -> RunState:
+    """The state of a checkpoint without its replay, made whole by an empty one.
+
+    Args:
+      state: what was restored.
+      like: shapes, dtypes and shardings of a whole state.
+    """
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience)
+    return state._replace(experience=empty._replace(counts=state.experience.counts.emptied()))
+
+
+def lost_updates(state: RunState, replay: Replay | None, final_updates: int) -> int:
+    """Updates that a complete run owes, for its replay was lost and not filled again.
+
+    Args:
+      state: the last one.
+      replay: the agent's, or None.
+      final_updates: those after the last step.
+    """
+    counts = state.experience.counts
+    if replay is None or isinstance(counts.filled, tuple):
+        return 0
+    updates, put_off, filled = (int(x) for x in here([counts.updates, counts.put_off, counts.filled]))
+    return put_off * replay.group + (final_updates if updates and not filled else 0)

@@ -8,7 +8,7 @@ in the hosts' memory, or on devices that reanalyse, instead (`podracer.sebulba.r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,37 +21,50 @@ from podracer.learning import learner
 from podracer.learning.learner import Experience
 from podracer.learning.steps import added
 from podracer.run.driver import program_bytes, require_memory
-from podracer.sebulba.programs import Programs, policy_lag
+from podracer.sebulba.programs import LearnerPrograms, Programs, policy_lag
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.sebulba.sharding import Assembly, by_lane
 from podracer.topology import DATA_AXIS, HostTopology, compiling_for, host_cpus, quick_to_compile
 from podracer.trajectories import split_lanes
-from podracer.types import ActorParams, Agent, ArrayTree, LearnerState, Metrics, Trajectory
+from podracer.types import ActorParams, Agent, ArrayTree, InitFn, LearnerState, Metrics, Trajectory
+
+
+class SpreadFn(Protocol):
+    """Sends a rollout's trajectory to the learners."""
+
+    def __call__(self, trajectory: Trajectory, replica: int = 0, /) -> Trajectory:
+        """Sends it where it is learnt from, or replayed, without waiting.
+
+        Args:
+          trajectory: on the actor's device.
+          replica: of this process.
+        """
+        ...
 
 
 class Learning(NamedTuple):
     """The functions of a learner.
 
     Attributes:
-      init: `(key, hyper) -> LearnerState`, a copy on every learner device.
+      init: makes the first state, a copy on every learner device.
       experience: `() -> Experience`; at the beginning, ring [S] over the learner devices, or on the host.
-      trace: `(LearnerState, Experience, Trajectory)`, shapes all; finds what is wrong with them.
-      compile: `(LearnerState, Experience, Trajectory) -> Programs`, compiled for these shapes.
+      trace: as `LearnerPrograms.trace`.
+      compile: as `LearnerPrograms.compile`.
       publish: `(LearnerState, progress) -> ActorParams`; a copy that survives the donation of the state.
       like: the shapes and shardings of a trajectory, from those of the rollout of an actor.
-      spread: `(rollout, replica of this process)`; sends it where it is learnt from, or replayed, without waiting.
+      spread: sends a rollout's trajectory to the learners.
       join: the trajectory, of rollouts that were spread, one of each of this process's replicas.
       state_sharding: of a LearnerState.
       experience_sharding: of an Experience.
     """
 
-    init: Callable[..., LearnerState]
+    init: InitFn
     experience: Callable[[], Experience]
-    trace: Callable[..., Any]
-    compile: Callable[..., Programs]
+    trace: Callable[[LearnerState, Experience, Trajectory], Any]
+    compile: Callable[[LearnerState, Experience, Trajectory], Programs]
     publish: Callable[[LearnerState, float], ActorParams]
     like: Callable[[Trajectory], Trajectory]
-    spread: Callable[..., Trajectory]
+    spread: SpreadFn
     join: Callable[[list[Trajectory]], Trajectory]
     state_sharding: NamedSharding
     experience_sharding: Experience
@@ -95,27 +108,7 @@ def make(
     )
     if not core.drains and updates_per_call is not None:
         raise ValueError(f"updates_per_call={updates_per_call}: {agent.name} has no pending updates; leave it out.")
-    if layout.reanalysers is not None:
-        if replay_memory == "host":
-            raise ValueError("replay_memory='host': the replay is where it is reanalysed; use 'device'.")
-        if agent.reanalyse is None or core.steps is None:
-            raise ValueError(
-                f"reanalyser_devices={layout.reanalysers.size}: {agent.name} does not reanalyse; leave it out."
-            )
-        if updates_per_call is not None:
-            raise ValueError(f"updates_per_call={updates_per_call}: reanalysers go one by one; leave it out.")
-        place: Any = SplitReplay(core.steps, layout, layout.reanalysers, reanalyses=True, ahead=prepare_ahead)
-    elif replay_memory == "device":
-        place = OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
-    elif agent.replay is not None and agent.replay.refresh_interval:
-        raise ValueError("replay_memory='host': priorities are refreshed where the network is; use 'device'.")
-    elif core.steps is not None:
-        hosts = Mesh(
-            np.asarray(host_cpus("replay_memory='host'", layout.mesh)), (DATA_AXIS,), axis_types=(AxisType.Auto,)
-        )
-        place = SplitReplay(core.steps, layout, hosts)
-    else:
-        raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
+    place = _place(agent, core, layout, rollout, updates_per_batch, replay_memory, updates_per_call, prepare_ahead)
 
     def experience() -> Experience:
         shards = layout.shards_per_replica
@@ -158,6 +151,37 @@ def make(
     )
 
 
+def _place(
+    agent: Agent,
+    core: learner.Learner,
+    layout: HostTopology,
+    rollout: Trajectory,
+    updates_per_batch: int,
+    replay_memory: Literal["device", "host"],
+    updates_per_call: int | None,
+    prepare_ahead: bool,
+) -> LearnerPrograms:
+    """The place of learning and replay that settings ask for (arguments and errors as in `make`)."""
+    if layout.reanalysers is not None:
+        if replay_memory == "host":
+            raise ValueError("replay_memory='host': the replay is where it is reanalysed; use 'device'.")
+        if agent.reanalyse is None or core.steps is None:
+            raise ValueError(
+                f"reanalyser_devices={layout.reanalysers.size}: {agent.name} does not reanalyse; leave it out."
+            )
+        if updates_per_call is not None:
+            raise ValueError(f"updates_per_call={updates_per_call}: reanalysers go one by one; leave it out.")
+        return SplitReplay(core.steps, layout, layout.reanalysers, reanalyses=True, ahead=prepare_ahead)
+    if replay_memory == "device":
+        return OnDevices(core, layout, updates_per_batch, updates_per_call or _at_once(layout, rollout))
+    if agent.replay is not None and agent.replay.refresh_interval:
+        raise ValueError("replay_memory='host': priorities are refreshed where the network is; use 'device'.")
+    if core.steps is None:
+        raise ValueError(f"replay_memory='host': {agent.name} has no replay here; use 'device'.")
+    hosts = Mesh(np.asarray(host_cpus("replay_memory='host'", layout.mesh)), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+    return SplitReplay(core.steps, layout, hosts)
+
+
 MOST_AT_ONCE = 256
 """Pending updates in one call, of which the runner asks for as many as take a moment."""
 
@@ -165,7 +189,7 @@ MOST_AT_ONCE = 256
 def _at_once(layout: HostTopology, trajectory: Trajectory) -> int:
     """How many pending updates a call may do."""
     images = any(x.dtype == jnp.uint8 and x.ndim >= 4 for x in jax.tree.leaves(trajectory.timesteps.observation))
-    # XLA:CPU is slow at convolutions in loops (podracer/nets/layers.py), next to which a call costs nothing.
+    # XLA:CPU is slow at convolutions in loops (podracer/nets/convolutions.py), next to which a call costs nothing.
     return 1 if images and layout.platform == "cpu" else MOST_AT_ONCE
 
 
@@ -294,7 +318,7 @@ class OnDevices:
         ring, (new, now, metrics) = self._over_shards(shard, experience.ring)
         return new, Experience(now, ring), metrics
 
-    def ahead(self, *shapes: Any) -> tuple[()]:
+    def ahead(self, state: LearnerState, counts: Any, ring: ArrayTree) -> tuple[()]:
         """Nothing is prepared before it is due."""
         return ()
 

@@ -310,9 +310,9 @@ class SplitReplay:
         elders = (everywhere(state), everywhere(progress))
         return _Steps(add, elders, prepare, learn, write), (everywhere(learnt), here(seen | written))
 
-    def compile(self, *shapes: Any) -> Programs:
+    def compile(self, state: LearnerState, experience: Experience, trajectory: Trajectory) -> Programs:
         """See `Learning.compile`."""
-        wanted, sums = self.trace(*shapes)
+        wanted, sums = self.trace(state, experience, trajectory)
         steps = _Steps(*(step.lower(*arguments).compile() for step, arguments in zip(self._jitted, wanted)))
         for program, mesh in ((steps.learn, self._layout.mesh), (steps.prepare, self._mesh)):
             require_memory(program_bytes(program), mesh.devices.flat[0])

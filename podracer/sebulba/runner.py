@@ -6,17 +6,18 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.learning.learner import Experience, owing
-from podracer.run.driver import Progress
+from podracer.run.driver import RunHooks, RunState
 from podracer.sebulba.actor import Resume, Rollout
 from podracer.sebulba.actors import Crew, stops
 from podracer.sebulba.agreement import Ballots
+from podracer.sebulba.learner_program import Learning
 from podracer.sebulba.metrics import Report
 from podracer.sebulba.programs import Programs
 from podracer.topology.processes import Processes
@@ -26,38 +27,70 @@ SECONDS_PER_REPORT = 0.5
 """How often metrics are read from the device."""
 
 
+class LoopSettings(NamedTuple):
+    """Settings of a learner's loop.
+
+    Attributes:
+      key: of the learner.
+      parts: of each trajectory, which are learnt from in turn.
+      total_steps: where the run ends.
+      final_groups: groups of updates after the last step.
+    """
+
+    key: jax.Array
+    parts: int
+    total_steps: int
+    final_groups: int
+
+
+class LoopStart(NamedTuple):
+    """A run's state where its loop begins.
+
+    Attributes:
+      learner: without a leading dim.
+      experience: what is replayed, and how much was learnt.
+      rollouts: that were learnt from, of every replica.
+      env_steps: real transitions.
+      resumes: where the next rollout of each actor of this process begins, or [].
+    """
+
+    learner: LearnerState
+    experience: Experience
+    rollouts: int
+    env_steps: int
+    resumes: list[Resume]
+
+
 class Learner:
-    """Learns from rollouts as they come and publishes parameters (arguments: see `podracer.sebulba.driver`).
+    """Learns from rollouts as they come, and publishes parameters.
 
     It goes in rounds: a rollout of every replica of every process, or none, for `ballots` say whether all have theirs.
 
     What is due after a rollout may be thousands of updates: they are done a few at a time, and in between the loop
     looks at signals and at its actors. At a milestone they wait, for a state may have pending updates.
+
+    Args:
+      learning: the learner's functions.
+      programs: what of them is compiled.
+      ballots: collect what the processes of a pod know each.
+      processes: those that share the run.
+      settings: of the loop.
+      start: where it begins.
     """
 
     def __init__(
         self,
-        *,
+        learning: Learning,
         programs: Programs,
-        publish: Callable[[LearnerState, float], Any],
-        join: Callable[[list[Trajectory]], Trajectory],
         ballots: Ballots,
         processes: Processes,
-        key: jax.Array,
-        parts: int,
-        learner: LearnerState,
-        experience: Experience,
-        rollouts: int,
-        env_steps: int,
-        total_steps: int,
-        final_groups: int,
-        resumes: list[Resume],
+        settings: LoopSettings,
+        start: LoopStart,
     ):
-        self._programs, self._publish, self._join, self._key = programs, publish, join, key
-        self.ballots, self._processes = ballots, processes
-        self._parts, self._total_steps = [jnp.int32(i) for i in range(parts)], total_steps
-        self.learner, self.experience, self.rollouts = learner, experience, rollouts
-        self.env_steps, self.resumes, self._final_groups = env_steps, resumes, final_groups
+        self._learning, self._programs, self.ballots, self._processes = learning, programs, ballots, processes
+        self._key, self._total_steps, self._final_groups = settings.key, settings.total_steps, settings.final_groups
+        self._parts = [jnp.int32(i) for i in range(settings.parts)]
+        self.learner, self.experience, self.rollouts, self.env_steps, self.resumes = start
         self._pace = _Pace(programs.at_once, programs.seconds)
         self._sums = programs.nothing
         self.pending = self._count_pending()
@@ -70,21 +103,25 @@ class Learner:
         """The share of the run that is done."""
         return min(self.env_steps / self._total_steps, 1.0)
 
-    def run(
-        self,
-        crew: Crew,
-        *,
-        next_milestone: Callable[[int], int],
-        on_progress: Callable[[Progress], None],
-        on_milestone: Callable[[], None],
-        should_stop: Callable[[], bool],
-        should_save: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """Learns until `total_steps`, or `should_stop()`; returns whether it got there (see `podracer.run.driver`)."""
+    def run(self, crew: Crew, hooks: RunHooks, snapshot: Callable[[], RunState]) -> bool:
+        """Learns until `total_steps`, or `hooks.should_stop()`.
+
+        Args:
+          crew: the actors.
+          hooks: called meanwhile.
+          snapshot: the state of the run, for a milestone.
+
+        Returns:
+          True where it got there.
+        """
+        should_stop = hooks.should_stop
         report = Report(int(self.learner.num_updates), self.ballots, self._processes)
 
         def send(timed: bool = True) -> None:
-            report.send(on_progress, self.env_steps, len(crew.actors), timed)
+            report.send(hooks.on_progress, self.env_steps, len(crew.actors), timed)
+
+        def milestone() -> None:
+            hooks.on_milestone(snapshot(), self.env_steps)
 
         def finish() -> bool:
             """Does what is pending, and publishes; returns whether it got there."""
@@ -106,33 +143,33 @@ class Learner:
                 if not complete:
                     return False
                 with self._processes.together():
-                    saves = bool(self.ballots(should_save())[0, 0])
+                    saves = bool(self.ballots(hooks.should_save())[0, 0])
                 if saves and self.pending:
                     with report.clock_stopped():
-                        on_milestone()
+                        milestone()
             return True
 
         if self.pending and self.env_steps >= self._total_steps:
             if not finish_run():
                 return False
-            on_milestone()
+            milestone()
         elif not finish():
             return False
         while self.env_steps < self._total_steps:
-            target = next_milestone(self.env_steps)
+            target = hooks.next_milestone(self.env_steps)
             while self.env_steps < target:
                 clock = [time.perf_counter()]
                 self._processes.doing("waiting for its environments")
                 rollouts = crew.next_rollouts(self.rollouts, should_stop)
                 clock.append(time.perf_counter())
                 with self._processes.together():
-                    ballots = self.ballots(*_ballot(rollouts, report.seconds), should_save())
+                    ballots = self.ballots(*_ballot(rollouts, report.seconds), hooks.should_save())
                 stops, transitions, seconds, saves = ballots.T
                 clock.append(time.perf_counter())
                 if rollouts is None or stops.any():
                     send()
                     return False
-                trajectory = self._join([rollout.trajectory for rollout in rollouts])
+                trajectory = self._learning.join([rollout.trajectory for rollout in rollouts])
                 with self._processes.together():
                     metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
                 taken = int(transitions.sum(dtype=np.float64))
@@ -162,7 +199,7 @@ class Learner:
             if self.env_steps >= self._total_steps and not finish_run():
                 return False
             with report.clock_stopped():
-                on_milestone()
+                milestone()
             crew.back()
             if not finish():
                 return False
@@ -221,7 +258,7 @@ class Learner:
 
     def _publish_to(self, crew: Crew) -> None:
         with self._processes.together():  # it waits for the update
-            crew.wiring.store.publish(self.rollouts, self._publish(self.learner, self.progress))
+            crew.wiring.store.publish(self.rollouts, self._learning.publish(self.learner, self.progress))
 
 
 def _ballot(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:

@@ -205,16 +205,7 @@ def _sebulba(
         agent,
         environment,
         layout,
-        seed=run.seed,
+        run,
         hyper={name: float(value[0]) for name, value in hyper.items()},
-        mode=run.mode,
-        updates_per_batch=run.updates_per_batch,
-        queue_capacity=run.queue_capacity,
-        env_timeout=run.env_timeout,
-        env_restarts=run.env_restarts,
-        replay_memory=run.replay_memory,
-        updates_per_call=run.updates_per_call,
-        final_updates=run.final_updates,
-        prepare_ahead=run.prepare_ahead,
     )
     return driver, {"num_envs": layout.num_envs, "num_shards": layout.num_shards, "replicas": layout.replicas}

@@ -7,11 +7,10 @@ import dataclasses
 import json
 import os
 import pathlib
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -31,21 +30,19 @@ from podracer.system.console import note
 from podracer.system.lock import RunLock
 from podracer.system.stopping import StopSignal
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import masks, presets
+from podracer.training import masks, presets, shared
+from podracer.training.best import BEST
 from podracer.training.choices import flat_images
 from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
+from podracer.training.workers import Workers
 from podracer.types import Agent, Environment, HostEnvironments
 
 if TYPE_CHECKING:
     from podracer.pod.settings import Pod
 
     Topology = Literal["local", "pod"] | Pod
-
-
-SHARED_SECONDS = 30.0
-"""How long a file that process 0 has written may take to be seen by the others."""
 
 
 def train(
@@ -113,7 +110,7 @@ def train(
       OSError: where `remote` names an address that cannot be listened at.
     """
     began = time.monotonic()
-    with _start(topology) as processes, _Workers(remote, run_dir if resume else None) as workers:
+    with _start(topology) as processes, Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
             if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
@@ -124,7 +121,7 @@ def train(
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
-        directory = _shared(None if run_dir is None else files.local(run_dir), processes)
+        directory = shared.directory(None if run_dir is None else files.local(run_dir), processes)
         if resume:
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
@@ -152,8 +149,8 @@ def train(
         with contextlib.ExitStack() as stack:
             if directory is not None:
                 lock = stack.enter_context(contextlib.closing(RunLock(directory)))
-                _by_first(processes, lock.take)
-                notes += _by_first(processes, rundir.prepare, directory, experiment.description, resume)
+                shared.by_first(processes, lock.take)
+                notes += shared.by_first(processes, rundir.prepare, directory, experiment.description, resume)
             stack.enter_context(memory_explained())
             stop = stack.enter_context(StopSignal())
             parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
@@ -174,66 +171,6 @@ def _next(result: Result) -> str:
     if result.run_dir is None:
         return "without a run_dir only this error's `result` has what was learnt"
     return f"continue with {rundir.how_to_resume(result.run_dir, result.description['own'])}"
-
-
-class _Workers:
-    """Those who step the environments of a run, if any do: let in, and told how it ended.
-
-    Args:
-      remote: where they connect, if they do.
-      run_dir: of a resumed run, which knows where it listened; what is given goes before it, field by field.
-    """
-
-    def __init__(self, remote: Remote | Mapping[str, Any] | None, run_dir: str | pathlib.Path | None):
-        stored: Mapping[str, Any] = {}
-        if run_dir is not None and (pathlib.Path(run_dir) / "config.json").exists():
-            stored = rundir.read(pathlib.Path(run_dir)).get("remote") or {}
-        if isinstance(remote, Remote):
-            remote = {name: value for name, value in vars(remote).items() if value != getattr(Remote(), name)}
-        settings = configs.from_json(Remote, {**stored, **(remote or {})})
-        if settings != Remote() and not settings.listen:
-            given = ", ".join(name for name, value in vars(settings).items() if value != getattr(Remote(), name))
-            raise ValueError(f"remote: {given} needs listen, for without it environments are stepped in this process.")
-        self._settings, self._environments, self.finished = settings, None, False
-        self.step = self._step if settings.listen else None
-
-    def described(self) -> dict[str, Any]:
-        """What a run's description says of them: files, never what is in them."""
-        return {"remote": configs.to_json(self._settings)} if self.step else {}
-
-    def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:
-        if local is not None and not isinstance(local, HostEnvironments):
-            raise ValueError(f"remote: {name} is pure JAX, which needs no workers; leave listen out.")
-        from podracer.remote.environments import RemoteEnvironments
-
-        ordered = run.mode != "async"
-        if ordered and self._settings.mode == "ready":
-            raise ValueError(
-                f"remote: mode='ready' takes rows as they come, and mode={run.mode!r} of the run in a fixed order; use "
-                "mode='all' there, or mode='async' here."
-            )
-        self._environments = RemoteEnvironments(
-            name,
-            local,
-            json.dumps(options, sort_keys=True) if options else None,
-            self._settings,
-            answer_timeout=run.env_timeout,
-            strict=ordered and self._settings.on_loss == "error",
-        )
-        return self._environments
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if self._environments is None:
-            return
-        from podracer.remote.session_pb2 import Goodbye
-
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            self._environments.close(Goodbye.FAILED, f"{type(error).__name__}: {error}")
-        else:
-            self._environments.close(Goodbye.FINISHED if self.finished else Goodbye.RESTARTING)
 
 
 def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[Processes]:
@@ -257,57 +194,6 @@ def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[
 def _devices() -> list[Any]:
     """Those of all processes, in an order that is the same in each."""
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-
-
-def _shared(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib.Path | None:
-    """The run directory of process 0, which may have chosen a new one; all must see it, for all write checkpoints.
-
-    Raises:
-      ValueError: where they do not, or process 0 cannot write there.
-    """
-    told = processes.told(None if run_dir is None else str(run_dir))
-    if told is None or processes.count == 1:
-        return None if told is None else pathlib.Path(told)
-    directory, proof = pathlib.Path(told), secrets.token_hex(8)
-    mark = directory / f".shared-{processes.told(proof)}"
-
-    def make() -> None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        except OSError as error:
-            raise ValueError(f"cannot write to run directory {directory}: {error}.") from error
-
-    _by_first(processes, make)
-    until = time.monotonic() + SHARED_SECONDS
-    while not mark.exists() and time.monotonic() < until:
-        time.sleep(0.1)  # a network's file system may be late
-    blind = [str(i) for i, seen in enumerate(processes.everyones(mark.exists())) if not seen]
-    if processes.is_first:
-        mark.unlink(missing_ok=True)
-    if blind:
-        raise ValueError(
-            f"run_dir {directory} is not shared: process {', '.join(blind)} cannot see what 0 writes there."
-        )
-    return directory
-
-
-def _by_first(processes: Processes, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What process 0 gets of a function, which JSON can hold, in all.
-
-    Raises:
-      ValueError: as there, in all processes.
-    """
-    found: dict[str, Any] = {}
-    if processes.is_first:
-        try:
-            found = {"value": function(*arguments)}
-        except ValueError as error:
-            found = {"error": str(error)}
-    found = processes.told(found)
-    if "error" in found:
-        raise ValueError(found["error"])
-    return found["value"]
 
 
 def _check(environment: Environment | HostEnvironments) -> None:
@@ -364,7 +250,7 @@ def resume(
     with _start(topology) as processes:
         directory = files.local(run_dir)
         # Whether the others see the directory is not known yet.
-        stored = _by_first(processes, rundir.read, directory)
+        stored = shared.by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         begun = processes.told(checkpoint.there_are(directory))
@@ -411,7 +297,7 @@ def load(
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
-    folder = checkpoint.BEST if step == "best" else "checkpoints"
+    folder = BEST if step == "best" else "checkpoints"
     if not (directory / folder).is_dir():
         raise errors.CheckpointError(f"no checkpoint in {directory / folder} yet.")
     experiment.description.update(rundir.stored_names(directory))

@@ -16,6 +16,8 @@ import pytest
 from podracer import agents, environments, topology
 from podracer.agents import DQNConfig
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.run.config import RunConfig
+from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
 from podracer.types import Agent, EnvSpec, LearnerState, TimeStep
 from tests.support import fast_dqn_reference as reference
@@ -129,7 +131,7 @@ def driver_of(
         num_envs=shape.W, envs_per_actor=shape.W // threads, actor_threads=threads, devices=jax.local_devices()[:1]
     )
     settings: Any = {"mode": mode, "updates_per_call": updates_per_call}
-    return Sebulba(agent, environments, layout, seed=5, hyper=agent.hyper, **settings)
+    return Sebulba(agent, environments, layout, RunConfig(seed=5, **settings), agent.hyper)
 
 
 @functools.cache
@@ -141,7 +143,7 @@ def compiled(shape: Shape, updates_per_call: int) -> Sebulba:
 
 def share(driver: Sebulba, shared: Sebulba) -> Sebulba:
     """The driver, with what another has compiled."""
-    for name in ("_begin", "_act", "_finish", "_programs"):
+    for name in ("_actor_programs", "_programs"):
         setattr(driver, name, getattr(shared, name))
     return driver
 
@@ -150,11 +152,13 @@ def train(driver: Sebulba, state: Any, shape: Shape) -> Any:
     total = shape.at_first + PERIODS * shape.C
     state, complete = driver.run(
         state,
+        RunHooks(
+            next_milestone=lambda steps: total,
+            on_progress=lambda progress: None,
+            on_milestone=lambda state, steps: None,
+            should_stop=lambda: False,
+        ),
         total_steps=total,
-        next_milestone=lambda steps: total,
-        on_progress=lambda progress: None,
-        on_milestone=lambda state, steps: None,
-        should_stop=lambda: False,
     )
     assert complete
     return state

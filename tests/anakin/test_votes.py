@@ -11,6 +11,7 @@ import pytest
 
 from podracer.anakin import runner
 from podracer.learning.counter import Counter
+from podracer.run.driver import RunHooks
 from podracer.types import EpisodeStats
 
 STEPS_AN_UPDATE, TOTAL = 10, 4000
@@ -77,12 +78,14 @@ def test_hosts_launch_the_same_calls(stop_at, monkeypatch):
             shared.of(index),
             lambda *limits: limits,
             at(0),
+            RunHooks(
+                next_milestone=lambda steps: min(TOTAL, (steps // 1000 + 1) * 1000),
+                on_progress=lambda progress: seen.append(progress.env_steps),
+                on_milestone=lambda state, steps: seen.append(-steps),
+                should_stop=should_stop,
+            ),
             total_steps=TOTAL,
-            next_milestone=lambda steps: min(TOTAL, (steps // 1000 + 1) * 1000),
             max_updates_per_call=50,
-            on_progress=lambda progress: seen.append(progress.env_steps),
-            on_milestone=lambda state, steps: seen.append(-steps),
-            should_stop=should_stop,
         )
         return state.steps, complete, seen
 

@@ -14,7 +14,7 @@ import pytest
 import envs_jax
 from podracer import topology
 from podracer.agents.registry import make_agent
-from podracer.nets import layers
+from podracer.nets import convolutions, layers
 from podracer.types import TimeStep
 from tests.support import harness
 
@@ -38,10 +38,10 @@ def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str)
     """Of equal pixels the first, row by row, has the gradient: also where windows overlap."""
     x = jax.random.normal(KEY, shape)
     x = {"distinct": x, "ties": jnp.round(x), "constant": jnp.zeros(shape), "below zero": -jnp.abs(x) - 1e3}[values]
-    pooled, vjp = jax.vjp(jax.jit(layers.max_pool), x)
+    pooled, vjp = jax.vjp(jax.jit(convolutions.max_pool), x)
     expected, expected_vjp = jax.vjp(jax.jit(flax_max_pool), x)
     np.testing.assert_array_equal(pooled, expected)
-    np.testing.assert_array_equal(layers.max_pool(x), expected)
+    np.testing.assert_array_equal(convolutions.max_pool(x), expected)
     # Integers: a pixel's gradients from up to four windows add up to the same in any order.
     cotangent = jnp.round(10 * jax.random.normal(jax.random.key(1), pooled.shape))
     np.testing.assert_array_equal(vjp(cotangent)[0], expected_vjp(cotangent)[0])
@@ -50,10 +50,10 @@ def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str)
 @pytest.mark.slow
 def test_pooling_takes_other_dtypes_and_a_batch_of_parameters() -> None:
     x = jax.random.normal(KEY, (5, 2, 8, 8, 3))
-    gradient = jax.grad(lambda x: jnp.sum(jnp.square(layers.max_pool(x))))
+    gradient = jax.grad(lambda x: jnp.sum(jnp.square(convolutions.max_pool(x))))
     expected = jnp.stack([gradient(each) for each in x])
     np.testing.assert_array_equal(jax.vmap(gradient)(x), expected)
-    half = layers.max_pool(x[0].astype(jnp.bfloat16))
+    half = convolutions.max_pool(x[0].astype(jnp.bfloat16))
     assert half.dtype == gradient(x[0].astype(jnp.bfloat16)).dtype == jnp.bfloat16
     np.testing.assert_array_equal(half, flax_max_pool(x[0].astype(jnp.bfloat16)))
 
@@ -67,7 +67,7 @@ def primitives(jaxpr: Any) -> set[str]:
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
     """A scatter adds in an order that nobody knows on GPU, and then no run can be repeated bit for bit."""
-    module, images = layers.ResNet(), jnp.ones((2, 24, 24, 1))
+    module, images = convolutions.ResNet(), jnp.ones((2, 24, 24, 1))
     params = module.init(KEY, images)
     loss = lambda params: jnp.sum(module.apply(params, images))  # noqa: E731
     with topology.compiling_for(platform):
@@ -136,7 +136,7 @@ class FlaxConvNet(nn.Module):
 
 
 def test_a_normalised_torso_is_flaxs() -> None:
-    module = layers.ConvNet(layers.ConvNetSpec(((4, 3, 2), (6, 3, 2)), 5), "he", norm=True)
+    module = convolutions.ConvNet(convolutions.ConvNetSpec(((4, 3, 2), (6, 3, 2)), 5), "he", norm=True)
     x = jax.random.normal(KEY, (2, 9, 11, 3))
     params = jax.jit(lambda: jax.tree.map(lambda p: p + 0.1 * jax.random.normal(KEY, p.shape), module.init(KEY, x)))()
     with jax.numpy_rank_promotion("allow"):
@@ -148,7 +148,7 @@ def test_a_normalised_torso_is_flaxs() -> None:
 def test_weights_begin_as_said(scale: Any, variance: float) -> None:
     dense = layers.Dense(96, scale).init(KEY, jnp.zeros((1, 480)))["params"]["kernel"]
     assert np.var(dense) == pytest.approx(variance, rel=0.03)
-    conv = layers.Conv(96, 4, 1, scale=scale).init(KEY, jnp.zeros((1, 4, 4, 30)))["params"]["kernel"]
+    conv = convolutions.Conv(96, 4, 1, scale=scale).init(KEY, jnp.zeros((1, 4, 4, 30)))["params"]["kernel"]
     assert np.var(conv) == pytest.approx(variance if scale else 2 / (480 + 96 * 16), rel=0.03)
 
 
@@ -156,8 +156,8 @@ def test_weights_begin_as_said(scale: Any, variance: float) -> None:
 def test_torsos_compute_in_bfloat16_and_keep_float32_parameters(torso: str) -> None:
     make = {
         "mlp": lambda dtype: layers.MLP((16, 8), "tanh", dtype=dtype),
-        "shallow": lambda dtype: layers.ConvNet(layers.CONVNETS["shallow"], dtype=dtype),
-        "resnet": lambda dtype: layers.ResNet(dtype=dtype),
+        "shallow": lambda dtype: convolutions.ConvNet(convolutions.CONVNETS["shallow"], dtype=dtype),
+        "resnet": lambda dtype: convolutions.ResNet(dtype=dtype),
     }[torso]
     x = jax.random.uniform(KEY, (3, 12) if torso == "mlp" else (2, 36, 36, 1))
     full, half = make(jnp.float32), make(jnp.bfloat16)

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from podracer import nets, spaces
-from podracer.nets import layers
+from podracer.nets import convolutions, layers
 from podracer.nets import memory as memories
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 from tests.support import harness
@@ -367,7 +367,7 @@ def test_convolution_and_its_gradients(
     """Value, and gradients by inputs, weights and bias, are those of XLA's convolution, inside a scan too."""
     keys = jax.random.split(KEY, 4)
     x = jax.random.normal(keys[0], shape)
-    module = layers.Conv(features, kernel, stride, padding)
+    module = convolutions.Conv(features, kernel, stride, padding)
     params = module.init(keys[1], x)
     params["params"]["bias"] = jax.random.normal(keys[2], (features,))
 

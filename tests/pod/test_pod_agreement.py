@@ -15,8 +15,8 @@ from podracer.errors import CheckpointError, TrainingDivergedError
 from podracer.run import checkpoint
 from podracer.run.checkpoint import Checkpoints
 from podracer.sebulba.metrics import Report
-from podracer.training import session, train
-from podracer.training.session import Session
+from podracer.training import shared, train
+from podracer.training import summary as summaries
 from tests.support import pods
 
 
@@ -92,24 +92,17 @@ def test_whether_a_run_is_finished_is_said_by_process_0(sees, tmp_path, monkeypa
     for index in range(2):
         (tmp_path / str(index)).mkdir()
     (tmp_path / str(sees) / "summary.json").write_text(json.dumps(summary))
-    monkeypatch.setattr(session, "counter_values", lambda steps: np.asarray([steps]))
-    run = types.SimpleNamespace(total_steps=8, eval_episodes=4)
+    experiment = types.SimpleNamespace(run=types.SimpleNamespace(total_steps=8, eval_episodes=4))
 
-    def done(processes):
-        own = object.__new__(Session)
-        own._processes, own._directory, own._state = processes, tmp_path / str(processes.index), None
-        own._experiment, own._log = types.SimpleNamespace(run=run), types.SimpleNamespace(rows=[])
-        own._here = lambda state: types.SimpleNamespace(env_steps=8, learner=None)
-        result = own._done()
-        return result and result.summary
+    def stored(processes):
+        return summaries.stored(tmp_path / str(processes.index), experiment, processes, env_steps=8)
 
-    monkeypatch.setattr(session, "Result", lambda *args: types.SimpleNamespace())
-    assert pods.as_threads(done) == ([summary] * 2 if sees == 0 else [None] * 2)
+    assert pods.as_threads(stored) == ([summary] * 2 if sees == 0 else [None] * 2)
 
 
 def test_all_say_why_process_0_cannot_write(tmp_path):
     (tmp_path / "file").touch()
-    for error in pods.as_threads(lambda processes: train._shared(tmp_path / "file" / "run", processes)):
+    for error in pods.as_threads(lambda processes: shared.directory(tmp_path / "file" / "run", processes)):
         assert isinstance(error, ValueError)
         assert "cannot write to run directory" in str(error)
         assert "Not a directory" in str(error)

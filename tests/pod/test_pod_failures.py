@@ -23,8 +23,8 @@ from podracer.pod import peers
 from podracer.pod.launch import Launch, environment
 from podracer.run import checkpoint
 from podracer.sebulba import runner
+from podracer.training import shared
 from podracer.training.session import Session
-from podracer.training.train import train as training
 from tests.support import pods
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def trains(run_dir, fault, *flags):
     arguments = [*COMMAND, "--run-dir", run_dir, *flags]
     if int(os.environ["JAX_PROCESS_ID"]) == int(where or 1):
         FAULTS.get(name, lambda: None)()
-    mock.patch.object(training, "SHARED_SECONDS", 2.0).start()
+    mock.patch.object(shared, "SHARED_SECONDS", 2.0).start()
     cli.main(arguments)
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("grpc")
 from podracer.errors import Closed, RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import Batching, Patience, Session
+from podracer.remote.blocks import TRANSITIONS, Batching, Block, Patience, Session, State
 from podracer.remote.hub import FILLER, Hub, Woken
 from podracer.remote.pool import RemoteEnvironment
 
@@ -93,8 +93,15 @@ def shown(environment):
 
 
 @pytest.mark.parametrize("chunk", range(10))
-def test_random_schedules(chunk):
-    """The row contract in every lane, one action per row, and no lane in two places."""
+def test_random_schedules(chunk, monkeypatch):
+    """The row contract in every lane, one action per row, no lane in two places, and all transitions of the table."""
+    become, seen = Block.become, set()
+
+    def recorded(block, state):
+        seen.add((block.state, state))
+        become(block, state)
+
+    monkeypatch.setattr(Block, "become", recorded)
     for seed in range(100 * chunk, 100 * chunk + 100):
         rng = np.random.default_rng(seed)
         lanes, block = int(rng.choice([2, 4, 6])), 2
@@ -155,14 +162,22 @@ def test_random_schedules(chunk):
                 stale += late
             for peer, number, step in stale:  # what comes late is dropped
                 if number not in peer.session.blocks:
-                    count = hub.counts["stale"]
+                    count = hub.statistics.counts["stale"]
                     peer.send(number, step, HostStep.zeros(SPEC, block))
-                    assert hub.counts["stale"] == count + 1
+                    assert hub.statistics.counts["stale"] == count + 1
                     with pytest.raises(wire.ProtocolError, match="which it does not have"):
                         peer.send(number, step, HostStep.zeros(SPEC, block))
             stale.clear()
             if rng.random() < 0.3:
                 peers.append(Peer(hub, lanes, "late"))
+    assert seen == {(before, after) for before, others in TRANSITIONS.items() for after in others}
+
+
+def test_a_block_goes_only_where_the_table_says():
+    hub, _, _ = made()
+    (block,) = hub.open_pool(1, 1, 0).blocks
+    with pytest.raises(AssertionError, match="a block went from EMPTY to READY"):
+        block.become(State.READY)
 
 
 def test_many_threads_at_once_lose_nothing():
@@ -206,7 +221,7 @@ def test_many_threads_at_once_lose_nothing():
         thread.join(60.0)
     assert not errors
     assert not any(thread.is_alive() for thread in threads)
-    assert hub.counts["rows"] == 64 * (steps + 1)
+    assert hub.statistics.counts["rows"] == 64 * (steps + 1)
 
 
 def test_one_answer_per_row_and_what_is_late_is_dropped():
@@ -228,7 +243,7 @@ def test_one_answer_per_row_and_what_is_late_is_dropped():
         other.send(0, 1, HostStep.zeros(SPEC, 2))  # of a block that is another's
     hub.close_pool(pool)
     peer.send(0, 1, HostStep.zeros(SPEC, 2))
-    assert hub.counts["stale"] == 1
+    assert hub.statistics.counts["stale"] == 1
     with pytest.raises(wire.ProtocolError, match="nor owes rows of"):
         peer.send(0, 1, HostStep.zeros(SPEC, 2))
 
@@ -501,7 +516,7 @@ def test_what_is_lost_follows_the_slowest_that_is_at_work():
     clock.now += 2.0
     lanes, rows = environment.recv()
     assert (lanes.tolist(), rows.scalars[2].tolist()) == ([0], [1.0])
-    assert hub.counts["filler_rows"] == 1
+    assert hub.statistics.counts["filler_rows"] == 1
 
 
 def instructions(function):

@@ -17,6 +17,7 @@ from podracer.environments.seeds import first_seed
 from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
 from podracer.training import train as training
+from podracer.training.workers import Workers
 from tests.support import peers, workers
 
 grpc = pytest.importorskip("grpc")
@@ -399,7 +400,7 @@ def test_settings_of_a_resumed_run_are_changed_one_by_one(tmp_path, monkeypatch)
     stored = {"listen": "10.0.0.5:1", "tls_cert": "c", "tls_key": "k", "token_file": "t", "join_timeout": 60.0}
     (tmp_path / "config.json").touch()
     monkeypatch.setattr(training.rundir, "read", lambda directory: {"remote": stored})
-    found = lambda remote: training._Workers(remote, tmp_path).described()["remote"]  # noqa: E731
+    found = lambda remote: Workers(remote, tmp_path).described()["remote"]  # noqa: E731
     was = found(None)
     assert was.items() >= stored.items()
     assert found({"join_timeout": 600.0}) == was | {"join_timeout": 600.0}

@@ -15,6 +15,7 @@ from podracer.remote import bounds
 from podracer.types import EnvSpec, HostStep
 
 pb = pytest.importorskip("podracer.remote.session_pb2")
+specs = pytest.importorskip("podracer.remote.specs")
 wire = pytest.importorskip("podracer.remote.wire")
 
 DTYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4")
@@ -68,8 +69,8 @@ def assert_same(a, b):
 def test_round_trips(seed):
     rng = np.random.default_rng(seed)
     spec, n = random_spec(rng), int(rng.integers(1, 6))
-    message = wire.spec_to_proto(spec)
-    assert wire.spec_from_proto(pb.Spec.FromString(message.SerializeToString())) == spec
+    message = specs.to_proto(spec)
+    assert specs.from_proto(pb.Spec.FromString(message.SerializeToString())) == spec
     layout = wire.Layout(spec)
     rows, first = random_rows(rng, spec, n)
     data = wire.pack(pb.FromWorker(rows=pb.Rows(block=3, step=2**40)), layout.pack_rows(rows))
@@ -188,7 +189,7 @@ def test_a_payload_of_another_length_is_refused(length):
 def test_every_truncation_and_ten_thousand_mutations_are_one_error():
     layout, rng = wire.Layout(SPEC), np.random.default_rng(0)
     whole = wire.pack(pb.FromWorker(rows=pb.Rows(block=1, step=5, env_us=9)), layout.pack_rows(rows()))
-    ready = wire.pack(pb.FromWorker(ready=pb.Ready(spec=wire.spec_to_proto(SPEC), options="{}")))
+    ready = wire.pack(pb.FromWorker(ready=pb.Ready(spec=specs.to_proto(SPEC), options="{}")))
 
     def take(data):
         with contextlib.suppress(wire.ProtocolError):
@@ -196,7 +197,7 @@ def test_every_truncation_and_ten_thousand_mutations_are_one_error():
             if message.WhichOneof("kind") == "rows":
                 layout.check_rows(layout.unpack_rows(payload, N), np.array([False, True, False]))
             if message.WhichOneof("kind") == "ready":
-                wire.spec_from_proto(message.ready.spec)
+                specs.from_proto(message.ready.spec)
             return True
         return False
 
@@ -234,15 +235,15 @@ def test_every_truncation_and_ten_thousand_mutations_are_one_error():
     ],
 )
 def test_specs_that_make_no_sense_are_refused(change, complaint):
-    message = wire.spec_to_proto(EnvSpec("mine", spaces.Box(0.0, 1.0, (4,)), spaces.Discrete(2)))
+    message = specs.to_proto(EnvSpec("mine", spaces.Box(0.0, 1.0, (4,)), spaces.Discrete(2)))
     change(message)
     with pytest.raises(wire.ProtocolError, match=complaint):
-        wire.spec_from_proto(message)
+        specs.from_proto(message)
 
 
 def test_what_differs_is_named_with_both_values():
     mine = EnvSpec("mine", spaces.Box(0.0, 1.0, (4,)), spaces.Discrete(2), 100)
-    assert wire.spec_difference(mine, mine._replace(name="theirs")) == ""
+    assert specs.difference(mine, mine._replace(name="theirs")) == ""
     for theirs, said in (
         (mine._replace(action_space=spaces.Discrete(3)), "action is Discrete(num_values=3) at the worker and Discrete"),
         (mine._replace(observation_space=spaces.Box(0.0, 1.0, (5,))), "observation is Box("),
@@ -255,23 +256,25 @@ def test_what_differs_is_named_with_both_values():
         ),
         (mine._replace(action_space=spaces.Discrete(2, start=1)), "action is Discrete(num_values=2, start=1) at the w"),
     ):
-        assert said in wire.spec_difference(mine, theirs)
+        assert said in specs.difference(mine, theirs)
 
 
 def test_options_that_differ_are_named():
-    assert wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 2}') == ""
+    assert specs.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 2}') == ""
     assert (
-        wire.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 at the worker and 2 at the learner"
+        specs.options_difference('{"a": 1, "b": 2}', '{"a": 1, "b": 3}') == "b is 3 at the worker and 2 at the learner"
     )
-    assert wire.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   at the worker and None at the learner"
-    assert wire.options_difference('{"a": 1}', '{"a": true}') == "its options are written otherwise than the learner's"
-    assert wire.options_difference('{"a": 1}', '{ "a": 1}') == ""
+    assert (
+        specs.options_difference('{"a": 1}', '{"a": 1, "c": "\\n"}') == "c is   at the worker and None at the learner"
+    )
+    assert specs.options_difference('{"a": 1}', '{"a": true}') == "its options are written otherwise than the learner's"
+    assert specs.options_difference('{"a": 1}', '{ "a": 1}') == ""
 
 
 def test_where_environments_run_is_not_compared():
     mine, theirs = '{"a": 1, "num_threads": 2}', '{"a": %d, "num_threads": null, "vectorization": "async"}'
-    assert wire.options_difference(mine, theirs % 1) == ""
-    assert wire.options_difference(mine, theirs % 2) == "a is 2 at the worker and 1 at the learner"
+    assert specs.options_difference(mine, theirs % 1) == ""
+    assert specs.options_difference(mine, theirs % 2) == "a is 2 at the worker and 1 at the learner"
 
 
 @pytest.mark.parametrize("change", ["dtype", "shape", "leaf", "scalars"])

@@ -116,7 +116,7 @@ def test_an_environment_that_raises_is_said_once_and_forgotten(monkeypatch, caps
     lines: list = []
     one, environments = session(lines.append), workers.Counting(misbehave=misbehave)
     asked = pb.Open(block=7, lanes=2, seed=0)
-    one._blocks[7] = block = worker._Block(
+    one._blocks[7] = block = worker.BlockThread(
         asked, environments, wire.Layout(environments.spec), one._outgoing.put, one._failed
     )
     monkeypatch.setenv("PODRACER_TRACEBACK", "1")
@@ -147,7 +147,7 @@ def test_a_block_sends_nothing_that_is_not_of_the_spec():
     failed: list = []
     put = lambda data: pytest.fail("rows were sent")  # noqa: E731
     asked, layout = pb.Open(block=7, lanes=2, seed=0), wire.Layout(workers.Counting().spec)
-    worker._Block(asked, Whole(), layout, put, lambda *what: failed.append(what)).run()
+    worker.BlockThread(asked, Whole(), layout, put, lambda *what: failed.append(what)).run()
     ((number, error),) = failed
     assert (number, error) == (
         7, "ValueError: observation is int64[2, 3], and not float32[2, 3], as the environment says."

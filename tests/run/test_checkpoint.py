@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from podracer.errors import CheckpointError
-from podracer.run import checkpoint
+from podracer.run import checkpoint, orbax_calls
 from podracer.run.checkpoint import Checkpoints, UnknownStepError
 from tests.support import hosts
 
@@ -161,7 +161,7 @@ def test_any_damaged_file_is_noticed_or_harmless(written, tmp_path, damage, capf
 
 def test_an_error_that_passes_is_no_damage(written, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "PAUSES", (0.0,))
-    monkeypatch.setattr(checkpoint.gc, "collect", lambda: None)  # which takes long in a process of many tests
+    monkeypatch.setattr(orbax_calls.gc, "collect", lambda: None)  # which takes long in a process of many tests
     shutil.copytree(written, tmp_path / "run")
     read, errors = Checkpoints._read, []
 
@@ -296,7 +296,7 @@ def test_silence_ends_with_the_last_who_asked_for_it(caplog):
     before = absl.level, sys.unraisablehook, list(warnings.filters)
     first, second = (contextlib.ExitStack() for _ in range(2))
     for stack in (first, second):
-        stack.enter_context(checkpoint._QUIET)
+        stack.enter_context(orbax_calls.QUIET)
     first.close()
     absl.error("is not seen")
     warnings.warn("is not seen", stacklevel=1)

@@ -4,14 +4,13 @@ import contextlib
 import io
 import re
 import time
-import types
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from podracer.run import heartbeat, metrics
-from podracer.training import session
+from podracer.training.training_log import Cautions
 from podracer.types import Caution
 
 
@@ -118,13 +117,13 @@ def test_a_setting_that_does_not_fit_is_said_once(capsys):
     """By the first member that shows it; where nothing is shown, as a warning of Python's."""
     caution = Caution("value/outside", 0.01, "set v_max")
     for shown in (True, False):
-        run = types.SimpleNamespace(_cautions=[caution], _display=metrics.Display(2000, "dqn catch", shown))
-        session.Session._caution(run, {})
-        session.Session._caution(run, {"value/outside": np.array([np.nan, 0.01])})
+        cautions = Cautions([caution], metrics.Display(2000, "dqn catch", shown))
+        cautions.check({})
+        cautions.check({"value/outside": np.array([np.nan, 0.01])})
         assert not capsys.readouterr().err
         with (
             contextlib.nullcontext() if shown else pytest.warns(UserWarning, match="^value/outside is 0.25: set v_max$")
         ):
-            session.Session._caution(run, {"value/outside": np.array([0.0, 0.25])})
-        session.Session._caution(run, {"value/outside": np.array([0.5, 0.5])})
+            cautions.check({"value/outside": np.array([0.0, 0.25])})
+        cautions.check({"value/outside": np.array([0.5, 0.5])})
         assert capsys.readouterr().err == ("warning: value/outside is 0.25: set v_max\n" if shown else "")

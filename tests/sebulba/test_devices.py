@@ -18,6 +18,7 @@ import podracer
 from podracer import agents, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.run.config import RunConfig
 from podracer.sebulba import learner_program
 from podracer.sebulba.driver import Sebulba
 from tests.support import counting, harness
@@ -40,7 +41,7 @@ def agent_of(name):
 def trajectories(agent):
     """What one actor made with parameters that never change."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.devices()[:1])
-    driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, seed=0, hyper=agent.hyper)
+    driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, RunConfig(), agent.hyper)
     state = driver.init()
     driver.compile(state)
     made = []

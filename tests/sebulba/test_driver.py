@@ -1,6 +1,7 @@
 """Sebulba end to end with the counting environment: alignment, contiguity, memory, versions, order and resuming."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 
@@ -13,6 +14,8 @@ import podracer
 from podracer import agents, distributions, nets, replay, topology
 from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.run.config import RunConfig
+from podracer.run.driver import RunHooks
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
@@ -96,13 +99,13 @@ def driver_of(
             agent,
             SteppedEnvironments(COUNTING),
             layout,
-            seed=seed,
-            hyper=agent.hyper,
-            updates_per_batch=updates_per_batch,
-            replay_memory=replay_memory,
+            RunConfig(updates_per_batch=updates_per_batch, replay_memory=replay_memory),
+            agent.hyper,
         )
     driver = copy.copy(_drivers[key])
-    driver._mode, driver._seed, driver._hyper = mode, seed, agent.hyper | (hyper or {})
+    driver.actors = copy.copy(driver.actors)
+    driver._run = driver.actors._run = dataclasses.replace(driver._run, mode=mode, seed=seed)
+    driver._hyper = agent.hyper | (hyper or {})
     driver.shared = _drivers[key]
     return driver
 
@@ -119,16 +122,18 @@ def run(driver, total_steps=600, state=None, milestone=None):
 
     driver.learning = driver.learning._replace(spread=capture)
     state = driver.init() if state is None else state
-    if not driver.shared._act:
+    if not driver.shared._actor_programs.act:
         driver.shared.compile(state)
-    driver._programs = driver.shared._programs
+    driver._actor_programs, driver._programs = driver.shared._actor_programs, driver.shared._programs
     final, complete = driver.run(
         state,
+        RunHooks(
+            next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
+            on_progress=progress.append,
+            on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
+            should_stop=lambda: False,
+        ),
         total_steps=total_steps,
-        next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
-        on_progress=progress.append,
-        on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
-        should_stop=lambda: False,
     )
     assert complete
     return final, captured, progress, states
@@ -383,8 +388,8 @@ def test_snapshots_compile_nothing_new():
     learner = driver.learner(state).learner
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
-    driver._state(driver.learner(state).learner, (), 3, state.experience)
-    driver._state(learner, (), 5, state.experience)
+    driver.states.make(driver.learner(state).learner, (), 3, state.experience)
+    driver.states.make(learner, (), 5, state.experience)
     assert not [event for event in compiled if "backend_compile" in event]
 
 
@@ -398,7 +403,7 @@ def test_environments_hear_how_many_share_the_machine():
 
     layout = topology.make_host(num_envs=2 * B, envs_per_actor=B, actor_threads=2, devices=jax.local_devices()[:1])
     agent = agent_of("vtrace")
-    Sebulba(agent, Sharing(COUNTING), layout, seed=0, hyper=agent.hyper)
+    Sebulba(agent, Sharing(COUNTING), layout, RunConfig(), agent.hyper)
     assert heard == [2]
 
 
@@ -468,11 +473,13 @@ def test_updates_per_batch_take_every_lane_once():
     driver._programs = driver._programs._replace(learn=observed)
     final, _ = driver.run(
         driver.init(),
+        RunHooks(
+            next_milestone=lambda steps: 100,
+            on_progress=lambda progress: None,
+            on_milestone=lambda state, steps: None,
+            should_stop=lambda: False,
+        ),
         total_steps=100,
-        next_milestone=lambda steps: 100,
-        on_progress=lambda progress: None,
-        on_milestone=lambda state, steps: None,
-        should_stop=lambda: False,
     )
     assert set(seen) == {(0, 15.0), (1, 240.0)}
     assert len(seen) == int(final.learner.num_updates[0])

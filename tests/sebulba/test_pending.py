@@ -12,6 +12,8 @@ import pytest
 from podracer import agents, topology
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.learner import owing
+from podracer.run.config import RunConfig
+from podracer.run.driver import RunHooks
 from podracer.sebulba import runner
 from podracer.sebulba.driver import Sebulba
 from tests.support import counting, harness
@@ -72,14 +74,14 @@ def made(environments, mode, threads, updates_per_call, memory):
         num_envs=B * threads, envs_per_actor=B, actor_threads=threads, devices=jax.local_devices()[:1]
     )
     settings = {"mode": mode, "replay_memory": memory, "updates_per_call": updates_per_call}
-    return Sebulba(agent(), environments, layout, seed=3, hyper=agent().hyper, **settings)
+    return Sebulba(agent(), environments, layout, RunConfig(seed=3, **settings), agent().hyper)
 
 
 def driver_of(mode, threads=1, updates_per_call=1, memory="device", environments=SteppedEnvironments):
     """A driver; those of one shape share what is compiled."""
     driver = made(environments(COUNTING), mode, threads, updates_per_call, memory)
     shared = compiled(threads, updates_per_call, memory)
-    for name in ("_begin", "_act", "_finish", "_programs"):
+    for name in ("_actor_programs", "_programs"):
         setattr(driver, name, getattr(shared, name))
     return driver
 
@@ -100,11 +102,13 @@ def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, na
     driver._programs = driver._programs._replace(drain=counted)
     final, complete = driver.run(
         driver.init() if state is None else state,
+        RunHooks(
+            next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
+            on_progress=[].append if reports is None else reports.append,
+            on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
+            should_stop=lambda: stop_after is not None and len(calls) >= stop_after,
+        ),
         total_steps=total_steps,
-        next_milestone=lambda steps: total_steps if milestone is None or steps >= milestone else milestone,
-        on_progress=[].append if reports is None else reports.append,
-        on_milestone=lambda state, steps: states.append(jax.tree.map(jnp.copy, state)),
-        should_stop=lambda: stop_after is not None and len(calls) >= stop_after,
     )
     return final, complete, states
 
@@ -278,7 +282,7 @@ def test_an_update_is_traced_once(updates_per_call):
     counted = agent()._replace(learn=learn)
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.local_devices()[:1])
     settings = {"mode": "lockstep", "updates_per_call": updates_per_call}
-    driver = Sebulba(counted, SteppedEnvironments(COUNTING), layout, seed=3, hyper=agent().hyper, **settings)
+    driver = Sebulba(counted, SteppedEnvironments(COUNTING), layout, RunConfig(seed=3, **settings), agent().hyper)
     driver.check()
     driver.compile(driver.init())
     assert len(traced) == 1

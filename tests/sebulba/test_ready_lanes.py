@@ -10,6 +10,8 @@ import pytest
 from podracer import agents, distributions, nets, topology
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.nets import memory
+from podracer.run.config import RunConfig
+from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
 from podracer.sebulba.ready_lanes import Clocks
 from podracer.types import HostStep
@@ -66,7 +68,7 @@ class UnequalLanes:
 def trained(agent, environments, total_steps, hyper):
     """What was handed over, the learner at the end, and progress."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.local_devices()[:1])
-    driver = Sebulba(agent, environments, layout, seed=0, hyper=agent.hyper | hyper)
+    driver = Sebulba(agent, environments, layout, RunConfig(), agent.hyper | hyper)
     handed, progress = [], []
     spread = driver.learning.spread
 
@@ -79,11 +81,13 @@ def trained(agent, environments, total_steps, hyper):
     driver.compile(state)
     final, complete = driver.run(
         state,
+        RunHooks(
+            next_milestone=lambda steps: total_steps,
+            on_progress=progress.append,
+            on_milestone=lambda state, steps: None,
+            should_stop=lambda: False,
+        ),
         total_steps=total_steps,
-        next_milestone=lambda steps: total_steps,
-        on_progress=progress.append,
-        on_milestone=lambda state, steps: None,
-        should_stop=lambda: False,
     )
     assert complete
     return handed, final, progress

@@ -97,9 +97,9 @@ def _resnet(devices: list[Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from podracer.nets import layers
+    from podracer.nets import convolutions
 
-    module = layers.ResNet()
+    module = convolutions.ResNet()
     images = jax.ShapeDtypeStruct((64, 84, 84, 4), jnp.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), images)
     return _compile(jax.grad(lambda p, x: jnp.sum(jnp.square(module.apply(p, x)))), devices[0], params, images)

@@ -14,6 +14,7 @@ from tests.support import workers
 grpc = pytest.importorskip("grpc")
 pb = pytest.importorskip("podracer.remote.session_pb2")
 server = pytest.importorskip("podracer.remote.server")
+specs = pytest.importorskip("podracer.remote.specs")
 wire = pytest.importorskip("podracer.remote.wire")
 RemoteEnvironments = pytest.importorskip("podracer.remote.environments").RemoteEnvironments
 
@@ -38,7 +39,7 @@ def hello(lanes=4, run=1, protocol=wire.PROTOCOL):
 
 
 def ready(spec=COUNTING.spec, options=""):
-    return wire.pack(pb.FromWorker(ready=pb.Ready(spec=wire.spec_to_proto(spec), options=options)))
+    return wire.pack(pb.FromWorker(ready=pb.Ready(spec=specs.to_proto(spec), options=options)))
 
 
 def packed(block, step, rows):

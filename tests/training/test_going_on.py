@@ -16,6 +16,7 @@ from podracer.result.result import Result
 from podracer.run import checkpoint, metrics
 from podracer.run.config import RunConfig
 from podracer.topology import processes
+from podracer.training import best as best_folder
 from podracer.training import resolve, session
 from podracer.training.transfer import transferred
 from tests.support import harness
@@ -215,21 +216,21 @@ def test_the_best_is_never_lost_by_a_run_that_is_killed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(podracer.evaluation.evaluation.Evaluator, "__call__", evaluated)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Best, "offer", killed)
+        patch.setattr(best_folder.Best, "offer", killed)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "run", 2000, checkpoint_every=10**6)
     again = train(tmp_path / "run", 2000, checkpoint_every=10**6, resume=True)
     returns = {row["env_steps"]: row["eval/return_mean"] for row in again.history if "eval/return_mean" in row}
     assert list(returns.values()) == pytest.approx([0.1, 0.9, 0.3, 0.5])
     (best,) = [step for step, value in returns.items() if value == pytest.approx(0.9)]
-    assert checkpoint.Checkpoints(tmp_path / "run", name=checkpoint.BEST, read_only=True).steps() == [best]
+    assert checkpoint.Checkpoints(tmp_path / "run", name=best_folder.BEST, read_only=True).steps() == [best]
 
 
 def test_the_best_of_a_part_that_is_done_again_is_not_kept(finished, tmp_path):
-    (step,) = checkpoint.Checkpoints(finished.run_dir, name=checkpoint.BEST, read_only=True).steps()
+    (step,) = checkpoint.Checkpoints(finished.run_dir, name=best_folder.BEST, read_only=True).steps()
     for at, there in ((step, [step]), (step - 1, [])):
         directory = pathlib.Path(shutil.copytree(finished.run_dir, tmp_path / str(at)))
-        best = checkpoint.Best(directory, [(step, 0.5)], at)
+        best = best_folder.Best(directory, [(step, 0.5)], at)
         assert best._checkpoints.steps() == there
         best.close()
 

@@ -29,7 +29,8 @@ from podracer.result import plots
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
 from podracer.run.config import RunConfig
-from podracer.training import resolve, session
+from podracer.training import resolve
+from podracer.training import summary as summaries
 from podracer.training.train import train as training
 from podracer.types import Caution, EnvSpec, Transition
 from tests.support import harness
@@ -297,8 +298,8 @@ def test_a_loaded_run_compiles_into_the_cache(finished, monkeypatch, tmp_path):
     ],
 )
 def test_the_summary_says_whether_a_gpu_repeats_itself(flags, expected, finished):
-    assert session._deterministic_ops(flags) == expected
-    assert finished[0].summary["deterministic_ops"] == session._deterministic_ops(os.environ.get("XLA_FLAGS", ""))
+    assert summaries.deterministic_ops(flags) == expected
+    assert finished[0].summary["deterministic_ops"] == summaries.deterministic_ops(os.environ.get("XLA_FLAGS", ""))
 
 
 def test_evaluation_statistics(finished):

@@ -1,0 +1,249 @@
+"""Convolutions, pooling, and the networks of Atari that are made of them; each as fast on CPU as we know how."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podracer import topology
+from podracer.nets.layers import Dense, LayerNorm, Weights, bias_initializer, initializer
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvNetSpec:
+    """Layers as (features, kernel, stride), and the units of the dense layer behind them, 0 for none."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    dense: int
+
+    @property
+    def least_side(self) -> int:
+        """Pixels of the smallest square image that leaves one pixel behind the last layer."""
+        side = 1
+        for _, kernel, stride in reversed(self.layers):
+            side = (side - 1) * stride + kernel
+        return side
+
+
+CONVNETS = {
+    "shallow": ConvNetSpec(((16, 8, 4), (32, 4, 2)), 256),
+    "nature": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+    "nature_conv": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 0),
+}
+
+
+class ConvNet(nn.Module):
+    """Plain valid convolutions and a dense layer, if any; images [N, H, W, C] to features [N, dense] of `dtype`.
+
+    `norm` as in `MLP`: over the channels of each pixel.
+    """
+
+    layout: ConvNetSpec
+    scale: Weights = np.sqrt(2)
+    dtype: Any = jnp.float32
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        norm = lambda x: LayerNorm(self.dtype)(x) if self.norm else x  # noqa: E731
+        for features, kernel, stride in self.layout.layers:
+            x = nn.relu(norm(Conv(features, kernel, stride, scale=self.scale, dtype=self.dtype)(x)))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(norm(Dense(self.layout.dense, self.scale, self.dtype)(x))) if self.layout.dense else x
+
+
+class ResNet(nn.Module):
+    """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256] of `dtype`.
+
+    With `norm`, `LayerNorm` follows every layer.
+    """
+
+    scale: Weights = np.sqrt(2)
+    dtype: Any = jnp.float32
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        norm = lambda x: LayerNorm(self.dtype)(x) if self.norm else x  # noqa: E731
+        conv = lambda features, x: norm(Conv(features, 3, 1, "SAME", self.scale, self.dtype)(x))  # noqa: E731
+        for features in (16, 32, 32):
+            x = max_pool(conv(features, x))
+            for _ in range(2):
+                y = conv(features, nn.relu(x))
+                x = x + conv(features, nn.relu(y))
+        x = nn.relu(x)
+        return nn.relu(norm(Dense(256, self.scale, self.dtype)(x.reshape(x.shape[0], -1))))
+
+
+class Conv(nn.Module):
+    """A 2-D convolution of [N, H, W, C]; its gradient is by matrix products on CPU (see `_conv_with_cpu_gradient`).
+
+    Weights and `dtype` as in `Dense`; without `bias`, none is added.
+    """
+
+    features: int
+    kernel: int
+    stride: int
+    padding: str = "VALID"
+    scale: Weights = 1.0
+    dtype: Any = jnp.float32
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (self.kernel, self.kernel, x.shape[-1], self.features)
+        init = initializer(self.scale, nn.initializers.lecun_normal())
+        weights = self.param("kernel", init, shape)
+        x, weights = x.astype(self.dtype), weights.astype(self.dtype)
+        conv = _conv_with_cpu_gradient if topology.on_cpu() else _conv
+        y: jax.Array = conv(x, weights, self.stride, self.padding)
+        if not self.bias:
+            return y
+        bias = self.param("bias", bias_initializer(self.scale, math.prod(shape[:3])), (self.features,))
+        return y + bias.astype(self.dtype).reshape(1, 1, 1, -1)
+
+
+def _conv(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
+    return lax.conv_general_dilated(x, weights, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+# XLA:CPU runs the gradient of a convolution inside a loop 8 to 20 times slower than outside, and Anakin is one loop
+# (https://github.com/jax-ml/jax/issues/12868). The forward pass stays a convolution, which is the faster there.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _conv_with_cpu_gradient(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> jax.Array:
+    return _conv(x, weights, stride, padding)
+
+
+def _conv_forward(x: jax.Array, weights: jax.Array, stride: int, padding: str) -> tuple[jax.Array, Any]:
+    return _conv(x, weights, stride, padding), (x, weights)
+
+
+def _conv_backward(stride: int, padding: str, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both gradients by one matrix product each.
+
+    With pixels in blocks of `stride` x `stride`, whose pixels are channels, the kernel is k x k blocks and the
+    convolution has no stride: block (r, c) adds to pixel (r - i, c - j) of the result by the kernel's block (i, j).
+    So of the cotangent moved by each (i, j), side by side as channels, a product with the blocks is the gradient of the
+    kernel, and one with the kernel is the gradient of the blocks. Two larger products took 0.55 to 0.9 of the time
+    of 2 k^2 smaller ones on two cores.
+    """
+    x, weights = residuals
+    kernel = weights.shape[0]
+    blocks, to_image = jax.vjp(lambda x: _image_in_blocks(x, kernel, stride, padding), x)
+    matrix, to_kernel = jax.vjp(lambda w: _kernel_in_blocks(w, stride), weights)
+    k = -(-kernel // stride)
+    shifts = [(i, j) for i in range(k) for j in range(k)]
+    moved = [jnp.pad(cotangent, ((0, 0), (i, k - 1 - i), (j, k - 1 - j), (0, 0))) for i, j in shifts]
+    moved = jnp.concatenate(moved, axis=-1).reshape(-1, matrix.shape[1])
+    (gradient_of_x,) = to_image((moved @ matrix.T).reshape(blocks.shape))
+    (gradient_of_weights,) = to_kernel(blocks.reshape(-1, blocks.shape[-1]).T @ moved)
+    return gradient_of_x, gradient_of_weights
+
+
+_conv_with_cpu_gradient.defvjp(_conv_forward, _conv_backward)
+
+
+def _image_in_blocks(x: jax.Array, kernel: int, stride: int, padding: str) -> jax.Array:
+    """[N, H, W, C] to [N, rows, columns, stride^2 C], of those blocks that a convolution uses."""
+    if padding == "SAME":
+        pads = lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), padding)
+        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    rows, columns = ((n - kernel) // stride + -(-kernel // stride) for n in x.shape[1:3])
+    x = _fit(x, rows * stride, columns * stride, 1)
+    n, channels = x.shape[0], x.shape[-1]
+    x = x.reshape(n, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(n, rows, columns, -1)
+
+
+def _kernel_in_blocks(weights: jax.Array, stride: int) -> jax.Array:
+    """[kernel, kernel, C, O] to [stride^2 C, k k O], with zeros where the kernel does not fill its k x k blocks."""
+    k = -(-weights.shape[0] // stride)
+    weights = _fit(weights, k * stride, k * stride, 0)
+    weights = weights.reshape(k, stride, k, stride, *weights.shape[2:]).transpose(1, 3, 4, 0, 2, 5)
+    return weights.reshape(math.prod(weights.shape[:3]), -1)
+
+
+def _fit(x: jax.Array, height: int, width: int, start: int) -> jax.Array:
+    """`x` with `height` and `width` elements along the axes `start` and `start + 1`: cut, or with zeros behind."""
+    for axis, size in ((start, height), (start + 1, width)):
+        x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
+        x = jnp.pad(x, [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)])
+    return x
+
+
+# Pooling
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """The largest of 3x3 pixels every 2 pixels, [N, H, W, C] to [N, ceil(H / 2), ceil(W / 2), C] ("SAME" padding).
+
+    Values and gradients are those of `flax.linen.max_pool`: of equal pixels the first, row by row, has the gradient.
+    XLA:GPU writes that gradient as a scatter, with atomic additions whose order no one knows; here it is a sum of
+    shifted slices, which is deterministic, and six times faster on CPU. XLA:TPU has an operation for it that takes
+    half as long as slices do there (docs/adr/0011).
+    """
+    if topology.platform() == "tpu":
+        return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+    return _max_pool_by_slices(x)
+
+
+def average_pool(x: jax.Array) -> jax.Array:
+    """The sum of 3x3 pixels over 9, every 2 pixels, [N, H, W, C] to [N, ceil(H / 2), ceil(W / 2), C]; zeros around."""
+    sums = lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return sums / 9.0
+
+
+@jax.custom_vjp
+def _max_pool_by_slices(x: jax.Array) -> jax.Array:
+    return functools.reduce(jnp.maximum, _pool_slices(x))
+
+
+def _pool_slices(x: jax.Array) -> list[jax.Array]:
+    """The nine pixels of every window, row by row, each [N, h, w, C]."""
+    (top, left), (h, w) = _pool_geometry(x.shape)
+    pads = ((0, 0), (top, 2 * h + 1 - top - x.shape[1]), (left, 2 * w + 1 - left - x.shape[2]), (0, 0))
+    x = jnp.pad(x, pads, constant_values=-jnp.inf)
+    return [x[:, i : i + 2 * h - 1 : 2, j : j + 2 * w - 1 : 2] for i in range(3) for j in range(3)]
+
+
+def _pool_geometry(shape: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padding before the first pixel, and the number of windows, along height and width."""
+    return (shape[1] % 2, shape[2] % 2), (-(-shape[1] // 2), -(-shape[2] // 2))
+
+
+def _pool_forward(x: jax.Array) -> tuple[jax.Array, Any]:
+    slices = _pool_slices(x)
+    largest, which = slices[0], jnp.zeros(slices[0].shape, jnp.int8)
+    for k, pixels in enumerate(slices[1:], 1):
+        which = jnp.where(pixels > largest, jnp.int8(k), which)
+        largest = jnp.maximum(largest, pixels)
+    return largest, (which, jnp.zeros((0, *x.shape[1:3]), x.dtype))
+
+
+def _pool_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array]:
+    which, like = residuals
+    (top, left), (h, w) = _pool_geometry(like.shape)
+    part = lambda i, j: jnp.where(which == 3 * i + j, cotangent, jnp.zeros((), cotangent.dtype))  # noqa: E731
+
+    def later(x: jax.Array, axis: int) -> jax.Array:
+        """For the window before, whose third row or column is this one's first."""
+        pads = [(1, 0) if i == axis else (0, 0) for i in range(x.ndim)]
+        return lax.slice_in_dim(jnp.pad(x, pads), 0, x.shape[axis], axis=axis)
+
+    # By the parity of padded rows and columns: even ones are in two windows, odd ones in one.
+    even_even = part(0, 0) + later(part(0, 2), 2) + later(part(2, 0) + later(part(2, 2), 2), 1)
+    even_odd, odd_even = part(0, 1) + later(part(2, 1), 1), part(1, 0) + later(part(1, 2), 2)
+    rows = [jnp.stack(pair, axis=3) for pair in ((even_even, even_odd), (odd_even, part(1, 1)))]
+    x = jnp.stack(rows, axis=2).reshape(which.shape[0], 2 * h, 2 * w, -1)
+    return (x[:, top : top + like.shape[1], left : left + like.shape[2]],)
+
+
+_max_pool_by_slices.defvjp(_pool_forward, _pool_backward)
