@@ -15,8 +15,8 @@ import podracer
 from podracer.cli.arguments import InputError, parse
 from podracer.evaluation import elo, matches, players
 from podracer.result import plots
+from podracer.run.best import BEST
 from podracer.system import console
-from podracer.training.best import BEST
 
 
 class Name(NamedTuple):

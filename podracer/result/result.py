@@ -18,9 +18,9 @@ from podracer.result import explainer, explanation, members, plots, report
 from podracer.result import export as exports
 from podracer.result import policy as policies
 from podracer.run import checkpoint, metrics
+from podracer.run.best import SNAPSHOTS
 from podracer.run.record import Experiment
 from podracer.search.search import SearchConfig, Searched
-from podracer.training.best import SNAPSHOTS
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 

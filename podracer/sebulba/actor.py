@@ -26,7 +26,7 @@ STAGES = ("environment", "inference", "transfer", "queue", "parameters")
 
 
 class Resume(NamedTuple):
-    """Where an actor can begin a rollout again: what its environment saved, and its own `acting.Carry`."""
+    """Where an actor can begin a rollout again: what its environment saved, and its own `actor_program.Carry`."""
 
     environment: Any
     carry: Carry

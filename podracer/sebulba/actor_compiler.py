@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from podracer.sebulba import actor_program as acting
-from podracer.sebulba import ready_lanes
+from podracer.sebulba import actor_program, ready_lanes
 from podracer.topology import HostTopology, compiling_for
 from podracer.types import Agent, EnvSpec, HostStep, LearnerState
 
 
 class ActorPrograms(NamedTuple):
-    """The programs of `acting.Acting`, compiled, by the device of the actor."""
+    """The programs of `actor_program.Acting`, compiled, by the device of the actor."""
 
     begin: dict[Any, Callable[..., Any]]
     act: dict[Any, Callable[..., Any]]
@@ -26,7 +25,7 @@ class ActorPrograms(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """Shapes of what `acting.Acting` takes and makes, on a device."""
+    """Shapes of what `actor_program.Acting` takes and makes, on a device."""
 
     lanes: Any
     carry: Any
@@ -51,7 +50,7 @@ class ActorCompiler:
 
     agent: Agent
     spec: EnvSpec
-    acting: acting.Acting
+    acting: actor_program.Acting
     layout: HostTopology
     at_once: int | None
 

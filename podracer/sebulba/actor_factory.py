@@ -32,7 +32,7 @@ class ActorFactory:
       environments: where each actor's environments come from.
       layout: actors and learners.
       run: settings of the run.
-      start: `(lanes, key) -> acting.Carry`; jitted.
+      start: `(lanes, key) -> actor_program.Carry`; jitted.
       at_once: rows that environments return at a time, or None where they return those of all lanes.
     """
 

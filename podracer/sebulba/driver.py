@@ -14,9 +14,7 @@ from jax.sharding import Mesh
 from podracer import topology
 from podracer.learning.learner import final_groups, require_room
 from podracer.run.driver import RunHooks, RunState, counter_values, run_keys
-from podracer.sebulba import actor_program as acting
-from podracer.sebulba import learner_program as learning
-from podracer.sebulba import runner
+from podracer.sebulba import actor_program, learner_program, runner
 from podracer.sebulba.actor import Resume, Wiring
 from podracer.sebulba.actor_compiler import ActorCompiler, ActorPrograms
 from podracer.sebulba.actor_factory import ActorFactory
@@ -68,9 +66,9 @@ class Sebulba:
         self._final_groups = final_groups(agent, run.final_updates)
         spec, at_once = environments.spec, getattr(environments, "lanes_at_once", None)
         rows: int | None = at_once and at_once(layout.envs_per_actor)
-        self.acting = acting.make(agent, spec, self.rollout_length, layout.num_envs)
+        self.acting = actor_program.make(agent, spec, self.rollout_length, layout.num_envs)
         self._compiler = ActorCompiler(agent, spec, self.acting, layout, rows)
-        self.learning = learning.make(
+        self.learning = learner_program.make(
             agent,
             layout,
             self._compiler.shapes(layout.actors[0]).rollout,

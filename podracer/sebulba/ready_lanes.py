@@ -61,7 +61,7 @@ class PartialActing(NamedTuple):
     """The functions of an actor, to be jitted.
 
     Attributes:
-      begin: `acting.Carry -> Halves`.
+      begin: `actor_program.Carry -> Halves`.
       act: `(Halves, ActorParams, key, count int32 [], Where, HostStep [M]) -> (Halves, actions [M])`; donate the
         halves. `count` makes the key another one at every call.
       finish: `(Halves, Games, lanes [B], half int32 []) -> (Trajectory, EpisodeStats, Games)`; copies a half that is

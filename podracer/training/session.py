@@ -11,6 +11,7 @@ from podracer import configs, errors
 from podracer.errors import PeerError, TrainingDivergedError
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
+from podracer.run.best import Best, Snapshots
 from podracer.run.driver import (
     Progress,
     RunHooks,
@@ -30,7 +31,6 @@ from podracer.system.stopping import StopSignal
 from podracer.topology import here as local
 from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, summary
-from podracer.training.best import Best, Snapshots
 from podracer.training.callback import StopRequests, UserCallback
 from podracer.training.evaluations import Evaluations, actor_params
 from podracer.training.training_log import TrainingLog

@@ -23,6 +23,7 @@ from podracer.nets import Network
 from podracer.remote.settings import Remote
 from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
+from podracer.run.best import BEST
 from podracer.run.config import RunConfig
 from podracer.run.driver import counter_values, memory_explained, only_learner
 from podracer.system import console, files
@@ -31,7 +32,6 @@ from podracer.system.lock import RunLock
 from podracer.system.stopping import StopSignal
 from podracer.topology.processes import ALONE, Processes
 from podracer.training import masks, presets, shared
-from podracer.training.best import BEST
 from podracer.training.choices import flat_images
 from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
