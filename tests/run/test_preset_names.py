@@ -78,3 +78,14 @@ def test_a_preset_is_suggested_where_there_is_one():
     ]
     assert presets.suggestion("ppo", "catch") == presets.suggestion("vtrace", "pendulum") == []
     assert presets.suggestion(object(), "pendulum") == presets.suggestion("ppo", object()) == []
+
+
+@pytest.mark.parametrize("kind", ["envpool", "gymnasium"])
+@pytest.mark.parametrize("task", ["LunarLander-v3", "LunarLanderContinuous-v3"])
+def test_both_kinds_of_lunar_lander_have_the_same_settings(kind, task):
+    assert "--preset classic" in presets.suggestion("ppo", f"{kind}:{task}")[0]
+    found = presets.merge("ppo", f"{kind}:{task}", "classic", None, presets.Settings())
+    config = configs.from_json(podracer.agents.PPOConfig, found.agent)
+    batch = found.run["num_envs"] * config.rollout_length
+    assert (batch, batch // config.num_minibatches) == (16_384, 256)
+    assert (config.discount, config.gae_lambda) == (0.999, 0.98)
