@@ -1,6 +1,7 @@
 """What the settings of a run are called, in its description and wherever it goes on."""
 
 import json
+import re
 
 import harness
 import pytest
@@ -8,12 +9,17 @@ import pytest
 import podracer
 from podracer import config as configs
 from podracer.agents import AlphaZeroConfig
+from podracer.bench import measure
 from podracer.run import presets, rundir
 
 SMALL = {
     "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},
     **{"num_envs": 8, "total_steps": 64, "eval_episodes": 2, "eval_every": 100_000, "checkpoint_every": 64},
 }
+
+
+def read(path):
+    return json.loads(path.read_text())
 
 
 def named(description):
@@ -33,7 +39,7 @@ def test_names_are_kept(tmp_path, capsys):
         longer = podracer.resume(asked["run_dir"], total_steps=128, progress=False)
         loaded = podracer.load(asked["run_dir"])
     assert longer.summary["env_steps"] >= 128
-    written = json.loads((asked["run_dir"] / "config.json").read_text())
+    written = read(asked["run_dir"] / "config.json")
     for description in (begun.description, longer.description, loaded.description, written):
         assert named(description) == {"preset": "classic"}
     assert named(rundir.stored_names(tmp_path)) == {}
@@ -89,3 +95,13 @@ def test_both_kinds_of_lunar_lander_have_the_same_settings(kind, task):
     batch = found.run["num_envs"] * config.rollout_length
     assert (batch, batch // config.num_minibatches) == (16_384, 256)
     assert (config.discount, config.gae_lambda) == (0.999, 0.98)
+
+
+@pytest.mark.parametrize(("agent", "task"), presets.CLASSIC)
+def test_a_preset_of_classic_control_is_measured(agent, task):
+    """A row of benchmarks/learn.py holds with three seeds."""
+    results = (measure.SOURCE / "benchmarks" / "results" / "learning").glob("*.json")
+    command = re.compile(rf"podracer train {agent} envpool:{task}-v\d+ --preset classic")
+    (measured,) = (result for result in map(read, results) if command.fullmatch(result["command"]))
+    assert measured["holds"]
+    assert len(measured["seeds"]) == 3
