@@ -161,6 +161,7 @@ ROWS = (
     Row("envpool-acrobot-ppo", "ppo envpool:Acrobot-v1 --preset classic", -100),
     Row("gymnasium-acrobot-ppo", "ppo gymnasium:Acrobot-v1 --preset classic", -100),
     Row("envpool-mountain_car-ppo", "ppo envpool:MountainCar-v0 --preset classic", -130),
+    Row("envpool-mountain_car-pqn", "pqn envpool:MountainCar-v0 --preset classic", -130),
     Row("envpool-lunar_lander-ppo", "ppo envpool:LunarLander-v3 --preset classic", 200),
     Row("envpool-lunar_lander_continuous-ppo", "ppo envpool:LunarLanderContinuous-v3 --preset classic", 200),
     Row("envpool-pendulum-ppo", "ppo envpool:Pendulum-v1 --preset classic", -200),
