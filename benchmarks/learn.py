@@ -152,8 +152,7 @@ ROWS = (
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),
-    # Q-learning needs no settings for Acrobot; its bound and LunarLander's are Gymnasium's thresholds.
-    Row("envpool-acrobot-dqn", "dqn envpool:Acrobot-v1 --total-steps 300000", -100),
+    # The bounds of Acrobot and LunarLander are Gymnasium's thresholds.
     Row("envpool-acrobot-pqn", "pqn envpool:Acrobot-v1", -100),
     # Settings by name.
     Row("envpool-acrobot-ppo", "ppo envpool:Acrobot-v1 --preset classic", -100),
