@@ -154,11 +154,11 @@ ROWS = (
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),
     # The bounds of Acrobot and LunarLander are Gymnasium's thresholds.
     Row("envpool-acrobot-pqn", "pqn envpool:Acrobot-v1", -100),
+    Row("envpool-mountain_car-pqn", "pqn envpool:MountainCar-v0", -130),
     # Settings by name.
     Row("envpool-acrobot-ppo", "ppo envpool:Acrobot-v1 --preset classic", -100),
     Row("gymnasium-acrobot-ppo", "ppo gymnasium:Acrobot-v1 --preset classic", -100),
     Row("envpool-mountain_car-ppo", "ppo envpool:MountainCar-v0 --preset classic", -130),
-    Row("envpool-mountain_car-pqn", "pqn envpool:MountainCar-v0 --preset classic", -130),
     Row("envpool-lunar_lander-ppo", "ppo envpool:LunarLander-v3 --preset classic", 200),
     Row("envpool-lunar_lander-pqn", "pqn envpool:LunarLander-v3 --preset classic", 200),
     Row("envpool-lunar_lander_continuous-ppo", "ppo envpool:LunarLanderContinuous-v3 --preset classic", 200),

@@ -64,7 +64,6 @@ CLASSIC = {
     ("pqn", "LunarLander"): Settings(
         {"discount": 0.99, "learning_rate": 5e-4, "epsilon_final": 0.05}, {"num_envs": 128, "total_steps": 1_000_000}
     ),
-    ("pqn", "MountainCar"): Settings({"learning_rate": 5e-4}, {"num_envs": 128, "total_steps": 1_000_000}),
 }
 
 BOARD = {
