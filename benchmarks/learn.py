@@ -155,11 +155,16 @@ ROWS = (
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),
-    # Settings by name; the bounds of Acrobot and LunarLander are Gymnasium's thresholds.
+    # The bounds of Acrobot and LunarLander are Gymnasium's thresholds.
+    Row("envpool-acrobot-pqn", "pqn envpool:Acrobot-v1", -100),
+    Row("envpool-mountain_car-pqn", "pqn envpool:MountainCar-v0", -130),
+    # Settings by name.
     Row("envpool-acrobot-ppo", "ppo envpool:Acrobot-v1 --preset classic", -100),
     Row("gymnasium-acrobot-ppo", "ppo gymnasium:Acrobot-v1 --preset classic", -100),
     Row("envpool-mountain_car-ppo", "ppo envpool:MountainCar-v0 --preset classic", -130),
     Row("envpool-lunar_lander-ppo", "ppo envpool:LunarLander-v3 --preset classic", 200),
+    Row("envpool-lunar_lander-pqn", "pqn envpool:LunarLander-v3 --preset classic", 200),
+    Row("envpool-lunar_lander_continuous-ppo", "ppo envpool:LunarLanderContinuous-v3 --preset classic", 200),
     Row("envpool-pendulum-ppo", "ppo envpool:Pendulum-v1 --preset classic", -200),
     Row("envpool-catch-vtrace", "vtrace envpool:Catch-v0", 0.95),
     Row("envpool-catch-ppo", "ppo envpool:Catch-v0", 0.95),

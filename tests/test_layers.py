@@ -141,6 +141,6 @@ def test_no_imports_go_in_a_circle():
 def test_an_import_upwards_is_found():
     one = Import("podracer.run.driver", 3, "podracer.sebulba.driver")
     (line,) = upwards([*imports(), one])
-    assert line.startswith("podracer/run/driver.py:3 imports podracer.sebulba.driver: run is in layer 5 and sebulba in")
+    assert line.startswith("podracer/run/driver.py:3 imports podracer.sebulba.driver: run is in layer 6 and sebulba in")
     assert circle([*imports(), one])[0] == circle([*imports(), one])[-1]
     assert circle([*imports(), Import("podracer.system.files", 1, "podracer.system.files")])

@@ -35,6 +35,11 @@ class Settings(NamedTuple):
     names: Mapping[str, str] = {}
 
 
+LUNAR_LANDER = Settings(
+    {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
+    {"num_envs": 16, "total_steps": 1_000_000},
+)
+
 CLASSIC = {
     ("ppo", "Acrobot"): Settings(
         {
@@ -50,13 +55,14 @@ CLASSIC = {
         {"rollout_length": 128, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
         {"num_envs": 16, "total_steps": 1_000_000},
     ),
-    ("ppo", "LunarLander"): Settings(
-        {"rollout_length": 1024, "num_minibatches": 64, "discount": 0.999, "gae_lambda": 0.98, "learning_rate": 3e-4},
-        {"num_envs": 16, "total_steps": 1_000_000},
-    ),
+    ("ppo", "LunarLander"): LUNAR_LANDER,
+    ("ppo", "LunarLanderContinuous"): LUNAR_LANDER,
     ("ppo", "Pendulum"): Settings(
         {"rollout_length": 256, "num_epochs": 10, "discount": 0.9, "entropy_cost": 0.0},
         {"num_envs": 16, "total_steps": 500_000},
+    ),
+    ("pqn", "LunarLander"): Settings(
+        {"discount": 0.99, "learning_rate": 5e-4, "epsilon_final": 0.05}, {"num_envs": 128, "total_steps": 1_000_000}
     ),
 }
 

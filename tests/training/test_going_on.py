@@ -13,10 +13,10 @@ import pytest
 import podracer
 from podracer.anakin import runner
 from podracer.result.result import Result
+from podracer.run import best as best_folder
 from podracer.run import checkpoint, metrics
 from podracer.run.config import RunConfig
 from podracer.topology import processes
-from podracer.training import best as best_folder
 from podracer.training import resolve, session
 from podracer.training.transfer import transferred
 from tests.support import harness

@@ -1,12 +1,14 @@
 """What the settings of a run are called, in its description and wherever it goes on."""
 
 import json
+import re
 
 import pytest
 
 import podracer
 from podracer import configs
 from podracer.agents import AlphaZeroConfig
+from podracer.bench import measure
 from podracer.run import rundir
 from podracer.training import presets
 from tests.support import harness
@@ -15,6 +17,10 @@ SMALL = {
     "config": {"rollout_length": 4, "num_epochs": 1, "hidden_sizes": (8,)},
     **{"num_envs": 8, "total_steps": 64, "eval_episodes": 2, "eval_every": 100_000, "checkpoint_every": 64},
 }
+
+
+def read(path):
+    return json.loads(path.read_text())
 
 
 def named(description):
@@ -34,7 +40,7 @@ def test_names_are_kept(tmp_path, capsys):
         longer = podracer.resume(asked["run_dir"], total_steps=128, progress=False)
         loaded = podracer.load(asked["run_dir"])
     assert longer.summary["env_steps"] >= 128
-    written = json.loads((asked["run_dir"] / "config.json").read_text())
+    written = read(asked["run_dir"] / "config.json")
     for description in (begun.description, longer.description, loaded.description, written):
         assert named(description) == {"preset": "classic"}
     assert named(rundir.stored_names(tmp_path)) == {}
@@ -77,5 +83,29 @@ def test_a_preset_is_suggested_where_there_is_one():
     assert presets.suggestion("ppo", "envpool:Pendulum-v1") == [
         "ppo has settings for envpool:Pendulum-v1: --preset classic, or preset='classic' in Python"
     ]
+    assert "--preset classic" in presets.suggestion("pqn", "gymnasium:LunarLander-v3")[0]
+    assert presets.suggestion("pqn", "envpool:MountainCar-v0") == [], "its defaults do"
+    assert presets.suggestion("pqn", "envpool:LunarLanderContinuous-v3") == [], "it has no continuous actions"
     assert presets.suggestion("ppo", "catch") == presets.suggestion("vtrace", "pendulum") == []
     assert presets.suggestion(object(), "pendulum") == presets.suggestion("ppo", object()) == []
+
+
+@pytest.mark.parametrize("kind", ["envpool", "gymnasium"])
+@pytest.mark.parametrize("task", ["LunarLander-v3", "LunarLanderContinuous-v3"])
+def test_both_kinds_of_lunar_lander_have_the_same_settings(kind, task):
+    assert "--preset classic" in presets.suggestion("ppo", f"{kind}:{task}")[0]
+    found = presets.merge("ppo", f"{kind}:{task}", "classic", None, presets.Settings())
+    config = configs.from_json(podracer.agents.PPOConfig, found.agent)
+    batch = found.run["num_envs"] * config.rollout_length
+    assert (batch, batch // config.num_minibatches) == (16_384, 256)
+    assert (config.discount, config.gae_lambda) == (0.999, 0.98)
+
+
+@pytest.mark.parametrize(("agent", "task"), presets.CLASSIC)
+def test_a_preset_of_classic_control_is_measured(agent, task):
+    """A row of benchmarks/learn.py holds with three seeds."""
+    results = (measure.SOURCE / "benchmarks" / "results" / "learning").glob("*.json")
+    command = re.compile(rf"podracer train {agent} envpool:{task}-v\d+ --preset classic")
+    (measured,) = (result for result in map(read, results) if command.fullmatch(result["command"]))
+    assert measured["holds"]
+    assert len(measured["seeds"]) == 3
