@@ -23,22 +23,29 @@ from podracer.sebulba import acting, learning
 from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 
 
-def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
+def _mapped(function: Callable[..., Any]) -> Callable[..., Any]:
     for axis in reversed(collectives.DATA_AXES):
         function = jax.vmap(function, axis_name=axis)
-    return jax.jit(function)  # one by one, hundreds of operations would be compiled
+    return function
+
+
+def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
+    return jax.jit(_mapped(function))  # one by one, hundreds of operations would be compiled
 
 
 @functools.cache
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes with one shard on one device; arguments and results as without."""
-    compiled = over_axes(function)
+    mapped = _mapped(function)
+
+    @jax.jit  # the axes as well: outside, each shape of an argument would be a program of its own
+    def compiled(args: Any) -> Any:
+        return jax.tree.map(lambda x: x[0, 0], mapped(*jax.tree.map(lambda x: x[None, None], args)))
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
-        results = compiled(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], args))
-        return jax.tree.map(lambda x: x[0, 0], results)
+        return compiled(jax.tree.map(jnp.asarray, args))
 
     return wrapped
 
@@ -47,9 +54,13 @@ def over_shards(function: Callable[..., Any], state: Any, *sharded: Any) -> Any:
     """`function(state, *sharded)` with one `state` and arguments [S, ...] on one device; every shard must agree."""
     in_axes = (None,) + (0,) * len(sharded)
     shards = jax.vmap(function, in_axes=in_axes, axis_name="shard")
-    devices = jax.jit(jax.vmap(shards, in_axes=in_axes, axis_name="data"))
-    results = devices(state, *jax.tree.map(lambda x: x[None], sharded))
-    return jax.tree.map(lambda x: x[0], results)
+    devices = jax.vmap(shards, in_axes=in_axes, axis_name="data")
+
+    @jax.jit
+    def compiled(state: Any, *sharded: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], devices(state, *jax.tree.map(lambda x: x[None], sharded)))
+
+    return compiled(state, *sharded)
 
 
 def hyper(agent: Agent, **overrides: float) -> dict[str, jax.Array]:
@@ -119,16 +130,26 @@ def batch_of(agent: Agent, num_actions: int, least: int = 0, shape: tuple[int, .
 
 def taken(batch: Batch, at: np.ndarray) -> Batch:
     """Some samples."""
-    trajectory = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
-    return Batch(trajectory, batch.weight[at], batch.age[at])
+    take = lambda axis, x: jnp.asarray(np.take(np.asarray(x), at, axis=axis))  # noqa: E731
+    return Batch(trajectories.by_lane(take, batch.trajectory), take(0, batch.weight), take(0, batch.age))
 
 
 def moved(learner: LearnerState, by: float = 0.3) -> LearnerState:
     """A learner whose parameters are all a little elsewhere: heads that begin at 0 say something."""
-    leaves, structure = jax.tree.flatten(learner.params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    changed = [x + by * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return learner._replace(params=jax.tree.unflatten(structure, changed))
+    rng = np.random.default_rng(1)  # of NumPy: of JAX, each shape would be a program of its own
+    elsewhere = lambda x: jnp.asarray(np.asarray(x) + np.float32(by) * rng.normal(size=x.shape).astype(x.dtype))  # noqa: E731
+    return learner._replace(params=jax.tree.map(elsewhere, learner.params))
+
+
+@functools.cache
+def _begun(init: Callable[..., LearnerState], numbers: tuple[tuple[str, float], ...]) -> LearnerState:
+    hyper = {name: jnp.float32(value) for name, value in numbers}
+    return moved(jax.jit(init)(jax.random.key(0), hyper))
+
+
+def learner_of(agent: Agent) -> LearnerState:
+    """A learner as after `moved`, made once an agent."""
+    return _begun(agent.init, tuple(agent.hyper.items()))
 
 
 def record(agent: Agent, params: Any, state: Any, rows: TimeStep, key: jax.Array) -> tuple[Trajectory, Any]:
