@@ -221,6 +221,12 @@ def shared_programs() -> Iterator[None]:
         yield
 
 
+def asked(request: Any, name: str) -> list[tuple[Any, ...]]:
+    """Parameters of a test of a fixture's file, of all that this session runs: a fixture makes no more than they look at."""
+    items = [item for item in request.session.items if item.path == request.path and item.originalname == name]
+    return [tuple(item.callspec.params.values()) if hasattr(item, "callspec") else () for item in items]
+
+
 def late_after(looks: int, patch: Any) -> None:
     """Lets the time for a checkpoint be over at so many looks at the clock after the last one."""
     from podracer.run.session import Session
