@@ -336,6 +336,7 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # quick: a group is as if one by one
 def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
     """Nor on what else there is, with noise at the roots; the same key gives the same, and another key another."""
     agent = made(unroll_length=2, simulations=8, frame_stack=2)

@@ -97,7 +97,6 @@ MUZERO: dict[str, Any] = {
 
 
 TOGETHER = probes.Together()
-by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
 discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
 KINDS = ("mean", "categorical", "quantile")
 
@@ -274,7 +273,7 @@ def check_values_and_policy(name: str, probe: probes.Probe, together: bool) -> N
 
 
 @discrete
-@by_name
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
 def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Probe) -> None:
     check_values_and_policy(name, probe, together=True)
 
