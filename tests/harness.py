@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -18,7 +20,7 @@ import podracer
 from podracer import topology
 from podracer.anakin import program
 from podracer.learning import collectives, trajectories
-from podracer.run import experiment
+from podracer.run import evaluation, experiment
 from podracer.sebulba import acting, learning
 from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 
@@ -188,36 +190,58 @@ def make_program(
     return program.make(agent, environment, layout, settings)
 
 
+_AGENTS: dict[str, Agent] = {}
+_PROGRAMS: dict[Any, Any] = {}
+"""What `shared_programs` keeps, for all files of tests that one process runs."""
+
+
+def _identity(x: Any) -> Any:
+    """What stands for a part of a program among keys: two of our environments of one kind and equal settings are one."""
+    return (type(x), pickle.dumps(vars(x))) if type(x).__module__.startswith("envs_jax.") else x
+
+
 @contextlib.contextmanager
 def shared_programs() -> Iterator[None]:
     """Inside, runs of equal agents by name in equal environments share what they trace and compile.
 
     The first of them makes it as ever; those after it differ in seed, directory and schedule, which no program knows.
     """
-    make_agent = experiment.make_agent
-    made: dict[str, Agent] = {}
-    kept: dict[Any, Any] = {}
+    make_agent, begin = experiment.make_agent, evaluation.Evaluator.__init__
+    is_shared = lambda agent: any(agent is shared for shared in _AGENTS.values())  # noqa: E731
 
     def agent_of(name: str, environment: Any, config: Any = None, network: Any = None) -> Agent:
         agent = make_agent(name, environment, config, network)
-        return agent if network else made.setdefault(f"{name} {environment.spec} {agent.config}", agent)
+        return agent if network else _AGENTS.setdefault(f"{name} {environment.spec} {agent.config}", agent)
 
     def keeping(module: Any) -> Any:
         make = module.make
 
         def once(agent: Agent, *parts: Any) -> Any:
             # A replay on the host has a state of its own. Arrays are here for their shapes alone.
-            if "host" in parts or not any(agent is shared for shared in made.values()):
+            if "host" in parts or not is_shared(agent):
                 return make(agent, *parts)
             shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)) if hasattr(x, "shape") else x, parts)
-            key = (module.__name__, id(agent), *jax.tree.leaves(shapes))
-            if key not in kept:
-                kept[key] = make(agent, *parts)
-            return kept[key]
+            key = (module.__name__, id(agent), *map(_identity, jax.tree.leaves(shapes)))
+            if key not in _PROGRAMS:
+                _PROGRAMS[key] = make(agent, *parts)
+            return _PROGRAMS[key]
 
         return mock.patch.object(module, "make", once)
 
-    with mock.patch.object(experiment, "make_agent", agent_of), keeping(program), keeping(acting), keeping(learning):
+    def evaluator(self: Any, agent: Agent, environment: Any, episodes: int, *rest: Any, **named: Any) -> None:
+        begin(self, agent, environment, episodes, *rest, **named)
+        if hasattr(self, "_compiled") and is_shared(agent):
+            bound = inspect.signature(begin).bind(self, agent, environment, episodes, *rest, **named)
+            key = ("evaluator", id(agent), _identity(environment), episodes, bound.arguments.get("max_steps"))
+            self._compiled = _PROGRAMS.setdefault(key, self._compiled)
+
+    with (
+        mock.patch.object(experiment, "make_agent", agent_of),
+        mock.patch.object(evaluation.Evaluator, "__init__", evaluator),
+        keeping(program),
+        keeping(acting),
+        keeping(learning),
+    ):
         yield
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 
+import harness
 import numpy as np
 import pytest
 
@@ -83,6 +84,12 @@ def stored(run_dir):
 def newest_of(run_dir):
     """The steps of the newest checkpoint that is whole."""
     return max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")
