@@ -272,6 +272,7 @@ def test_statistics_move_with_all_rows_in_the_order_of_the_unroll() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # quick: running statistics of a layer (test_prefix_models.py)
 def test_acting_sees_one_row_alone() -> None:
     """With running statistics, whatever the other rows are."""
     agent = made(IMAGES, **BATCH, target_interval=2)
