@@ -4,8 +4,8 @@ Processor seconds are those of the process that runs a test and of its children 
 do not change them much, so they can be compared between machines that are busy and machines that are not. Every run ends
 with its sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
 
-PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if a folder takes a fifth more than the tier gives
-it, and if a test takes longer than `test` seconds, where the tier has such a limit. For that limit alone, the seconds are of
+PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it, or a folder, takes a fifth more than the tier
+gives it, and if a test takes longer than `test` seconds, where the tier has such a limit. For that limit alone, the seconds are of
 real time or of processor time, whichever is less: neighbours make the one longer, threads the other. A test is charged for its
 own set-up and tear-down. What a module or the session shares is charged to the fixture that makes it, by name, and has the
 same limit.
@@ -27,14 +27,16 @@ import pytest
 SHARED = "shared fixture"
 START = "start"
 """The name of imports and collection among the folders."""
+ALL = "all tests"
 MARGIN = 1.2
-"""A folder may take so much more than its budget: machines differ, and so does what workers share."""
+"""Folders may take so much more than their budgets: machines differ, and so does what workers share."""
 
 
 class Tier(NamedTuple):
-    """Seconds that a tier may take: each folder of tests, and each test if there is a limit."""
+    """Seconds that a tier may take: all of it, each folder of tests, and each test, the latter two if there is a limit."""
 
-    folders: Mapping[str, float]
+    total: float
+    folders: Mapping[str, float] | None = None
     test: float = float("inf")
 
 
@@ -121,10 +123,12 @@ class Budget:
         """The name of what took too long, its seconds, and those that it may take."""
         if self.allowed is None:
             return []
-        may = {folder: MARGIN * self.allowed.folders.get(folder, 0.0) for folder in self.folders}
-        folders = [(name, seconds, may[name]) for name, seconds in self.folders.most_common() if seconds > may[name]]
-        limit = self.allowed.test
-        return folders + [(name, seconds, limit) for name, seconds in self.spent.most_common() if seconds > limit]
+        total, folders, test = self.allowed
+        found = [(ALL, sum(self.folders.values()), MARGIN * total)]
+        if folders is not None:  # one without a budget may take nothing
+            found += [(name, spent, MARGIN * folders.get(name, 0.0)) for name, spent in self.folders.most_common()]
+        found += [(name, seconds, test) for name, seconds in self.spent.most_common()]
+        return [(name, seconds, may) for name, seconds, may in found if seconds > may]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
