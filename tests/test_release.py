@@ -200,6 +200,7 @@ def installed(dist, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in the slow tier: the wheel is whole; the workflow of a release tests it as well
 def test_the_wheel_trains_in_an_environment_of_its_own(installed, tmp_path):
     run, here, home = installed
     run("pip", "check")

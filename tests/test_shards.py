@@ -4,6 +4,7 @@ Simulated devices need a process of their own, with NPROC set (more threads than
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ from envs_jax.catch import Catch
 from podracer import spaces
 from podracer.learning import optimizer
 from podracer.training.session import Session
+from tests.support import harness
 
 pytestmark = pytest.mark.slow
 
@@ -30,13 +32,16 @@ CLIP = 0.01
 LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
-MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), ("efficientzero-batch_norm", "small sgd"))
+BATCH_NORM = ("efficientzero-batch_norm", "small sgd")
+MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), BATCH_NORM)
 """Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
 compared below."""
-ON_TWO = (("ppo", "adam"), ("efficientzero-batch_norm", "small sgd"))
+ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
-CASES += [("efficientzero-batch_norm", "small sgd")]
+CASES += [BATCH_NORM]
+NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd")}
+"""Agents without a replay and with one are compared before as well; that each has its mean over shards, beside each agent."""
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},
     "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
@@ -136,11 +141,12 @@ def moved(a):
 
 
 def on_eight_devices(directory):
-    for agent, name in CASES:
+    cases, members = json.loads((directory / "asked.json").read_text())
+    for agent, name in cases:
         result = train(agent, name, num_shards=8, run_dir=directory / f"{agent}-{name}")
         assert result.summary["devices"] == 8
         np.savez(directory / f"{agent}-{name}.npz", **flat(result))
-    for agent, name in MEMBERS:
+    for agent, name in members:
         result = train(agent, name, population=4, seed=5, hyper={"learning_rate": rates(4, name)})
         mesh = jax.tree.leaves(result.learner.params)[0].sharding.mesh
         assert dict(mesh.shape) == {"population": 4, "data": 2}, "members fill devices first"
@@ -151,7 +157,7 @@ def on_eight_devices(directory):
 
 
 def on_two_devices(directory):
-    for agent, name in ON_TWO:
+    for agent, name in json.loads((directory / "asked_of_two.json").read_text()):
         run_dir = directory / f"{agent}-{name}-on-2"
         result = train(agent, name, run_dir=run_dir, resume=True)
         assert result.summary["devices"] == 2
@@ -181,15 +187,28 @@ def rates(n, name="adam"):
 # Tests
 
 
+def some(cases, nightly):
+    """Cases, some of which run nightly alone."""
+    return [pytest.param(*case, marks=pytest.mark.nightly if case in nightly else ()) for case in cases]
+
+
 @pytest.fixture(scope="module")
-def eight(tmp_path_factory):
+def eight(request, tmp_path_factory):
     """What eight devices made."""
     directory = tmp_path_factory.mktemp("eight")
+    compared = (
+        "test_eight_devices_are_as_one",
+        "test_a_checkpoint_of_eight_devices_resumes_on_one",
+        "test_a_checkpoint_of_eight_devices_resumes_on_two",
+    )
+    cases = {case for test in compared for case in harness.asked(request, test)}
+    members = harness.asked(request, "test_members_over_devices_are_the_single_runs")
+    (directory / "asked.json").write_text(json.dumps((sorted(cases), members)))
     elsewhere(on_eight_devices, 8, directory)
     return directory
 
 
-@pytest.mark.parametrize(("agent", "name"), CASES)
+@pytest.mark.parametrize(("agent", "name"), some(CASES, NIGHTLY))
 def test_eight_devices_are_as_one(agent, name, eight):
     one = flat(train(agent, name, num_shards=8))
     assert moved(one) > 0.005, "so little was learnt that anything would agree"
@@ -207,9 +226,11 @@ def half_a_run(agent, name, devices, eight):
 
 
 @pytest.fixture(scope="module")
-def two(eight):
+def two(request, eight):
     """What two devices made of that."""
-    for agent, name in ON_TWO:
+    cases = harness.asked(request, "test_a_checkpoint_of_eight_devices_resumes_on_two")
+    (eight / "asked_of_two.json").write_text(json.dumps(cases))
+    for agent, name in cases:
         half_a_run(agent, name, 2, eight)
     elsewhere(on_two_devices, 2, eight)
     return eight
@@ -222,13 +243,13 @@ def test_a_checkpoint_of_eight_devices_resumes_on_one(agent, name, eight):
     assert_close(resumed, dict(np.load(eight / f"{agent}-{name}.npz")))
 
 
-@pytest.mark.parametrize(("agent", "name"), ON_TWO)
+@pytest.mark.parametrize(("agent", "name"), some(ON_TWO, {BATCH_NORM}))
 def test_a_checkpoint_of_eight_devices_resumes_on_two(agent, name, two):
     resumed = dict(np.load(two / f"{agent}-{name}-on-2.npz"))
     assert_close(resumed, dict(np.load(two / f"{agent}-{name}.npz")))
 
 
-@pytest.mark.parametrize(("agent", "name"), MEMBERS)
+@pytest.mark.parametrize(("agent", "name"), some(MEMBERS, {BATCH_NORM}))
 def test_members_over_devices_are_the_single_runs(agent, name, eight):
     members = dict(np.load(eight / f"{agent}-population.npz"))
     for member in (0, 3):

@@ -33,8 +33,13 @@ def made(spec: EnvSpec = SPEC, **overrides: Any) -> Agent:
     return agents.efficientzero.make(spec, EfficientZeroConfig(**(SMALL | overrides)))
 
 
-def learner_of(agent: Agent) -> Any:
-    return harness.moved(jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)))
+def learning() -> Agent:
+    """An agent whose update has all that tests of it look at: they share its program."""
+    schedule = {"warmup_updates": 4, "final_scale": 0.1, "max_grad_norm": np.inf}
+    return made(unroll_length=2, refresh_interval=10, optimizer="sgd", **schedule)
+
+
+learner_of = harness.learner_of
 
 
 def learn(agent: Agent, batch: Batch, learner: Any = None, key: int = 0) -> Any:
@@ -43,7 +48,8 @@ def learn(agent: Agent, batch: Batch, learner: Any = None, key: int = 0) -> Any:
 
 
 def targets_of(agent: Agent, batch: Batch) -> windows.Targets:
-    return jax.tree.map(np.asarray, efficientzero._targets(jnp.float32(agent.hyper["discount"]), batch, agent.config))
+    found = jax.jit(lambda discount, batch: efficientzero._targets(discount, batch, agent.config))
+    return jax.tree.map(np.asarray, found(jnp.float32(agent.hyper["discount"]), batch))
 
 
 @pytest.mark.parametrize("horizon", [2, 5])
@@ -146,7 +152,7 @@ def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
 
 def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
     """What is recorded and seen behind it changes no bit of the update."""
-    agent = made(unroll_length=2)
+    agent = learning()
     batch = harness.batch_of(agent, A)
     rows, extras = batch.trajectory.timesteps, batch.trajectory.extras
     over = np.cumsum(np.asarray(rows.first)[1:], axis=0) > 0  # transitions that are masked or lie behind one
@@ -175,7 +181,7 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
 
 def test_without_a_forecast_nothing_is_consistent() -> None:
     """Only the weight of consistency moves projections; the branch of what was seen has no gradient."""
-    agent = made(unroll_length=1)
+    agent = learning()
     batch, begin = harness.batch_of(agent, A), learner_of(agent)
     for cost, still in ((2.0, False), (0.0, True)):
         learner = begin._replace(hyper=begin.hyper | {"consistency_cost": jnp.float32(cost)})
@@ -267,6 +273,7 @@ def test_statistics_move_with_all_rows_in_the_order_of_the_unroll() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # quick: running statistics of a layer (test_prefix_models.py)
 def test_acting_sees_one_row_alone() -> None:
     """With running statistics, whatever the other rows are."""
     agent = made(IMAGES, **BATCH, target_interval=2)
@@ -306,8 +313,8 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     agent = made(unroll_length=2, dirichlet_fraction=0.0, value_target=values)
     K, n = 2, agent.config.n_step
     batch = harness.taken(harness.batch_of(agent, A), np.arange(5))
-    learner = learner_of(agent)
-    target = jax.tree.map(lambda x: 1.5 * x, learner.params)
+    learner = learner_of(learning())
+    target = jax.tree.map(lambda x: 1.5 * np.asarray(x), learner.params)
     learner = learner._replace(aux=learner.aux._replace(target=(target, {})))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
     renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
@@ -331,6 +338,7 @@ def test_reanalysis_is_what_acting_would_find_with_the_target(values: str) -> No
     np.testing.assert_allclose(extras["value"][: K + n + 1].ravel(), value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow  # quick: a group is as if one by one
 def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
     """Nor on what else there is, with noise at the roots; the same key gives the same, and another key another."""
     agent = made(unroll_length=2, simulations=8, frame_stack=2)
@@ -356,8 +364,9 @@ def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
 
 
 def test_actions_are_random_until_something_was_learnt() -> None:
+    """Random actions, a search's noise and its choice are drawn independently: under JAX's own checker."""
     agent = made(simulations=4)
-    learner = learner_of(agent)
+    learner = learner_of(learning())
     B = 400
     observation = np.broadcast_to(np.float32([1.0, 2.0, 3.0]), (B, 3))
     rows = TimeStep(observation, np.zeros(B), np.ones(B), np.ones(B, bool), np.zeros(B, bool))
@@ -366,21 +375,12 @@ def test_actions_are_random_until_something_was_learnt() -> None:
     counts = []
     for updates, evaluation in ((0, False), (1, False), (0, True)):
         params = agent.actor_params(learner._replace(num_updates=jnp.int32(updates)), jnp.float32(0))
-        action = act(params, memory, rows, jax.random.key(0), evaluation)[0]
+        with jax.debug_key_reuse(True):
+            action = act(params, memory, rows, jax.random.key(0), evaluation)[0]
         counts.append(np.bincount(np.asarray(action), minlength=A))
     assert counts[0].min() > 70
     assert counts[1].min() < 50
     assert counts[2].max() == B
-
-
-def test_acting_uses_no_key_twice() -> None:
-    """Random actions, a search's noise and its choice are drawn independently: under JAX's own checker."""
-    agent = made(simulations=4)
-    params = agent.actor_params(learner_of(agent), jnp.float32(0))
-    rows = TimeStep(np.ones((2, 3), np.float32), np.zeros(2), np.ones(2), np.ones(2, bool), np.zeros(2, bool))
-    memory = agent.start(jnp.arange(2, dtype=jnp.int32), 2)
-    with jax.debug_key_reuse(True):
-        jax.jit(agent.act, static_argnums=4)(params, memory, rows, jax.random.key(0), False)
 
 
 def test_bad_settings_are_one_sentence() -> None:
@@ -425,7 +425,7 @@ def test_decay_is_behind_the_clip(name: Any) -> None:
 
 def test_the_learning_rate_warms_up_and_falls_behind_the_last_step() -> None:
     """The first steps of SGD are as large as the learning rate says."""
-    agent = made(optimizer="sgd", unroll_length=1, warmup_updates=4, final_scale=0.1, max_grad_norm=np.inf)
+    agent = learning()
     batch, begun = harness.batch_of(agent, A), learner_of(agent)
 
     def step(num_updates: int, progress: float) -> float:
@@ -459,7 +459,7 @@ def test_clipped_rewards_are_learnt_as_if_they_came_so() -> None:
     seen = [batch._replace(trajectory=batch.trajectory._replace(timesteps=steps)) for steps in (large, small)]
     jax.tree.map(np.testing.assert_array_equal, targets_of(clipping, seen[0]), targets_of(plain, seen[1]))
     assert np.any(targets_of(plain, seen[0]).reward != targets_of(clipping, seen[0]).reward)
-    actor = plain.actor_params(learner_of(plain), jnp.float32(0))
+    actor = plain.actor_params(learner_of(learning()), jnp.float32(0))
 
     def refreshed(agent: Any, of: Batch) -> np.ndarray:
         window = jax.tree.map(lambda x: x[: agent.config.n_step + 1], of.trajectory.timesteps)
@@ -563,7 +563,7 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float, table: bool) -> None:
 
 def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
     """Of windows as trajectories of rows: |V - z| with V of one set of parameters, and rewards by age."""
-    agent = made(refresh_interval=10, unroll_length=1)
+    agent = learning()
     batch = harness.batch_of(agent, A)
     learner = learner_of(agent)
     rows = batch.trajectory

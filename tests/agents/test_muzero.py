@@ -98,9 +98,20 @@ def batch_of(agent: Agent, least: int = 0) -> Batch:
 taken = harness.taken
 
 
-def learner_of(agent: Agent) -> Any:
-    """A learner whose heads are not 0."""
-    return harness.moved(jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)))
+learner_of = harness.learner_of
+
+
+def losing() -> tuple[Agent, Batch]:
+    """An agent that does not absorb, and some windows: tests share the program of its update."""
+    agent = made(unroll_length=2, absorbing=False, max_reward=0.02)
+    batch = batch_of(agent)
+    return agent, taken(batch, np.arange(0, len(batch.weight), len(batch.weight) // 24))
+
+
+def searching(**overrides: Any) -> tuple[Agent, Any]:
+    """An agent that reanalyses, and a learner of the kind."""
+    learner = learner_of(made(unroll_length=2, reanalyse=0.5, target_interval=3))
+    return made(unroll_length=2, **({"reanalyse": 0.5, "target_interval": 3} | overrides)), learner
 
 
 def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
@@ -110,15 +121,15 @@ def learn(agent: Agent, batch: Batch, learner: Any = None) -> Any:
 
 def test_the_loss_is_the_loops() -> None:
     """Sample by sample, step by step, with the model called one state at a time."""
-    agent = made(unroll_length=2, absorbing=False, max_reward=0.02)
-    batch, learner = batch_of(agent), learner_of(agent)
+    agent, batch = losing()
+    learner = learner_of(agent)
     config, hyper = agent.config, harness.hyper(agent)
     model = world_models.make(SPEC, world_models.Sizes(num_bins=11, hidden_sizes=(8,), state_size=6, head_size=8))
     bins = Bins(11, config.max_reward / (1 - config.discount))
     target = jax.tree.map(np.asarray, muzero._targets(hyper["discount"], batch.trajectory, config))
     hot = {name: np.asarray(bins.two_hot(jnp.asarray(x))) for name, x in target._asdict().items() if name != "policy"}
     represent, dynamics, predict = map(jax.jit, (model.represent, model.dynamics, model.predict))
-    at = np.arange(0, len(batch.weight), len(batch.weight) // 5)
+    at = np.arange(len(batch.weight))
     total, errors = 0.0, []
     for i in at:
         state = represent(learner.params, batch.trajectory.timesteps.observation[0, i : i + 1])
@@ -135,7 +146,7 @@ def test_the_loss_is_the_loops() -> None:
             state, said = dynamics(learner.params, state, batch.trajectory.actions[k, i : i + 1])
             reward = np.asarray(said[0])
         total += each * float(batch.weight[i])
-    _, metrics, priorities = learn(agent, taken(batch, at), learner)
+    _, metrics, priorities = learn(agent, batch, learner)
     assert float(metrics["loss/total"]) == pytest.approx(total / len(at), rel=1e-4)
     np.testing.assert_allclose(priorities, errors, rtol=1e-3, atol=1e-4)
     outside = [
@@ -182,8 +193,8 @@ def test_what_comes_k_steps_later_weighs_half_as_much_each() -> None:
 @pytest.mark.parametrize("absorbing", [False, True])
 def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bool) -> None:
     """What is recorded behind it, and the policy of its last row, change no bit of the update."""
-    agent = made(unroll_length=3, absorbing=absorbing)
-    batch = batch_of(agent)
+    agent, batch = losing()
+    agent = made(unroll_length=2, max_reward=0.02, absorbing=True) if absorbing else agent
     first = np.asarray(batch.trajectory.timesteps.first)
     over = np.cumsum(first[1:], axis=0) > 0  # transitions [.., B] that are masked or lie behind one
     assert over.any()
@@ -210,12 +221,11 @@ def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bo
 
 def test_reanalysis_is_what_acting_would_find_today() -> None:
     """Of an exact part of the samples, evenly spread: the policies of a search, the network's values."""
-    noisy = made(unroll_length=2, reanalyse=0.5)
-    agent = made(unroll_length=2, reanalyse=0.5, dirichlet_fraction=0.0)
+    noisy, learner = searching()
+    agent, _ = searching(dirichlet_fraction=0.0)
     K, n = 2, agent.config.n_step
     batch = taken(batch_of(agent), np.arange(10))
-    learner = learner_of(agent)
-    learner = learner._replace(aux=jax.tree.map(lambda x: 1.5 * x, learner.params))
+    learner = learner._replace(aux=jax.tree.map(lambda x: 1.5 * np.asarray(x), learner.params))
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
     renewed = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory  # type: ignore[arg-type]
     np.testing.assert_array_equal(renewed.timesteps.observation, batch.trajectory.timesteps.observation[:1])
@@ -260,11 +270,10 @@ def test_first_priorities_are_the_errors_of_recorded_values() -> None:
 
 
 def test_targets_are_copied_every_so_many_updates() -> None:
-    agent = made(unroll_length=2, reanalyse=0.5, target_interval=3)
+    agent, learner = searching()
     assert agent.target_params is not None
     batch = taken(batch_of(agent), np.arange(4))
     update = jax.jit(lambda learner: learn(agent, batch, learner)[0])
-    learner = learner_of(agent)
     copied, version = learner.aux, 0
     for number in range(1, 8):
         learner = update(learner)
@@ -330,8 +339,8 @@ def test_bad_settings_are_one_sentence() -> None:
 
 
 def test_a_small_part_is_one_sample_of_each_shard() -> None:
-    agent = made(unroll_length=2, reanalyse=0.1)
-    batch, learner = taken(batch_of(agent), np.arange(4)), learner_of(agent)
+    agent, learner = searching(reanalyse=0.1)
+    batch = taken(batch_of(agent), np.arange(4))
     learner = learner._replace(aux=learner.params)
     actor = agent.target_params(learner, jnp.float32(0))  # type: ignore[misc]
     policy = jax.jit(agent.reanalyse)(actor, batch, jax.random.key(0)).trajectory.extras["policy"]  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """A loss of one's own in the place of an agent's (examples/own_loss.py trains with one)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,12 +24,17 @@ SMALL = {
 }
 
 
-def traced(name, **own):
-    """An agent's `learn`, and the names of its metrics."""
+def made(name, **own):
     cls, make = AGENTS[name]
-    agent = make(SPEC, cls(hidden_sizes=(4,), **SMALL[name]), **own)
+    return make(SPEC, cls(hidden_sizes=(4,), **SMALL[name]), **own)
 
-    def learn(rows):
+
+@functools.cache
+def arguments(name):
+    """Shapes of what an agent's `learn` is given, under the learner's axes."""
+    agent = made(name)
+
+    def recorded(rows):
         learner = agent.init(jax.random.key(0), harness.hyper(agent))
         start = agent.start(jnp.arange(B, dtype=jnp.int32), B)
         params = agent.actor_params(learner, jnp.float32(0))
@@ -36,10 +43,16 @@ def traced(name, **own):
             batch = batch._replace(actor_state=start.net)
         if agent.replay is not None:
             batch = Batch(batch, jnp.ones(B), jnp.ones(B, jnp.int32))
-        return agent.learn(learner, batch, jnp.float32(0), jax.random.key(2))[1]
+        return learner, batch, jnp.float32(0), jax.random.key(2)
 
-    rows = jax.tree.map(lambda x: x[None, None], harness.timesteps(0, 6, B))
-    jaxpr, metrics = jax.make_jaxpr(harness.over_axes(learn), return_shape=True)(rows)
+    shapes = jax.eval_shape(recorded, harness.timesteps(0, 6, B))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, 1, *x.shape), x.dtype), shapes)
+
+
+def traced(name, **own):
+    """An agent's `learn`, and the names of its metrics."""
+    learn = harness.over_axes(made(name, **own).learn)
+    jaxpr, (_, metrics, *_) = jax.make_jaxpr(learn, return_shape=True)(*arguments(name))
     return str(jaxpr), set(metrics)
 
 

@@ -97,9 +97,7 @@ MUZERO: dict[str, Any] = {
 
 
 TOGETHER = probes.Together()
-by_name = pytest.mark.parametrize("name", ["vtrace", "ppo"])
 discrete = pytest.mark.parametrize("probe", probes.DISCRETE, ids=lambda probe: type(probe).__name__)
-KINDS = ("mean", "categorical", "quantile")
 
 
 def trained(agent: Agent, environment: Any) -> list[LearnerState]:
@@ -165,7 +163,7 @@ def check_action_values(
 
 @pytest.mark.slow
 @discrete
-@pytest.mark.parametrize("rescaling", [True, False])
+@pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_action_values_are_the_analytic_ones(probe: probes.Probe, rescaling: bool) -> None:
     check_action_values(probe, *trained_r2d2(rescaling), rescaling)
 
@@ -197,7 +195,9 @@ def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
 
 @pytest.mark.slow
 @discrete
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["quantile", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("mean", "categorical"))]
+)
 def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> None:
     """The largest action value at every observation, and which it is."""
     apply, members = trained_dqn(TOGETHER, kind)
@@ -212,6 +212,7 @@ def test_values_of_dqn_are_the_analytic_ones(probe: probes.Probe, kind: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in the slow tier: one batch is learnt by heart (test_muzero.py)
 @discrete
 def test_values_of_muzero_are_the_analytic_ones(probe: probes.Probe) -> None:
     """The network's value of every observation, and the move that the search finds."""
@@ -274,7 +275,7 @@ def check_values_and_policy(name: str, probe: probes.Probe, together: bool) -> N
 
 
 @discrete
-@by_name
+@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
 def test_values_and_policies_are_the_analytic_ones(name: str, probe: probes.Probe) -> None:
     check_values_and_policy(name, probe, together=True)
 

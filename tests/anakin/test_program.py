@@ -25,7 +25,6 @@ T, B = 5, 8
 COUNTING = counting.CountingEnvironment()
 FAR = 10**9
 TOTAL_STEPS = 10_000
-NAMES = ("vtrace", "ppo")
 
 
 def agent_of(name: str, lstm_size: int = 0, **fields: Any) -> Agent:
@@ -83,11 +82,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    made = {name: observed(agent_of(name)) for name in (*NAMES, "pqn")}
+    made = {name: observed(agent_of(name)) for name in ("vtrace", "ppo", "pqn")}
     return {name: Run(agent, harness.make_program(agent, COUNTING, num_envs=B)) for name, agent in made.items()}
 
 
-@pytest.fixture(params=[*NAMES, pytest.param("pqn", marks=pytest.mark.slow)])
+@pytest.fixture(params=["vtrace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "pqn"))])
 def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
     return runs[request.param]
 
@@ -120,7 +119,7 @@ def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool:
     return learner, results
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def rolled(request: pytest.FixtureRequest) -> Any:
     """Of recurrent agents; the runs below are of feed-forward ones."""
     agent = agent_of(request.param, lstm_size=4)
@@ -298,7 +297,7 @@ def test_progress_drives_the_schedule(runs: dict[str, Run]) -> None:
         done = integer(report.env_steps)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("vtrace", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> None:
     """Three members with different seeds and learning rates, 10 updates: each is the run of its seed and rate."""
     run, rates = runs[name], [3e-3, 1e-3, 1e-4]

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import types
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -74,11 +75,13 @@ def test_blind_dynamics_are_the_same_after_every_action(monkeypatch):
     controls: Any = importlib.import_module("efficientzero_controls")
     spec, config = envs_jax.make("catch").spec, EfficientZeroConfig(hidden_sizes=(8,), state_size=6)
     seeing = prefix_models.make(spec, config)
-    params, statistics = seeing.init(jax.random.key(0), jax.numpy.zeros((1, 10, 5)))
-    moved = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
-    state, actions = jax.random.normal(jax.random.key(2), (1, 6)).repeat(3, axis=0), jax.numpy.arange(3)
+    params, statistics = jax.jit(seeing.init)(jax.random.key(0), jax.numpy.zeros((1, 10, 5)))
+    rng = np.random.default_rng(1)
+    normal = lambda shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    moved = jax.tree.map(lambda x: x + np.float32(0.1) * normal(x.shape), params)
+    state, actions = normal((1, 6)).repeat(3, axis=0), np.arange(3, dtype=np.int32)
     after, blindly = (
-        np.asarray(model.call("advance", moved, statistics, state, actions))
+        np.asarray(jax.jit(partial(model.call, "advance"))(moved, statistics, state, actions))
         for model in (seeing, controls.blind(seeing))
     )
     assert np.all(np.abs(np.diff(after, axis=0)).max(-1) > 1e-4)

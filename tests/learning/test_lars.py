@@ -83,12 +83,17 @@ def test_where_no_ratio_is_clipped_it_is_optaxs() -> None:
     eta = 1e-4
     found = run(made(eta=eta, eta_vectors=eta, decay=0.0), begin, 6, clip=1e9)
     theirs = optax.lars(0.1, weight_decay=0.0, trust_coefficient=eta, momentum=0.9)
+
+    @jax.jit
+    def step(grads: Any, state: Any, params: Any) -> Any:
+        updates, state = theirs.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
     params, state = begin, theirs.init(begin)
     for i in range(6):
         grads = tree(100 + i, 10.0 ** (i % 5 - 3))
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = theirs.update(grads, state, params)
-            params = optax.apply_updates(params, updates)
+            params, state = step(grads, state, params)
         for name in SHAPES:
             np.testing.assert_allclose(found[i][0][name], params[name], rtol=1e-6, atol=1e-7)
 

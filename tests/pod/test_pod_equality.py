@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from podracer import topology
 from podracer.training.session import Session
-from tests.support import pods
+from tests.support import harness, pods
 from tests.test_shards import assert_close, flat, moved, rates, train
 
 pytestmark = pytest.mark.slow
@@ -22,6 +22,8 @@ AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "vtrace", "r2d2")
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]
 CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]
+NIGHTLY = ("alphazero", "dqn", "efficientzero", "vtrace")
+"""Agents of whose kind the others have one: without a replay, and with one."""
 OUTPUTS = ("ppo", "adam")
 """Of which both processes keep what they return."""
 BEGUN = ("ppo", "r2d2", "vtrace")
@@ -39,7 +41,7 @@ def run(agent, name, directory, where="", **settings):
 
 def on_a_pod(directory):
     directory = pathlib.Path(directory)
-    for agent, name in CASES:
+    for agent, name in json.loads((directory / "asked.json").read_text()):
         with beginning(directory / f"{agent}-begun.npz", agent in BEGUN and name == "sgd"):
             result = run(agent, name, directory, num_shards=8, topology="pod")
         save(result, directory / f"{agent}-{name}.npz")
@@ -99,11 +101,26 @@ def keep(result, path):
 # Here
 
 
+def some(cases):
+    """Cases, some of which run nightly alone."""
+    agent_of = lambda case: case if isinstance(case, str) else case[0]  # noqa: E731
+    values = lambda case: (case,) if isinstance(case, str) else case  # noqa: E731
+    return [pytest.param(*values(x), marks=pytest.mark.nightly if agent_of(x) in NIGHTLY else ()) for x in cases]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def asked(request):
+    """Cases that the tests of this session look at."""
+    begun = [(agent, "sgd") for (agent,) in harness.asked(request, "test_two_processes_begin_as_one_bit_for_bit")]
+    wanted = {*CONTINUED, *begun, *harness.asked(request, "test_two_processes_are_as_one")}
+    return [case for case in CASES if case in wanted]
+
+
+@pytest.fixture(scope="module")
+def alone(asked, tmp_path_factory):
     """Runs on one device, by case."""
     directory = tmp_path_factory.mktemp("alone")
-    for agent, name in CASES:
+    for agent, name in asked:
         with beginning(directory / f"{agent}-begun.npz", agent in BEGUN and name == "sgd"):
             one = flat(run(agent, name, directory, num_shards=8))
         assert moved(one) > 0.005, "so little was learnt that anything would agree"
@@ -112,21 +129,22 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pod(alone, tmp_path_factory):
+def pod(asked, alone, tmp_path_factory):
     """The same on a pod, and what it made of half the runs of `alone`: one start, for that takes long."""
     directory = tmp_path_factory.mktemp("pod")
+    (directory / "asked.json").write_text(json.dumps(asked))
     for agent, name in CONTINUED:
         pods.at_half(alone / f"{agent}-{name}", directory / f"{agent}-{name}-alone")
     pods.call(on_a_pod, directory, devices=2, directory=directory)
     return directory
 
 
-@pytest.mark.parametrize(("agent", "name"), CASES)
+@pytest.mark.parametrize(("agent", "name"), some(CASES))
 def test_two_processes_are_as_one(agent, name, pod, alone):
     assert_close(dict(np.load(pod / f"{agent}-{name}.npz")), dict(np.load(alone / f"{agent}-{name}.npz")))
 
 
-@pytest.mark.parametrize("agent", BEGUN)
+@pytest.mark.parametrize("agent", some(BEGUN))
 def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
     pods.assert_same(alone / f"{agent}-begun.npz", pod / f"{agent}-begun.npz")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import time
 from unittest import mock
@@ -15,7 +16,7 @@ from podracer.environments.from_jax import SteppedEnvironment
 from podracer.sebulba import runner
 from podracer.training.session import Session
 from tests.pod.test_pod_equality import beginning
-from tests.support import pods
+from tests.support import harness, pods
 from tests.test_shards import assert_close, flat, moved
 from tests.test_shards import train as train_anakin
 
@@ -25,6 +26,8 @@ LAYOUT = {"num_shards": 4, "replicas": 2}
 # EfficientZero is MuZero and more; PQN learns as PPO does; AlphaZero's batches are compared in test_pod_equality.py.
 AGENTS = ("dqn", "efficientzero", "ppo", "r2d2", "vtrace")
 CONTINUED = ("r2d2", "vtrace")
+NIGHTLY = ("dqn", "efficientzero", "ppo")
+"""Agents of whose kind the others have one: without a replay, and with one."""
 BEGUN = ("ppo", "r2d2", "vtrace")
 """Of which the initial states are compared."""
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
@@ -44,11 +47,12 @@ def run(agent, directory, **settings):
 
 
 def on_a_pod(directory):
-    for agent in AGENTS:
+    asked = json.loads((pathlib.Path(directory) / "asked.json").read_text())
+    for agent in asked["agents"]:
         with beginning(f"{directory}/{agent}-begun.npz", agent in BEGUN):
             result = run(agent, directory, topology="pod")
         save(result, f"{directory}/{agent}.npz", (2, 4))
-    for agent in ("dqn", "r2d2"):
+    for agent in asked["host"]:
         save(train(agent, replay_memory="host", topology="pod"), f"{directory}/{agent}-host.npz", (2, 4))
     for agent in CONTINUED:
         run_dir = f"{directory}/{agent}-alone"
@@ -99,11 +103,25 @@ def save(result, path, size):
 # Here
 
 
+def some(agents):
+    """Agents, some of which run nightly alone."""
+    return [pytest.param(agent, marks=pytest.mark.nightly if agent in NIGHTLY else ()) for agent in agents]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def asked(request):
+    """What the tests of this session look at."""
+    tests = ("test_two_processes_are_as_one", "test_two_processes_begin_as_one_bit_for_bit")
+    host = [agent for (agent,) in harness.asked(request, "test_a_replay_in_the_memory_of_hosts_is_as_one")]
+    agents = {*CONTINUED, *host, *(agent for test in tests for (agent,) in harness.asked(request, test))}
+    return {"agents": [agent for agent in AGENTS if agent in agents], "host": host}
+
+
+@pytest.fixture(scope="module")
+def alone(asked, tmp_path_factory):
     """Runs on one device, by agent."""
     directory = tmp_path_factory.mktemp("alone")
-    for agent in AGENTS:
+    for agent in asked["agents"]:
         with beginning(directory / f"{agent}-begun.npz", agent in BEGUN):
             one = flat(run(agent, directory))
         assert moved(one) > 0.005, "so little was learnt that anything would agree"
@@ -113,26 +131,27 @@ def alone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pod(alone, tmp_path_factory):
+def pod(asked, alone, tmp_path_factory):
     """The same on a pod, and what it made of half the runs of `alone`: one start, for that takes long."""
     directory = tmp_path_factory.mktemp("pod")
+    (directory / "asked.json").write_text(json.dumps(asked))
     for agent in CONTINUED:
         pods.at_half(alone / agent, directory / f"{agent}-alone")
     pods.call(on_a_pod, directory, devices=2, directory=directory)
     return directory
 
 
-@pytest.mark.parametrize("run", [*AGENTS, "vtrace-sgd"])
+@pytest.mark.parametrize("run", some([*AGENTS, "vtrace-sgd"]))
 def test_two_processes_are_as_one(run, pod, alone):
     assert_close(dict(np.load(pod / f"{run}.npz")), dict(np.load(alone / f"{run}.npz")))
 
 
-@pytest.mark.parametrize("agent", BEGUN)
+@pytest.mark.parametrize("agent", some(BEGUN))
 def test_two_processes_begin_as_one_bit_for_bit(agent, pod, alone):
     pods.assert_same(alone / f"{agent}-begun.npz", pod / f"{agent}-begun.npz")
 
 
-@pytest.mark.parametrize("agent", ["dqn", "r2d2"])
+@pytest.mark.parametrize("agent", some(["dqn", "r2d2"]))
 def test_a_replay_in_the_memory_of_hosts_is_as_one(agent, pod, alone):
     assert_close(dict(np.load(pod / f"{agent}-host.npz")), dict(np.load(alone / f"{agent}.npz")))
 

@@ -76,7 +76,7 @@ class Sweeper:
         return {key: priority[index] for key, index in at.items()}
 
 
-@pytest.mark.parametrize("context", [0, 3])
+@pytest.mark.parametrize("context", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_sweep_renews_all_priorities_at_its_end(context):
     sweeper = Sweeper(rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5, context=context))
     assert sweeper.plan.slots * 8 > 2 * refresh.SEGMENT, "several segments"

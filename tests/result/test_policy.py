@@ -114,10 +114,10 @@ def case():
 @pytest.mark.parametrize(
     "name",
     [
-        *("ppo box", "ppo frames", "vtrace lstm frames", "r2d2", "dqn", "pqn"),
+        *("ppo box", "vtrace lstm frames", "r2d2", "dqn"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo lstm", "vtrace images", "efficientzero", "muzero")
+            for name in ("ppo frames", "ppo lstm", "vtrace images", "pqn", "efficientzero", "muzero")
         ),
     ],
 )

@@ -48,6 +48,7 @@ def test_a_game_that_broke_is_not_counted(raw):
     assert (float(sums.count), float(sums.return_sum), float(sums.length_sum)) == ((1, 1, 1) if raw else (3, 5, 5))
 
 
+@pytest.mark.slow  # quick: agents/test_ppo.py, of rows that wait
 def test_moments_of_observations_leave_out_what_was_not_played():
     spec = EnvSpec("break", spaces.Box(-9.0, 9.0, (1,)), spaces.Discrete(2))
     config = agents.PPOConfig(hidden_sizes=(2,), normalize_observations=True, num_minibatches=1, num_epochs=1)
@@ -153,7 +154,9 @@ def test_who_can_be_woken_watches_itself_and_ends_at_once():
     assert hosts.within(2.0, lambda: not hosts.live_actors())
 
 
-@pytest.mark.parametrize("total_steps", [100, 10**6], ids=["the last", "one between"])
+@pytest.mark.parametrize(
+    "total_steps", [pytest.param(100, marks=pytest.mark.slow, id="the last"), pytest.param(10**6, id="one between")]
+)
 def test_an_evaluation_that_waits_hears_a_signal(total_steps, tmp_path):
     """The run is stopped, and not complete, with a checkpoint from which the evaluation is done again."""
     waiting = Waiting()

@@ -134,7 +134,7 @@ def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
 
 
 def test_a_long_run_does_not_grow():
-    """Live arrays and memory, over five thousand updates of a tiny agent."""
+    """Live arrays and memory, over 2,500 updates of a tiny agent."""
 
     def resident():
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -152,15 +152,15 @@ def test_a_long_run_does_not_grow():
         "envpool:CartPole-v1",
         config={"rollout_length": 5, "hidden_sizes": (4,)},
         num_envs=8,
-        total_steps=200_000,
-        eval_every=200_000,
+        total_steps=100_000,
+        eval_every=100_000,
         eval_episodes=2,
         progress=False,
         log=log,
     )
     gc.unfreeze()
-    quarter = [x for x in seen if x[0] > 1000]
-    assert seen[-1][0] > 4000
+    quarter = [x for x in seen if x[0] > 500]
+    assert seen[-1][0] > 2000
     first, last = quarter[: len(quarter) // 3], quarter[-len(quarter) // 3 :]
     assert np.mean([x[1] for x in last]) < np.mean([x[1] for x in first]) + 60
     assert np.mean([x[2] for x in last]) < np.mean([x[2] for x in first]) + 20, "MiB"

@@ -154,7 +154,7 @@ def joining(join, joined):
     ("name", "threads", "mode", "replicas"),
     [
         ("vtrace", 1, "async", 1),
-        ("vtrace", 2, "lockstep", 1),
+        pytest.param("vtrace", 2, "lockstep", 1, marks=pytest.mark.slow),
         ("vtrace", 2, "async", 3),
         pytest.param("pqn", 1, "lockstep", 1, marks=pytest.mark.slow),
         pytest.param("ppo", 2, "async", 1, marks=pytest.mark.slow),
@@ -407,7 +407,7 @@ def test_environments_hear_how_many_share_the_machine():
     assert heard == [2]
 
 
-@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "vtrace"))])
+@pytest.mark.parametrize("name", ["vtrace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pqn", "ppo"))])
 @pytest.mark.parametrize("num_shards", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_learner_is_anakins(name, num_shards):
     """A trajectory through Sebulba's update gives the LearnerState of `agent.learn` under Anakin's axes."""

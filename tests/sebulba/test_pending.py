@@ -270,7 +270,7 @@ def test_the_time_of_a_rollout_is_reported_with_its_updates(monkeypatch):
     assert sum(report.seconds for report in reports) <= seconds
 
 
-@pytest.mark.parametrize("updates_per_call", [1, 3])
+@pytest.mark.parametrize("updates_per_call", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_update_is_traced_once(updates_per_call):
     """For the check of an agent, for the shapes of its metrics, and for its program."""
     traced = []

@@ -91,7 +91,7 @@ def drawn():
     found.sort()
 
 
-def on_five_devices(directory):
+def on_five_devices(_):
     two_learners = mock.patch.object(training, "_devices", return_value=jax.local_devices()[:3])
     with two_learners, drawn() as by_learners:
         fused = train()
@@ -110,7 +110,11 @@ def on_five_devices(directory):
     # All groups but the first are drawn one earlier.
     assert mean(fused, "replay/priority_staleness") == mean(apart, "replay/priority_staleness") == 0.5
     assert 2.3 < mean(ahead, "replay/priority_staleness") <= 2.5
-    # Whatever ends a run, the next goes on with it.
+
+
+def whatever_ends_a_run(directory):
+    """The next goes on with it."""
+    ahead = train(**AHEAD)
     run = AHEAD | {"run_dir": directory / "run", "resume": True}
     stopped(run, SplitReplay, "compile", call=0)
     stopped(run, Channel, "put", call=0)
@@ -268,10 +272,11 @@ def changed_search(change):
         yield since
 
 
-def test_they_are_as_learners_that_reanalyse(tmp_path):
+def elsewhere(function, directory):
+    """Runs a function of this file in a process with five devices."""
     code = (
         "import jax, pathlib; jax.config.update('jax_num_cpu_devices', 5); from tests.sebulba import test_reanalysers; "
-        f"test_reanalysers.on_five_devices(pathlib.Path({str(tmp_path)!r}))"
+        f"test_reanalysers.{function.__name__}(pathlib.Path({str(directory)!r}))"
     )
     environment = os.environ | {
         "NPROC": "32",
@@ -280,3 +285,12 @@ def test_they_are_as_learners_that_reanalyse(tmp_path):
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_they_are_as_learners_that_reanalyse(tmp_path):
+    elsewhere(on_five_devices, tmp_path)
+
+
+@pytest.mark.nightly  # in the slow tier: runs that are stopped and go on (test_resume.py), actors and learners that fail
+def test_whatever_ends_a_run_the_next_goes_on_with_it(tmp_path):
+    elsewhere(whatever_ends_a_run, tmp_path)

@@ -126,6 +126,7 @@ def fake(monkeypatch):
     return bodies
 
 
+@pytest.mark.slow  # quick: what a report says of results (test_suite_results.py), and commands one by one
 def test_from_runs_to_a_report(fake, capsys):
     fake["Boxing-0"] = "exit 1"
     command = f"{PPO} --games Pong Boxing --out o"

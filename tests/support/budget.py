@@ -1,34 +1,72 @@
-"""Fails a run in which a test takes longer than it may: PODRACER_TEST_BUDGET, in seconds.
+"""Measures the processor time of tests, and fails a run that takes more of it than its tier may.
 
-They are of real time or of processor time, whichever is less: neighbours on the machine make the one longer, threads the
-other. A test is charged for its own set-up and tear-down. What a module or the session shares is charged to the fixture that
-makes it, by name, and has the same limit. Slow tests are exempt; without the variable nothing is measured.
+Processor seconds are those of the process that runs a test and of its children that have ended. Neighbours on the machine
+do not change them much, so they can be compared between machines that are busy and machines that are not. Every run ends
+with its sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
+
+PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it, or a folder, takes a fifth more than the tier
+gives it, and if a test takes longer than `test` seconds, where the tier has such a limit. For that limit alone, the seconds are of
+real time or of processor time, whichever is less: neighbours make the one longer, threads the other. A test is charged for its
+own set-up and tear-down. What a module or the session shares is charged to the fixture that makes it, by name, and has the
+same limit.
 """
 
 from __future__ import annotations
 
 import collections
+import json
 import os
+import pathlib
 import time
-from collections.abc import Generator
-from typing import Any
+import tomllib
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
 SHARED = "shared fixture"
+START = "start"
+"""The name of imports and collection among the folders."""
+ALL = "all tests"
+MARGIN = 1.2
+"""Folders may take so much more than their budgets: machines differ, and so does what workers share."""
+
+
+class Tier(NamedTuple):
+    """Seconds that a tier may take: all of it, each folder of tests, and each test, the latter two if there is a limit."""
+
+    total: float
+    folders: Mapping[str, float] | None = None
+    test: float = float("inf")
+
+
+def tier(name: str) -> Tier:
+    """Reads a tier of `budget.toml`."""
+    tiers = tomllib.loads(pathlib.Path(__file__).with_name("budget.toml").read_text())
+    if name not in tiers:
+        raise pytest.UsageError(f"PODRACER_TEST_BUDGET is {name!r}; set it to one of {', '.join(tiers)}")
+    return Tier(**tiers[name])
 
 
 def processor_time() -> float:
-    """Of this process and of its children that have ended."""
+    """Seconds of this process and of its children that have ended."""
     return sum(os.times()[:4])
 
 
-class Budget:
-    """Seconds by test and by shared fixture, from the reports of this process or of its workers."""
+def folder_of(nodeid: str) -> str:
+    """The folder of `tests` in which a test is; "tests" itself for a file that is in none."""
+    parts = nodeid.split("::")[0].split("/")
+    return parts[1] if len(parts) > 2 else "tests"
 
-    def __init__(self, seconds: float):
-        self.seconds = seconds
+
+class Budget:
+    """Seconds by test, by shared fixture and by folder, from the reports of this process or of its workers."""
+
+    def __init__(self, allowed: Tier | None = None):
+        self.allowed = allowed
         self.spent: collections.Counter[str] = collections.Counter()
+        self.costs: collections.Counter[str] = collections.Counter()
+        self.start = 0.0
         self.item: pytest.Item | None = None
         self.processor = 0.0
 
@@ -41,7 +79,8 @@ class Budget:
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         report = yield
         before, self.processor = self.processor, processor_time()
-        report.charged = min(report.duration, self.processor - before)  # travels with a worker's report
+        report.cost = self.processor - before  # both travel with a worker's report
+        report.charged = min(report.duration, report.cost)
         return report
 
     @pytest.hookimpl(wrapper=True)
@@ -56,29 +95,63 @@ class Budget:
                 self.item.user_properties.append((name, seconds))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.costs[report.nodeid] += getattr(report, "cost", 0.0)  # none of a test that ended its process
         if "slow" in report.keywords:
             return
-        self.spent[report.nodeid] += getattr(report, "charged", 0.0)  # none of a test that ended its process
+        self.spent[report.nodeid] += getattr(report, "charged", 0.0)
         if report.when == "teardown":  # every phase repeats the properties
             for name, seconds in report.user_properties:
                 if name.startswith(SHARED):
                     self.spent[report.nodeid] -= seconds
                     self.spent[name] = max(self.spent[name], seconds)  # each worker makes its own
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.start += getattr(node, "workeroutput", {}).get(START, 0.0)  # a worker that was ended has none
+
     @property
-    def exceeded(self) -> list[tuple[str, float]]:
-        return [(name, seconds) for name, seconds in self.spent.most_common() if seconds > self.seconds]
+    def folders(self) -> collections.Counter[str]:
+        """Seconds by folder, and those that no test was charged for."""
+        sums: collections.Counter[str] = collections.Counter()
+        for nodeid, seconds in self.costs.items():
+            sums[folder_of(nodeid)] += seconds
+        sums[START] += self.start
+        return sums
+
+    @property
+    def exceeded(self) -> list[tuple[str, float, float]]:
+        """The name of what took too long, its seconds, and those that it may take."""
+        if self.allowed is None:
+            return []
+        total, folders, test = self.allowed
+        found = [(ALL, sum(self.folders.values()), MARGIN * total)]
+        if folders is not None:  # one without a budget may take nothing
+            found += [(name, spent, MARGIN * folders.get(name, 0.0)) for name, spent in self.folders.most_common()]
+        found += [(name, seconds, test) for name, seconds in self.spent.most_common()]
+        return [(name, seconds, may) for name, seconds, may in found if seconds > may]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        charged = sum(self.costs.values())
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[START] = processor_time() - charged
+        elif session.config.getoption("numprocesses", None):
+            self.start += sum(os.times()[:2])  # the workers have said theirs
+        else:
+            self.start = processor_time() - charged
         if self.exceeded and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        for name, seconds in self.exceeded:
-            terminalreporter.write_line(f"OVER BUDGET {name}: {seconds:.1f} s, of {self.seconds:g} s", red=True)
+        sums = ", ".join(f"{name} {seconds:.0f}" for name, seconds in self.folders.most_common())
+        terminalreporter.write_line(f"Processor seconds: {sum(self.folders.values()):.0f} ({sums})")
+        for name, seconds, limit in self.exceeded:
+            terminalreporter.write_line(f"OVER BUDGET {name}: {seconds:.1f} s, of {limit:.1f} s", red=True)
+        if path := os.environ.get("PODRACER_TEST_COSTS"):
+            rounded = {name: round(seconds, 2) for name, seconds in [(START, self.start), *self.costs.most_common()]}
+            pathlib.Path(path).write_text(json.dumps(rounded, indent=1) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if seconds := os.environ.get("PODRACER_TEST_BUDGET"):
-        config.pluginmanager.register(Budget(float(seconds)), "podracer-budget")
+    name = os.environ.get("PODRACER_TEST_BUDGET")
+    config.pluginmanager.register(Budget(tier(name) if name else None), "podracer-budget")

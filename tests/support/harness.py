@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -18,28 +20,36 @@ import podracer
 from podracer import topology, trajectories
 from podracer.agents import registry
 from podracer.anakin import program
+from podracer.evaluation import evaluation
 from podracer.sebulba import actor_program, learner_program
 from podracer.topology import collectives
 from podracer.training import resolve
 from podracer.types import Agent, Batch, Environment, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 
 
-def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
+def _mapped(function: Callable[..., Any]) -> Callable[..., Any]:
     for axis in reversed(collectives.DATA_AXES):
         function = jax.vmap(function, axis_name=axis)
-    return jax.jit(function)  # one by one, hundreds of operations would be compiled
+    return function
+
+
+def over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` under the learner's axes: arguments [D, S, ...], results [D, S, ...]."""
+    return jax.jit(_mapped(function))  # one by one, hundreds of operations would be compiled
 
 
 @functools.cache
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` under the learner's axes with one shard on one device; arguments and results as without."""
-    compiled = over_axes(function)
+    mapped = _mapped(function)
+
+    @jax.jit  # the axes as well: outside, each shape of an argument would be a program of its own
+    def compiled(args: Any) -> Any:
+        return jax.tree.map(lambda x: x[0, 0], mapped(*jax.tree.map(lambda x: x[None, None], args)))
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
-        results = compiled(*jax.tree.map(lambda x: jnp.asarray(x)[None, None], args))
-        return jax.tree.map(lambda x: x[0, 0], results)
+        return compiled(jax.tree.map(jnp.asarray, args))
 
     return wrapped
 
@@ -48,9 +58,13 @@ def over_shards(function: Callable[..., Any], state: Any, *sharded: Any) -> Any:
     """`function(state, *sharded)` with one `state` and arguments [S, ...] on one device; every shard must agree."""
     in_axes = (None,) + (0,) * len(sharded)
     shards = jax.vmap(function, in_axes=in_axes, axis_name="shard")
-    devices = jax.jit(jax.vmap(shards, in_axes=in_axes, axis_name="data"))
-    results = devices(state, *jax.tree.map(lambda x: x[None], sharded))
-    return jax.tree.map(lambda x: x[0], results)
+    devices = jax.vmap(shards, in_axes=in_axes, axis_name="data")
+
+    @jax.jit
+    def compiled(state: Any, *sharded: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], devices(state, *jax.tree.map(lambda x: x[None], sharded)))
+
+    return compiled(state, *sharded)
 
 
 def hyper(agent: Agent, **overrides: float) -> dict[str, jax.Array]:
@@ -120,16 +134,26 @@ def batch_of(agent: Agent, num_actions: int, least: int = 0, shape: tuple[int, .
 
 def taken(batch: Batch, at: np.ndarray) -> Batch:
     """Some samples."""
-    trajectory = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
-    return Batch(trajectory, batch.weight[at], batch.age[at])
+    take = lambda axis, x: jnp.asarray(np.take(np.asarray(x), at, axis=axis))  # noqa: E731
+    return Batch(trajectories.by_lane(take, batch.trajectory), take(0, batch.weight), take(0, batch.age))
 
 
 def moved(learner: LearnerState, by: float = 0.3) -> LearnerState:
     """A learner whose parameters are all a little elsewhere: heads that begin at 0 say something."""
-    leaves, structure = jax.tree.flatten(learner.params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    changed = [x + by * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys)]
-    return learner._replace(params=jax.tree.unflatten(structure, changed))
+    rng = np.random.default_rng(1)  # of NumPy: of JAX, each shape would be a program of its own
+    elsewhere = lambda x: jnp.asarray(np.asarray(x) + np.float32(by) * rng.normal(size=x.shape).astype(x.dtype))  # noqa: E731
+    return learner._replace(params=jax.tree.map(elsewhere, learner.params))
+
+
+@functools.cache
+def _begun(init: Callable[..., LearnerState], numbers: tuple[tuple[str, float], ...]) -> LearnerState:
+    hyper = {name: jnp.float32(value) for name, value in numbers}
+    return moved(jax.jit(init)(jax.random.key(0), hyper))
+
+
+def learner_of(agent: Agent) -> LearnerState:
+    """A learner as after `moved`, made once an agent."""
+    return _begun(agent.init, tuple(agent.hyper.items()))
 
 
 def record(agent: Agent, params: Any, state: Any, rows: TimeStep, key: jax.Array) -> tuple[Trajectory, Any]:
@@ -168,42 +192,65 @@ def make_program(
     return program.make(agent, environment, layout, settings)
 
 
+_AGENTS: dict[str, Agent] = {}
+_PROGRAMS: dict[Any, Any] = {}
+"""What `shared_programs` keeps, for all files of tests that one process runs."""
+
+
+def _identity(x: Any) -> Any:
+    """What stands for a part of a program among keys: two of our environments of one kind and equal settings are one."""
+    return (type(x), pickle.dumps(vars(x))) if type(x).__module__.startswith("envs_jax.") else x
+
+
 @contextlib.contextmanager
 def shared_programs() -> Iterator[None]:
     """Inside, runs of equal agents by name in equal environments share what they trace and compile.
 
     The first of them makes it as ever; those after it differ in seed, directory and schedule, which no program knows.
     """
-    make_agent = registry.make_agent
-    made: dict[str, Agent] = {}
-    kept: dict[Any, Any] = {}
+    make_agent, begin = registry.make_agent, evaluation.Evaluator.__init__
+    is_shared = lambda agent: any(agent is shared for shared in _AGENTS.values())  # noqa: E731
 
     def agent_of(name: str, environment: Any, config: Any = None, network: Any = None) -> Agent:
         agent = make_agent(name, environment, config, network)
-        return agent if network else made.setdefault(f"{name} {environment.spec} {agent.config}", agent)
+        return agent if network else _AGENTS.setdefault(f"{name} {environment.spec} {agent.config}", agent)
 
     def keeping(module: Any) -> Any:
         make = module.make
 
         def once(agent: Agent, *parts: Any) -> Any:
             # A replay on the host has a state of its own. Arrays are here for their shapes alone.
-            if "host" in parts or not any(agent is shared for shared in made.values()):
+            if "host" in parts or not is_shared(agent):
                 return make(agent, *parts)
             shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)) if hasattr(x, "shape") else x, parts)
-            key = (module.__name__, id(agent), *jax.tree.leaves(shapes))
-            if key not in kept:
-                kept[key] = make(agent, *parts)
-            return kept[key]
+            key = (module.__name__, id(agent), *map(_identity, jax.tree.leaves(shapes)))
+            if key not in _PROGRAMS:
+                _PROGRAMS[key] = make(agent, *parts)
+            return _PROGRAMS[key]
 
         return mock.patch.object(module, "make", once)
 
+    def evaluator(self: Any, agent: Agent, environment: Any, episodes: int, *rest: Any, **named: Any) -> None:
+        begin(self, agent, environment, episodes, *rest, **named)
+        if hasattr(self, "_compiled") and is_shared(agent):
+            bound = inspect.signature(begin).bind(self, agent, environment, episodes, *rest, **named)
+            key = ("evaluator", id(agent), _identity(environment), episodes, bound.arguments.get("max_steps"))
+            self._compiled = _PROGRAMS.setdefault(key, self._compiled)
+
     with (
         mock.patch.object(resolve, "make_agent", agent_of),
+        mock.patch.object(evaluation.Evaluator, "__init__", evaluator),
         keeping(program),
         keeping(actor_program),
         keeping(learner_program),
     ):
         yield
+
+
+def asked(request: Any, name: str) -> list[tuple[Any, ...]]:
+    """Parameters of a test of a fixture's file, of all that this session runs: a fixture makes no more than they look at."""
+    items = [item for item in request.session.items if item.path == request.path and item.originalname == name]
+    return [tuple(item.callspec.params.values()) if hasattr(item, "callspec") else () for item in items]
 
 
 def late_after(looks: int, patch: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 import podracer
 from podracer import cli
 from podracer.sebulba import runner
+from tests.support import harness
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +51,19 @@ SEARCH_CASES = {
     "--agent.replay-min-size 100",
 }
 # SIGTERM and SIGINT raise one flag, which is looked at between any two updates that are due as well.
-INTERRUPTED = ("vtrace", "dqn-sebulba-2")
+INTERRUPTED = ("dqn-sebulba-2",)
 TERMINATED = ("ppo", "sebulba")
-SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent != "dqn-sebulba"]
+SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent not in ("dqn-sebulba", "sebulba")]
 SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
 SIGNALS += [
     pytest.param(agent, number, marks=pytest.mark.nightly)
-    for agent, number in (("dqn", signal.SIGINT), ("dqn-sebulba", signal.SIGINT), ("dqn-sebulba", signal.SIGKILL))
+    for agent, number in (
+        ("dqn", signal.SIGINT),
+        ("dqn-sebulba", signal.SIGINT),
+        ("dqn-sebulba", signal.SIGKILL),
+        ("sebulba", signal.SIGKILL),
+        ("vtrace", signal.SIGINT),
+    )
 ]
 SETTINGS = "--num-envs 8 --num-shards 2 --eval-episodes 8 --agent.rollout-length 10 --agent.hidden-sizes 8"
 
@@ -83,6 +90,12 @@ def stored(run_dir):
 def newest_of(run_dir):
     """The steps of the newest checkpoint that is whole."""
     return max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared():
+    with harness.shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +153,7 @@ def test_stopped_and_resumed_is_the_same(agent, number, undisturbed, tmp_path):
     check_resumed(agent, undisturbed(agent), number, tmp_path)
 
 
+@pytest.mark.nightly  # in the slow tier: replays, two networks and updates that are due (R2D2, DQN)
 @pytest.mark.parametrize("agent", SEARCH_CASES)
 def test_agents_that_search_resume_as_well(agent, tmp_path):
     reference = tmp_path / "undisturbed"
