@@ -54,7 +54,7 @@ def check(config: Any) -> None:
             "with engine='mctx'."
         )
     if importlib.util.find_spec("mctx") is None:
-        raise ValueError("engine='mctx' needs mctx, not installed here: pip install mctx, or the extra 'search'.")
+        raise ValueError("engine='mctx' needs mctx (the extra 'search'), not installed here: pip install mctx.")
 
 
 def search(
