@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,6 +30,14 @@ def transitions(trajectory: Trajectory) -> Transitions:
     """Aligns rewards and discounts with the actions that led to them."""
     after = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
     return Transitions(after.reward, after.discount, 1.0 - after.first.astype(jnp.float32))
+
+
+def _check_aligned(values: jax.Array, step: Transitions) -> None:
+    """Refuses rows that are not one more than the transitions between them, while tracing."""
+    chex.assert_type([values, *step], float)
+    chex.assert_equal_shape(step)
+    T, *lanes = step.reward.shape
+    chex.assert_shape(values, (T + 1, *lanes))
 
 
 class VTraceReturns(NamedTuple):
@@ -61,6 +70,8 @@ def vtrace(
       c_bar: clips the trace coefficient.
       rho_bar_pg: clips the importance ratio of the policy gradient.
     """
+    _check_aligned(values, step)
+    chex.assert_equal_shape([ratios, step.reward])
     v_tm1, v_t = values[:-1], values[1:]
     ratios = jnp.where(step.mask > 0, ratios, 0.0)  # not a product: a ratio may have overflowed
     deltas = jnp.minimum(rho_bar, ratios) * (step.reward + step.discount * v_t - v_tm1)
@@ -80,12 +91,15 @@ def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax
       step: rewards, discounts (already times gamma) and masks, [T, B].
       lambda_: the trace parameter.
     """
+    _check_aligned(values, step)
     deltas = step.mask * (step.reward + step.discount * values[1:] - values[:-1])
     return discounted_sum(deltas, step.mask * step.discount * lambda_)
 
 
 def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     """y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
+
+    chex.assert_equal_shape([x, decay])
 
     def backwards(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y = now[0] + now[1] * y
@@ -108,6 +122,9 @@ def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | No
       horizon: int32 [B] or [T+1, B]; how many of them in each lane or row, if not n in all; no row's is larger than the
         next one's.
     """
+    _check_aligned(values, step)
+    if horizon is not None:
+        chex.assert_type(horizon, int)
     returns = values
     for i in range(n):
         longer = step.reward + step.discount * returns[1:]
@@ -154,6 +171,8 @@ def n_step_transition(step: Transitions, n: int) -> NStep:
       step: rewards, discounts (already times gamma) and masks, [n, B] or longer; transition 0 is not masked.
       n: how many rewards.
     """
+    chex.assert_equal_shape(step)
+    chex.assert_axis_dimension_gteq(step.reward, 0, n)
     reward, discount = step.reward[0], step.discount[0]
     going = jnp.ones(reward.shape, bool)
     length = jnp.ones(reward.shape, jnp.int32)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -195,6 +196,9 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
       number: int32 []; rollouts of this group before.
     """
     T, B = plan.rollout_length, plan.lanes
+    chex.assert_tree_shape_prefix(trajectory.timesteps, (T + 1, B))
+    chex.assert_tree_shape_prefix((trajectory.actions, trajectory.extras, trajectory.policy_version), (T, B))
+    chex.assert_shape(trajectory.lane, (B,))
     slot = number % plan.slots
 
     def write(where: jax.Array, what: jax.Array) -> jax.Array:
@@ -276,6 +280,8 @@ def sample(plan: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, 
       n: how many, on this shard.
       beta: float32 []; exponent of the importance weights.
     """
+    chex.assert_shape(counts, (plan.groups,))
+    chex.assert_shape(ring.priority, (plan.groups * plan.lanes * plan.places,))
     places = ring.priority.shape[0]
     blocks = jnp.pad(ring.priority, (0, -places % BLOCK)).reshape(-1, BLOCK)
     first_key, second_key = jax.random.split(key)
@@ -359,6 +365,7 @@ def update(
     Returns:
       The ring, and how many sequences had been overwritten since they were sampled (their priorities are dropped).
     """
+    chex.assert_equal_shape([at.index, at.generation, priority])
     generation, _ = generation_of(plan, at.index, counts)
     there = (generation == at.generation) & (ring.priority[at.index] > 0)
     overwritten = jnp.sum((~there).astype(jnp.float32))

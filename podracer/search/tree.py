@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -131,6 +132,9 @@ def grow(step: Callable[..., Any], rule: Rule, variables: Any, seed: Seed, keep:
     unless it is one of several sets of variables, which `step`, `(variables, embedding, action) -> Step`, cannot tell
     apart.
     """
+    chex.assert_rank(seed.prior, 2)
+    chex.assert_equal_shape_prefix([seed.prior, seed.value], 1)
+    chex.assert_tree_shape_prefix(seed.embedding, seed.value.shape)
     levels = block()
 
     def core(variables: Any, seed: Seed) -> State:
@@ -202,6 +206,9 @@ def simulate(step: Any, rule: Rule, levels: int, variables: Any, seed: Seed, i: 
         lambda table, x: table.at[lane, parent].get(**CLIP).astype(x.dtype), state.embedding, seed.embedding
     )
     new = step(variables, embedding, action)
+    chex.assert_equal_shape([new.reward, new.discount, new.value, action])
+    chex.assert_equal_shape([new.logits, seed.prior])
+    chex.assert_trees_all_equal_shapes(new.embedding, seed.embedding)
     v, r, d = (x.astype(jnp.float32) for x in (new.value, new.reward, new.discount))
     row = _leaf(rule, rule.prior(new.logits, new.legal), v, r, d, seed.aid, i + 1, False)
     put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=i + 1, axis=1)
