@@ -47,9 +47,7 @@ def compile_step(program: Program, state: RunState, finish: bool = False) -> Com
     """Traces and compiles a program's step for a state, and its `finish` if asked for."""
     start = time.perf_counter()
     compiled = program.step.lower(state, program.like_limits()).compile()
-    finish_call = (
-        program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
-    )
+    finish_call = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
     seconds = time.perf_counter() - start
     return Compiled(compiled, finish_call, seconds, program_bytes(compiled))
 
