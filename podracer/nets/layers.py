@@ -19,8 +19,8 @@ from podracer import topology
 from podracer.types import ArrayTree
 
 Weights = float | Literal["he", "uniform"] | None
-"""How weights begin: orthogonal times a number (in convolutions LeCun's normal ones), He's normal ones for "he",
-Glorot's uniform ones for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
+"""The initialiser of weights: orthogonal times a number (in convolutions LeCun's normal one), He's normal one for "he",
+Glorot's uniform one for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
 
 
 def orthogonal(scale: float) -> Callable[..., jax.Array]:
@@ -234,7 +234,7 @@ class LSTM(nn.Module):
 
 
 class LSTMCell(nn.Module):
-    """One step of an LSTM, without resets: x [N, F] and its state (h, c), [N, size] each, to the state behind it."""
+    """One step of an LSTM, without resets: x [N, F] and its state (h, c), [N, size] each, to the next state."""
 
     size: int
 
@@ -246,7 +246,7 @@ class LSTMCell(nn.Module):
 
 
 def _after_gates(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """h and c behind the gates [N, 4 size]; forget gates begin half open."""
+    """Computes h and c from the gates [N, 4 size]; forget gates have a bias of 1."""
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
     return nn.sigmoid(o) * jnp.tanh(c), c
@@ -257,14 +257,14 @@ def _after_gates(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class ConvNetSpec:
-    """Layers as (features, kernel, stride), and the units of the dense layer behind them, 0 for none."""
+    """Layers as (features, kernel, stride), and the units of the dense layer after them, 0 for none."""
 
     layers: tuple[tuple[int, int, int], ...]
     dense: int
 
     @property
     def least_side(self) -> int:
-        """Pixels of the smallest square image that leaves one pixel behind the last layer."""
+        """Pixels of the smallest square image that leaves one pixel after the last layer."""
         side = 1
         for _, kernel, stride in reversed(self.layers):
             side = (side - 1) * stride + kernel
@@ -410,7 +410,7 @@ def _kernel_in_blocks(weights: jax.Array, stride: int) -> jax.Array:
 
 
 def _fit(x: jax.Array, height: int, width: int, start: int) -> jax.Array:
-    """`x` with `height` and `width` elements along the axes `start` and `start + 1`: cut, or with zeros behind."""
+    """Cuts or pads `x` with zeros to `height` and `width` elements along the axes `start` and `start + 1`."""
     for axis, size in ((start, height), (start + 1, width)):
         x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
         x = jnp.pad(x, [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)])
@@ -472,7 +472,7 @@ def _pool_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array]:
     part = lambda i, j: jnp.where(which == 3 * i + j, cotangent, jnp.zeros((), cotangent.dtype))  # noqa: E731
 
     def later(x: jax.Array, axis: int) -> jax.Array:
-        """For the window before, whose third row or column is this one's first."""
+        """Shifts to the next window, whose first row or column is the third of this one."""
         pads = [(1, 0) if i == axis else (0, 0) for i in range(x.ndim)]
         return lax.slice_in_dim(jnp.pad(x, pads), 0, x.shape[axis], axis=axis)
 
