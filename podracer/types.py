@@ -20,7 +20,7 @@ import numpy as np
 from podracer import spaces
 
 if TYPE_CHECKING:
-    import jax  # which what steps host environments has no use for
+    import jax  # not needed by processes that only step environments
 
 ArrayTree = Any
 """A nested structure (dict, tuple, NamedTuple) of arrays."""
@@ -32,13 +32,13 @@ NO_METRICS: Metrics = {}
 
 
 class TimeStep(NamedTuple):
-    """What a lane shows at one step: leading dims [B] when stepped, [T+1, B] in a trajectory.
+    """One row of a lane: leading dims [B] in a step, [T+1, B] in a trajectory.
 
     Attributes:
-      observation: a tree of arrays; single frames (stacking is the agent's).
-      reward: float32; arrived together with this observation, 0 on a `first` row.
-      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's). Where two play, -1 says that the
-        other one is to move now: the reward is that of the player who acted, and so is this row's value times -1
+      observation: a tree of arrays; single frames (the agent stacks them).
+      reward: float32; of the transition into this row, 0 on a `first` row.
+      discount: float32; 0 if the episode terminated, else 1 (gamma is the agent's). With two players, -1 if the other
+        one is to move now: the reward is the acting player's, to whom this row's value counts times -1
         (docs/adr/0019-signed-discount.md).
       first: bool; this observation opens an episode, or follows a break in the stream.
       last: bool; this observation closes an episode. `last` with a discount other than 0 means truncated.
@@ -57,9 +57,9 @@ class Trajectory(NamedTuple):
     Attributes:
       timesteps: TimeStep [T+1, B]; row T is the bootstrap row, and row 0 of the next trajectory.
       actions: [T, B, ...]; the action taken AT row t, as the environment received it.
-      extras: tree of [T, B, ...]; what `act` recorded at row t (behaviour log-probabilities, values, ...).
+      extras: tree of [T, B, ...]; records of `act` at row t (behaviour log-probabilities, values, ...).
       actor_state: tree of [B, ...]; the agent's recurrent state BEFORE row 0.
-      policy_version: int32 [T, B]; which published parameters chose each action.
+      policy_version: int32 [T, B]; version of the parameters that chose each action.
       lane: int32 [B]; the global index of each environment lane.
     """
 
@@ -72,18 +72,18 @@ class Trajectory(NamedTuple):
 
 
 class EnvSpec(NamedTuple):
-    """What an agent must know of an environment.
+    """The static description of an environment.
 
     Attributes:
-      name: how people call it; it appears in run directories and error messages.
+      name: the name in run directories and error messages.
       observation_space: a space, or `spaces.Dict` of named spaces.
       action_space: `Discrete`, `MultiDiscrete` or `Box`.
-      max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
-      metrics: names of the environment's own numbers, each logged as `episode/<name>`: the sum over an episode, and of
-        that the mean over the episodes that ended.
-      num_players: 1, or 2 who play a zero-sum game in turns: then discounts may be -1, and an episode's return is that
-        of the player who moves first.
-      raw_scores: whether the rows of host environments have raw scores and ends of games too (see `HostStep`).
+      max_episode_steps: an upper bound on the transitions of one episode, or None for no bound.
+      metrics: names of the environment's own numbers, each summed over an episode and logged as `episode/<name>`, the
+        mean over episodes that ended.
+      num_players: 1, or 2 for a zero-sum game in turns: then discounts may be -1, and an episode's return is the first
+        mover's.
+      raw_scores: True if rows of host environments have raw scores and ends of games too (see `HostStep`).
     """
 
     name: str
@@ -96,10 +96,10 @@ class EnvSpec(NamedTuple):
 
 
 def check_one_player(spec: EnvSpec, agent: str) -> None:
-    """Checks that an environment is for an agent that cannot play against itself.
+    """Checks that an environment has one player, for agents that cannot play against themselves.
 
     Raises:
-      ValueError: where it is for two players.
+      ValueError: for an environment with two players.
     """
     if spec.num_players != 1:
         raise ValueError(
@@ -111,7 +111,7 @@ def check_metric_names(names: Any, where: str) -> None:
     """Checks names of metrics (see `EnvSpec`).
 
     Raises:
-      ValueError: where they are not distinct strings, or `episode/<name>` is taken.
+      ValueError: if they are not distinct strings, or `episode/<name>` is taken.
     """
     sound = isinstance(names, tuple) and all(isinstance(name, str) and name for name in names)
     if not sound or len(set(names)) < len(names) or {"return", "length", "count"} & set(names):
@@ -121,7 +121,7 @@ def check_metric_names(names: Any, where: str) -> None:
 
 
 class Transition(NamedTuple):
-    """What `Environment.step` returns next to the new state: unbatched scalars.
+    """The result of `Environment.step` besides the new state: unbatched scalars.
 
     Attributes:
       reward: float32 []; of the player who acted.
@@ -148,25 +148,25 @@ class Environment(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def reset(self, key: jax.Array) -> Any:
-        """The state that opens an episode."""
+        """Returns the first state of an episode."""
         ...
 
     def step(self, state: Any, action: ArrayTree, key: jax.Array) -> tuple[Any, Transition]:
-        """One transition. The driver never steps a state that is `last`; it resets it."""
+        """Makes one transition. The driver never steps a state that is `last`; it resets it."""
         ...
 
     def observe(self, state: Any) -> ArrayTree:
-        """The observation of `state`, within `spec.observation_space`."""
+        """Returns the observation of `state`, within `spec.observation_space`."""
         ...
 
 
 class HostStep(NamedTuple):
-    """What a batch of host lanes shows, [B]: NumPy arrays, made by `HostStep.of`, which an actor's device takes as is.
+    """Rows of a batch of host lanes, [B]: NumPy arrays, made by `HostStep.of`, for an actor's device.
 
     Attributes:
       observation: tree of arrays.
-      scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over where they differ
-        from reward and last. One array, for on small environments the time of a step goes into passing arguments.
+      scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over if they differ from
+        reward and last. One array, because in small environments passing arguments takes most of a step's time.
       metrics: float32 [M, B]; `EnvSpec.metrics`, summed over the episode so far; () where there are none.
     """
 
@@ -186,22 +186,22 @@ class HostStep(NamedTuple):
         metrics: np.ndarray | None = None,
         discount: np.ndarray | None = None,
     ) -> HostStep:
-        """Rows that follow the trajectory contract.
+        """Makes rows that follow the trajectory contract.
 
         Args:
           observation: tree of [B, ...], in the dtypes of the observation space.
-          reward: number [B]; taken for 0 on `first` rows.
+          reward: number [B]; ignored on `first` rows.
           terminated: bool [B]; the discount is 0 here.
           first: bool [B].
           last: bool [B]; terminated or truncated.
-          score: number [B]; the raw reward, where the agent's is another one.
-          over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
-            is a `last` row, but ends no game). Goes with `score`.
+          score: number [B]; the raw reward, if it differs from the agent's.
+          over: bool [B]; a real episode ended here. Other rows may be `last` too: in some protocols, those that lose a
+            life. Goes with `score`.
           metrics: number [M, B]; those of `EnvSpec.metrics`, summed over the (real) episode so far.
-          discount: number [B]; where two play, for it is not `~terminated` then.
+          discount: number [B]; needed with two players, `~terminated` by default.
         """
         scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
-        # The cheapest calls that do this: each is a few microseconds of every step.
+        # The cheapest calls, because each takes a few microseconds of every step.
         scalars[0] = reward
         np.putmask(scalars[0], first, 0.0)
         scalars[1] = ~terminated if discount is None else discount
@@ -212,7 +212,7 @@ class HostStep(NamedTuple):
 
     @staticmethod
     def zeros(spec: EnvSpec, num_lanes: int) -> HostStep:
-        """Rows of zeros, in the shapes and dtypes that the rows of an environment have."""
+        """Makes rows of zeros, in the shapes and dtypes of an environment's rows."""
 
         def zeros(space: spaces.Space) -> Any:
             if isinstance(space, spaces.Dict):
@@ -225,7 +225,7 @@ class HostStep(NamedTuple):
 
     @property
     def timestep(self) -> TimeStep:
-        """What the agent sees."""
+        """The agent's rows."""
         reward, discount, first, last = (self.scalars[i] for i in range(4))
         return TimeStep(self.observation, reward, discount, first > 0, last > 0)
 
@@ -236,7 +236,7 @@ class HostStep(NamedTuple):
 
     @property
     def game_over(self) -> Any:
-        """Whether a real episode ended, bool [B]."""
+        """True if a real episode ended, bool [B]."""
         return self.scalars[5 if self.scalars.shape[0] > 4 else 3] > 0
 
 
@@ -244,22 +244,22 @@ class HostStep(NamedTuple):
 class HostEnvironment(Protocol):
     """A batch of running environments outside JAX: NumPy in and out, in C++, in Python or on another machine.
 
-    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread, but those of
+    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread, except those of
     `wake`. Two things are optional:
 
-    *   `save()` and `load(saved)`, a tree of arrays with everything that decides the rows to come: lockstep runs on
-        environments that have them, as `HostEnvironments.saved` says, resume bit for bit.
-    *   `wake()`, for environments that watch themselves: nobody else asks how long they take to answer, and a `recv`
-        that waits raises when another thread calls it.
+    *   `save()` and `load(saved)`, the whole state as a tree of arrays: lockstep runs on environments that have them
+        (`HostEnvironments.saved`) resume bit for bit.
+    *   `wake()`, for environments with timeouts of their own, which nobody else then watches: another thread calls it
+        to make a waiting `recv` raise.
     """
 
     @property
     def spec(self) -> EnvSpec: ...
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
-        """Waits for rows: the local indices int32 [b] of their lanes, and the rows [b]; the `first` ones to begin with.
+        """Waits for rows; returns the local indices int32 [b] of their lanes, and the rows [b].
 
-        The arrays are the caller's: they are not written to again.
+        The first rows of a lane are `first` ones. The arrays are the caller's and are not written to again.
         """
         ...
 
@@ -274,14 +274,14 @@ class HostEnvironment(Protocol):
 
 @runtime_checkable
 class HostEnvironments(Protocol):
-    """Where host environments come from: every actor thread and every evaluation makes its own.
+    """A maker of host environments: every actor thread and every evaluation makes its own.
 
     Four things are optional:
 
-    *   `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time: environments with threads of
+    *   `shared_by(actors) -> HostEnvironments`, the same for several actors in parallel: environments with threads of
         their own can share the cores.
-    *   `lanes_at_once(num_lanes) -> int | None`: of how many lanes a `recv` may return rows, if not always of all.
-    *   `saved`, True where the environments that it makes have `save` and `load`.
+    *   `lanes_at_once(num_lanes) -> int | None`: the number of lanes in a `recv`, None for all.
+    *   `saved`, True if its environments have `save` and `load`.
     *   `metrics() -> dict[str, float]`, numbers that are logged with those of training.
     """
 
@@ -294,7 +294,7 @@ class HostEnvironments(Protocol):
         Args:
           num_lanes: B.
           seed: lane i gets seed + i; callers give disjoint ranges below 2**31.
-          evaluation: whether they are for evaluation, where training's shortcuts (a lost life as an end) do not apply.
+          evaluation: True for evaluation, without training's shortcuts (a lost life as an end).
         """
         ...
 
@@ -307,7 +307,7 @@ class LearnerState(NamedTuple):
       opt_state: the optimiser's state.
       hyper: the tunable numbers as float32 scalars, by name; a population varies them.
       num_updates: int32 []; calls of `learn` so far; published as the policy version.
-      aux: whatever else an agent keeps (normalisation statistics, a target network), or ().
+      aux: further state of an agent (normalisation statistics, a target network), or ().
     """
 
     params: ArrayTree
@@ -318,12 +318,12 @@ class LearnerState(NamedTuple):
 
 
 class ActorParams(NamedTuple):
-    """What a learner publishes to actors.
+    """The parameters that a learner publishes to actors.
 
     Attributes:
       params: the network's parameters.
-      version: int32 []; which update they come from.
-      aux: whatever else acting needs (normalisation statistics, epsilon, temperature), or ().
+      version: int32 []; the update that made them.
+      aux: further inputs of acting (normalisation statistics, epsilon, temperature), or ().
     """
 
     params: ArrayTree
@@ -332,7 +332,7 @@ class ActorParams(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What an agent with prioritised replay learns from.
+    """A batch of samples for an agent with replay.
 
     Attributes:
       trajectory: sequences [T, B].
@@ -346,32 +346,32 @@ class Batch(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """How an agent's experience is replayed (see `podracer.replay`); numbers are over all devices.
+    """The settings of an agent's replay (see `podracer.replay`); numbers are over all devices.
 
     Attributes:
-      capacity: sequences that are kept.
+      capacity: sequences in the ring.
       length: rows of a sequence, the bootstrap row included.
-      context: rows before a sequence that `restore` sees.
-      keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a rollout; no leaves with "rows".
+      context: rows before a sequence, for `restore`.
+      keep: `(actor_state [B]) -> tree [B]`; the part of the state before a rollout to store; no leaves with "rows".
       restore: `(kept [B], observations [context, B], first [context, B]) -> actor_state [B]`.
-      fraction: of every batch that is replayed: the newest rollout is the rest, and there is one update for each
-        rollout. 0 learns from samples only, of which the next three numbers say how many and when.
-      min_size: sequences that must be there (with "rows": rows that were added) before the first update.
-      batch_size: sequences that are sampled for an update.
+      fraction: replayed share of every batch; the newest rollout is the rest, and there is one update for each rollout.
+        0 learns from samples only, by the next three numbers.
+      min_size: sequences in the ring (with "rows": rows added) before the first update.
+      batch_size: sequences sampled for an update.
       ratio: sequences sampled per sequence added.
       priority_exponent: alpha; 0 samples uniformly.
       importance_exponent: beta, or `progress -> beta`.
-      priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; from what
-        acting recorded, the first priorities of the m sequences that a rollout completes: 1, or with "rows" T of them,
-        each a row later than the one before. None gives them the largest that any has had so far.
-      observed: rows of a sequence that come with their observations, the first ones; None for all.
-      starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
-        Numbers of sequences are numbers of rows then.
-      group: G updates that are drawn for at once, reanalysed together and learnt from in turn, with samples only.
-      refresh_interval: updates of a sweep that renews the priorities of all rows (`Agent.refresh`), in multiples of G;
-        what learning returns is logged then, and not written. 0 for none.
-      reach: rows of a sequence behind row 0 that its priority depends on.
-      target_interval: updates between two versions of `Agent.target_params`, for metrics; 0 where there are none.
+      priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; the first
+        priorities of the m sequences that a rollout completes, from the records of acting: m is 1, or with "rows" T,
+        each sequence a row later than the one before. None gives them the largest priority so far.
+      observed: number of first rows of a sequence that come with observations; None for all.
+      starts: "rollouts" begins sequences at row 0 of rollouts, "rows" at every row whose transition is not masked;
+        numbers of sequences are then numbers of rows.
+      group: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with samples only.
+      refresh_interval: updates of a sweep that recomputes the priorities of all rows (`Agent.refresh`), in multiples of
+        G; priorities from learning are then logged and not written. 0 for no sweeps.
+      reach: rows after row 0 of a sequence that its priority depends on.
+      target_interval: updates between two versions of `Agent.target_params`, for metrics; 0 without them.
     """
 
     capacity: int
@@ -395,12 +395,12 @@ class Replay(NamedTuple):
 
 
 class Caution(NamedTuple):
-    """A metric of training that says of a setting that it does not fit the task. It is said once in a run.
+    """A metric of training that shows that a setting does not fit the task. A run warns once.
 
     Attributes:
-      metric: its name.
-      above: where it begins to say so.
-      advice: a sentence: what is wrong, and what to set instead.
+      metric: the metric's name.
+      above: the value from which on to warn.
+      advice: a sentence on the problem and the remedy.
     """
 
     metric: str
@@ -409,30 +409,30 @@ class Caution(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """An agent is a bundle of pure functions that knows no device, thread, jit or file.
+    """A bundle of pure functions that knows no device, thread, jit or file.
 
     Attributes:
       name: the agent's name, for run directories and messages.
-      config: the frozen config it was made from; the driver reads `num_envs`, `rollout_length` from it.
+      config: the agent's frozen config; the driver reads `num_envs`, `rollout_length` from it.
       init: `(key, hyper) -> LearnerState`.
-      actor_params: `(LearnerState, progress) -> ActorParams`; what acting needs, published.
+      actor_params: `(LearnerState, progress) -> ActorParams`; the parameters for acting.
       start: `(lanes int32 [B], num_lanes) -> ActorState`; the agent's per-lane memory before an episode.
       act: `(ActorParams, ActorState, TimeStep [B], key, evaluation) -> (action, extras, ActorState)`.
       learn: `(LearnerState, Trajectory, progress, key) -> (LearnerState, Metrics)`; runs under
         `topology.collectives.DATA_AXES`. Where all of a batch is replayed,
         `(LearnerState, Batch, progress, key) -> (LearnerState, Metrics, priorities [B])`.
       hyper: `dict[str, float]`; the default value of every tunable number.
-      replay: how experience is replayed, or None for learning from every rollout once.
-      target_params: `(LearnerState, progress) -> ActorParams`; what `reanalyse` acts by.
-      reanalyse: `(ActorParams, Batch, key) -> Batch`; samples as newer parameters would have acted, before they are
-        learnt from, one by one: without collectives, and whatever else is in the batch. None leaves them as they are.
-      refresh_params: `(LearnerState, progress) -> ActorParams`; those of the update that this sweep of `refresh` began
-        with, a multiple of `Replay.refresh_interval`.
+      replay: the replay's settings, or None to learn from every rollout once.
+      target_params: `(LearnerState, progress) -> ActorParams`; the parameters for `reanalyse`.
+      reanalyse: `(ActorParams, Batch, key) -> Batch`; replaces records of samples by those of newer parameters, before
+        learning: each sample independently of the others, without collectives. None leaves them unchanged.
+      refresh_params: `(LearnerState, progress) -> ActorParams`; parameters as they were when the current sweep of
+        `refresh` began, after a multiple of `Replay.refresh_interval` updates.
       refresh: `(ActorParams, Trajectory [m + reach - 1, B], age int32 [m, B]) -> [m, B]`; priorities of the sequences
         that begin at the first m rows, `age` as in `Batch`.
       best: `(ActorParams, ActorState, TimeStep [B]) -> (action, ActorState)`; the best actions, without chance, for
-        greedy policies and exports. None where they are those of `act` in evaluation.
-      cautions: metrics to look at for the user.
+        greedy policies and exports. None if `act` in evaluation takes them.
+      cautions: metrics to warn the user of.
     """
 
     name: str
