@@ -146,6 +146,7 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
         params, discount = variables
         state, reward = model.dynamics(params, state, action)
         logits, value = model.predict(params, state)
+        # The value of the next state is the other player's, in games of two (docs/adr/0019-signed-discount.md).
         discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
         return search.Step(expectation(reward), discount, logits, expectation(value), state, None)
 
@@ -168,6 +169,7 @@ class _Vectors(nn.Module):
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
         heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
         self.hidden = {name: mlp((self.head_size,), f"{name}_hidden") for name in heads}
+        # Weights of 0: at first all predictions are uniform.
         self.last = {name: Dense(size, 0.0, name=name) for name, size in heads.items()}
 
     def __call__(self, observation: ArrayTree, action: jax.Array) -> Any:
@@ -182,6 +184,7 @@ class _Vectors(nn.Module):
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
+        # g predicts the change of the state.
         state = standardize(state + self.g_state(self.g(x)))
         return state, self._head("reward", state)
 
