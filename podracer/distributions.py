@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +78,7 @@ def categorical(num_values: int) -> Distribution:
         return jnp.argmax(cdf > threshold, axis=-1).astype(jnp.int32)
 
     def log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+        chex.assert_shape(logits, (*action.shape, num_values))
         if few():
             chosen = (jnp.where(action == i, x, 0.0) for i, x in enumerate(_log_softmax_of_few(logits)))
             return functools.reduce(jnp.add, chosen)

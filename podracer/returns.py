@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,6 +31,14 @@ def transitions(trajectory: Trajectory) -> Transitions:
     # Row t + 1 has the reward and discount of transition t.
     next_rows = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
     return Transitions(next_rows.reward, next_rows.discount, 1.0 - next_rows.first.astype(jnp.float32))
+
+
+def _check_aligned(values: jax.Array, step: Transitions) -> None:
+    """Refuses rows that are not one more than the transitions between them, while tracing."""
+    chex.assert_type([values, *step], float)
+    chex.assert_equal_shape(step)
+    T, *lanes = step.reward.shape
+    chex.assert_shape(values, (T + 1, *lanes))
 
 
 class VTraceReturns(NamedTuple):
@@ -62,6 +71,8 @@ def vtrace(
       c_bar: clips the trace coefficient.
       rho_bar_pg: clips the importance ratio of the policy gradient.
     """
+    _check_aligned(values, step)
+    chex.assert_equal_shape([ratios, step.reward])
     v_tm1, v_t = values[:-1], values[1:]
     ratios = jnp.where(step.mask > 0, ratios, 0.0)  # not a product: a ratio may have overflowed
     # delta_t V = rho_t (r_t + gamma_t V(x_{t+1}) - V(x_t)), and v_s - V(x_s) is the sum of traces times deltas.
@@ -83,12 +94,15 @@ def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax
       step: rewards, discounts (already times gamma) and masks, [T, B].
       lambda_: the trace parameter.
     """
+    _check_aligned(values, step)
     deltas = step.mask * (step.reward + step.discount * values[1:] - values[:-1])
     return discounted_sum(deltas, step.mask * step.discount * lambda_)
 
 
 def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     """Computes y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
+
+    chex.assert_equal_shape([x, decay])
 
     def backwards(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, decay = inputs
@@ -112,6 +126,9 @@ def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | No
       horizon: int32 [B] or [T+1, B]; number of rewards in each lane or row, n if None; no row's may be larger than the
         next row's.
     """
+    _check_aligned(values, step)
+    if horizon is not None:
+        chex.assert_type(horizon, int)
     # The return of i + 1 steps from row t is r_t + d_t times that of i steps from row t + 1.
     returns = values
     for i in range(n):
@@ -159,6 +176,8 @@ def n_step_transition(step: Transitions, n: int) -> NStep:
       step: rewards, discounts (already times gamma) and masks, [n, B] or longer; transition 0 is not masked.
       n: largest number of rewards.
     """
+    chex.assert_equal_shape(step)
+    chex.assert_axis_dimension_gteq(step.reward, 0, n)
     reward, discount = step.reward[0], step.discount[0]
     unmasked = jnp.ones(reward.shape, bool)
     length = jnp.ones(reward.shape, jnp.int32)

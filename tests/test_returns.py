@@ -435,3 +435,21 @@ def test_frames_are_those_of_the_episode(n, T, seed, dtype):
             np.testing.assert_array_equal(found[t, lane], np.stack(window, -1))
             memory = window[1:]
         np.testing.assert_array_equal(frames[lane], np.stack(memory))
+
+
+@pytest.mark.parametrize("wrong", ["values", "discount", "ratios", "dtype"])
+def test_rows_that_do_not_fit_are_refused(wrong: str) -> None:
+    """Ratios of one lane would be taken for those of all, and rows beyond the last bootstrap for the value there."""
+    values, ratios, x = jnp.zeros((T + 1, 3)), jnp.ones((T, 3)), jnp.ones((T, 3))
+    step = returns.Transitions(x, x, x)
+    jax.eval_shape(returns.vtrace, values, step, ratios)
+    values = {"values": jnp.zeros((T, 3)), "dtype": values.astype(jnp.int32)}.get(wrong, values)
+    ratios = ratios[:, :1] if wrong == "ratios" else ratios
+    step = step._replace(discount=x[:1]) if wrong == "discount" else step
+    with pytest.raises(AssertionError):
+        jax.eval_shape(returns.vtrace, values, step, ratios)
+    if wrong != "ratios":
+        with pytest.raises(AssertionError):
+            jax.eval_shape(lambda values, step: returns.n_step(values, step, 2), values, step)
+        with pytest.raises(AssertionError):
+            jax.eval_shape(lambda values, step: returns.gae(values, step, 0.9), values, step)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -127,6 +128,9 @@ def add(shape: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group
       number: int32 []; rollouts of this group so far.
     """
     T, B = shape.rollout_length, shape.lanes
+    chex.assert_tree_shape_prefix(trajectory.timesteps, (T + 1, B))
+    chex.assert_tree_shape_prefix((trajectory.actions, trajectory.extras, trajectory.policy_version), (T, B))
+    chex.assert_shape(trajectory.lane, (B,))
     slot = number % shape.slots
 
     def write(buffer: jax.Array, x: jax.Array) -> jax.Array:
@@ -217,6 +221,8 @@ def sample(shape: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int,
       n: number of samples on this shard.
       beta: float32 []; exponent of the importance weights.
     """
+    chex.assert_shape(counts, (shape.groups,))
+    chex.assert_shape(ring.priority, (shape.groups * shape.lanes * shape.starts_per_lane,))
     blocks = jnp.pad(ring.priority, (0, -ring.priority.shape[0] % BLOCK)).reshape(-1, BLOCK)
     first_key, second_key = jax.random.split(key)
     # One draw from each of n equal ranges of the total: first a block, then a sequence within it.
@@ -325,6 +331,7 @@ def update(
       The ring, and the number of sequences that were overwritten after they were sampled, float32 []. Their priorities
       are dropped.
     """
+    chex.assert_equal_shape([at.index, at.generation, priority])
     # A sequence is still in the ring if its slot has the same rollout as when it was sampled.
     generation, _ = generation_of(shape, at.index, counts)
     valid = (generation == at.generation) & (ring.priority[at.index] > 0)

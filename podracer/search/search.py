@@ -23,7 +23,7 @@ from jax import lax
 
 from podracer import configs, distributions, spaces
 from podracer.distributions import value_of
-from podracer.search import tree
+from podracer.search import mctx_engine, tree
 from podracer.search.tree import RootInputs, Tree, TreeConfig
 from podracer.types import ActorParams, ArrayTree
 
@@ -32,6 +32,9 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 EmbeddingDtype = Literal["float32", "bfloat16", "float16"]
+
+Engine = Literal["podracer", "mctx"]
+"""The code that grows trees: our own, or DeepMind's, as a check of ours or to compare with."""
 
 RootValue = Literal["mean", "action", "mixed"]
 """The value of a root: V, the mean over all simulations; Q of the selected action; or the network's value mixed with
@@ -129,6 +132,7 @@ class SearchConfig:
       embedding_dtype: dtype of stored floating-point embeddings, such as "bfloat16"; `Model.step` gets its own dtype
         back. Embeddings of one number a root, [N], are stored unchanged.
       root_value: `SearchResult.value` (see `RootValue`); None for "mean" with PUCT and "mixed" with Gumbel.
+      engine: the code that grows the trees (see `podracer.search.mctx_engine`).
     """
 
     algorithm: Literal["puct", "gumbel"] = "puct"
@@ -145,11 +149,14 @@ class SearchConfig:
     visit_offset: float = configs.field(50.0, low=0.0)
     embedding_dtype: EmbeddingDtype | None = None
     root_value: RootValue | None = None
+    engine: Engine = "podracer"
 
     def __post_init__(self):
         configs.check(self)
         if self.bounds is not None and not (len(self.bounds) == 2 and self.bounds[0] < self.bounds[1]):
             raise ValueError(f"SearchConfig.bounds={self.bounds}: expected (low, high) with low below high.")
+        if self.engine == "mctx":
+            mctx_engine.check(self)
 
 
 class Planner(NamedTuple):
@@ -187,6 +194,7 @@ class Settings:
         selected action; or "mixed", the network's value and the Q of visited actions, weighted by the prior (with puct:
         noise included). None for "mean" with puct (paper), and "mixed" with gumbel, which at first visits bad actions
         as often as good ones.
+      engine: the code that searches: "podracer", or "mctx", which is slower and finds the same, to check or compare.
     """
 
     search: Literal["puct", "gumbel"] = "puct"
@@ -198,6 +206,7 @@ class Settings:
     value_scale: float = configs.field(0.1, low=0.0)
     embedding_dtype: EmbeddingDtype | None = None
     root_value: RootValue | None = None
+    engine: Engine = "podracer"
 
 
 def settings(config: Any, **others: Any) -> SearchConfig:
@@ -231,6 +240,12 @@ def search(
       temperature: float [] or [N]; PUCT's action is drawn from n^(1 / temperature), the most visited at 0.
       keep_tree: bool, static; True returns the tree too.
     """
+    if config.engine == "mctx":
+        prior = functools.partial(_prior, config)
+        settings = {"explore": explore, "temperature": temperature, "lowest": LOWEST}
+        grown = mctx_engine.search(model.step, variables, root, key, config, prior, **settings)
+        first = jax.tree.map(lambda x: x[:, 0], grown.tree)
+        return _result(config, first, grown.policy, grown.action, grown.depth, grown.tree if keep_tree else ())
     N, A = root.logits.shape
     noise_key, dirichlet_key, action_key = jax.random.split(key, 3)
     legal = jnp.ones((N, A), bool) if root.legal is None else root.legal
@@ -270,14 +285,21 @@ def search(
         # The action that sequential halving leaves: the largest g + logits + sigma(Q) among the most visited.
         most = legal & (first.n == jnp.max(first.n, -1, keepdims=True))
         action = jnp.argmax(jnp.where(most, noise + improved, -jnp.inf), -1)
+    return _result(config, first, policy, action, state.depth, tree.as_tree(state) if keep_tree else ())
+
+
+def _result(
+    config: SearchConfig, root: Tree, policy: Any, action: Any, depth: Any, nodes: Tree | tuple[()]
+) -> SearchResult:
+    """Makes the result of trees with these roots [N] and paths of `depth` edges [N] in total."""
     return SearchResult(
         policy=policy,
-        value=_root_value(config, first, action),
+        value=_root_value(config, root, action),
         action=action.astype(jnp.int32),
-        visits=first.n.astype(jnp.int32),
-        q=first.Q,
-        depth=state.depth.astype(jnp.float32) / config.simulations,
-        tree=tree.as_tree(state) if keep_tree else (),
+        visits=root.n.astype(jnp.int32),
+        q=root.Q,
+        depth=depth.astype(jnp.float32) / config.simulations,
+        tree=nodes,
     )
 
 

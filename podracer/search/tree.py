@@ -16,6 +16,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -162,6 +163,9 @@ def run_simulations(
       roots: N roots.
       keep_tree: whether to return all nodes; if not, `rows` has the roots alone and there are no embeddings.
     """
+    chex.assert_rank(roots.prior, 2)
+    chex.assert_equal_shape_prefix([roots.prior, roots.value], 1)
+    chex.assert_tree_shape_prefix(roots.embedding, roots.value.shape)
     levels = levels_per_iteration()
 
     def core(variables: Any, roots: RootInputs) -> SearchState:
@@ -238,6 +242,9 @@ def simulate(
         lambda table, x: table.at[lane, parent].get(**CLIP).astype(x.dtype), state.embedding, roots.embedding
     )
     new = step(variables, embedding, action)
+    chex.assert_equal_shape([new.reward, new.discount, new.value, action])
+    chex.assert_equal_shape([new.logits, roots.prior])
+    chex.assert_trees_all_equal_shapes(new.embedding, roots.embedding)
     v, r, d = (x.astype(jnp.float32) for x in (new.value, new.reward, new.discount))
     row = _leaf(config, config.prior(new.logits, new.legal), v, r, d, roots.selection, i + 1, False)
     put = functools.partial(lax.dynamic_update_slice_in_dim, start_index=i + 1, axis=1)

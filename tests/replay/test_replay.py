@@ -642,3 +642,18 @@ def test_means_are_of_updates():
     nothing = {"loss/total": np.array([0.0]), "replay/updates": np.array([0.0])}
     assert np.isnan(learner.means(nothing, 4)["loss/total"][0])
     assert float(learner.means({"loss/total": np.array([6.0])}, 4)["loss/total"][0]) == 1.5
+
+
+def test_rollouts_that_do_not_fit_are_refused():
+    """A rollout without its last row, or of a lane less, would be written over a part of the oldest one."""
+    spec, streams = spec_of(), Streams(0, 3)
+    plan, trajectory = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1), streams.rollout(0)
+    ring = jax.eval_shape(lambda trajectory: replay.init(plan, spec, trajectory), trajectory)
+    add = lambda ring, trajectory: replay.add(plan, spec, ring, trajectory, jnp.int32(0), jnp.int32(0))  # noqa: E731
+    jax.eval_shape(add, ring, trajectory)
+    cut = lambda tree: jax.tree.map(lambda x: x[:-1], tree)  # noqa: E731
+    for part in ("timesteps", "actions", "policy_version", "lane"):
+        with pytest.raises(AssertionError):
+            jax.eval_shape(add, ring, trajectory._replace(**{part: cut(getattr(trajectory, part))}))
+    with pytest.raises(AssertionError):
+        jax.eval_shape(lambda ring, counts: replay.sample(plan, ring, counts, jax.random.key(0), 4, 0.5), ring, jnp.zeros(GROUPS + 1, jnp.int32))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Search against a plain tree, against mctx, and against what must hold of any search."""
+"""Search against a plain tree, and against what must hold of any search."""
 
 import dataclasses
 import functools
@@ -180,65 +180,6 @@ def test_with_an_optimal_prior_values_stay_optimal(config):
     found = run(table_model(), mdp.tables, jnp.arange(M), KEY, config)
     assert np.mean(np.abs(found.value - V) > 1e-3) > 0.5, "a uniform prior tries others too"
     assert (found.value < V + 1e-4).mean() > 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        GUMBEL,
-        dataclasses.replace(GUMBEL, max_depth=4),
-        PUCT,
-        dataclasses.replace(PUCT, max_depth=5, simulations=50),
-        dataclasses.replace(PUCT, bounds=(-3.0, 3.0)),
-    ],
-    ids=lambda config: f"{config.algorithm}-{config.max_depth}-{config.bounds}",
-)
-def test_mctx_finds_the_same(config):
-    """Visits, actions, policies and values, wherever no two scores are too close to call."""
-    import mctx
-
-    mdp, lanes = MDP(7), 24
-    masked = np.where(mdp.legal, mdp.logits, -1e9).astype(np.float32)  # mctx has no masks but at the root
-    tables, model = mdp.tables._replace(logits=jnp.asarray(masked)), table_model(False)
-
-    def step(tables, key, action, state):
-        reward, discount, logits, value, state, _ = model.step(tables, state, action)
-        return mctx.RecurrentFnOutput(reward=reward, discount=discount, prior_logits=logits, value=value), state
-
-    noise = {"dirichlet_fraction": 0.0, "temperature": 0.0} if config.algorithm == "puct" else {"gumbel_scale": 0.0}
-    if config.algorithm == "gumbel":
-        noise["max_num_considered_actions"] = config.considered
-    if config.bounds:
-        low, high = config.bounds
-        noise["qtransform"] = functools.partial(mctx.qtransform_by_min_max, min_value=low, max_value=high)
-    policy = mctx.muzero_policy if config.algorithm == "puct" else mctx.gumbel_muzero_policy
-
-    @jax.jit
-    def theirs(tables, state):
-        root = model.root(tables, state)
-        out = policy(
-            tables, KEY, mctx.RootFnOutput(prior_logits=root.logits, value=root.value, embedding=state), step,
-            config.simulations, ~tables.legal[state], config.max_depth, **noise,
-        )  # fmt: skip
-        summary = out.search_tree.summary()
-        return out.action, out.action_weights, summary.visit_counts, summary.value
-
-    state = jnp.arange(lanes)
-    ours = run(table_model(), tables, state, KEY, config)
-    references = [mdp.reference(config, lane) for lane in range(lanes)]
-    for reference in references:
-        for _ in range(config.simulations):
-            reference.simulate()
-    clear = np.array([reference.margin > 1e-5 for reference in references])
-    assert clear.mean() > 0.6
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        action, weights, visits, value = theirs(tables, state)
-    np.testing.assert_array_equal(ours.visits[clear], visits[clear])
-    if config.algorithm == "gumbel":  # of several that are visited most mctx draws one
-        np.testing.assert_array_equal(ours.action[clear], action[clear])
-    np.testing.assert_allclose(ours.policy[clear], weights[clear], atol=1e-5)
-    np.testing.assert_allclose(ours.value[clear], value[clear], atol=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["puct", pytest.param("gumbel", marks=pytest.mark.slow)])

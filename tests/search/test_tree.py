@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +17,9 @@ from tests.support.tables import GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 BATCH = jnp.arange(M) * 7 % M
 
 
-def same(x, y):
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def alike(x, y):
     """The same, but for how a softmax rounds in an array of another shape."""
-    same(x._replace(policy=()), y._replace(policy=()))
+    chex.assert_trees_all_equal(x._replace(policy=()), y._replace(policy=()))
     np.testing.assert_allclose(x.policy, y.policy, atol=1e-6)
 
 
@@ -35,13 +31,13 @@ def test_lanes_do_not_see_each_other(config, monkeypatch):
     mdp, model = MDP(5), table_model()
     find = functools.partial(run, model, mdp.tables, key=KEY, config=config)
     expected = find(state=BATCH)
-    same(find(state=BATCH), expected)
-    same(find(state=BATCH[::-1]), jax.tree.map(lambda x: x[::-1], expected))
+    chex.assert_trees_all_equal(find(state=BATCH), expected)
+    chex.assert_trees_all_equal(find(state=BATCH[::-1]), jax.tree.map(lambda x: x[::-1], expected))
     split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(2, -1))
-    same(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
     monkeypatch.setattr(tree, "levels_per_iteration", lambda: 1)
     run.clear_cache()
-    same(find(state=BATCH), expected)
+    chex.assert_trees_all_equal(find(state=BATCH), expected)
     run.clear_cache()
 
 
@@ -52,7 +48,9 @@ def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
     mdp, model = MDP(5), table_model()
     find = functools.partial(run, model, mdp.tables, key=KEY, config=config)
     expected = find(state=BATCH)
-    same(find(state=BATCH, config=dataclasses.replace(config, max_depth=config.simulations)), expected)
+    chex.assert_trees_all_equal(
+        find(state=BATCH, config=dataclasses.replace(config, max_depth=config.simulations)), expected
+    )
     alike(find(state=BATCH[:1]), jax.tree.map(lambda x: x[:1], expected))
     for size in (1, 8):
         split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(size, -1))
@@ -61,7 +59,7 @@ def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
     for levels in (1, 4, 8):
         monkeypatch.setattr(tree, "levels_per_iteration", lambda levels=levels: levels)
         run.clear_cache()
-        same(find(state=BATCH), expected)
+        chex.assert_trees_all_equal(find(state=BATCH), expected)
     run.clear_cache()
 
 
@@ -93,7 +91,7 @@ def test_sets_of_variables_and_joined_axes(mapped):
     found = jax.vmap(shards)(both)
     for i, mdp in enumerate((first, second) if mapped else (first,)):
         expected = run(table_model(), mdp.tables, BATCH, KEY, PUCT)
-        same(jax.tree.map(lambda x, i=i: x[i].reshape(M, *x.shape[3:]), found), expected)
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, i=i: x[i].reshape(M, *x.shape[3:]), found), expected)
 
 
 def test_nothing_is_drawn_in_a_loop_and_a_mapped_axis_is_joined():
@@ -182,4 +180,26 @@ def test_inside_of_a_driver():
         mdp.tables, BATCH.reshape(2, -1)
     )
     for i in range(2):
-        same(jax.tree.map(lambda x, i=i: x[i].reshape(M, *x.shape[3:]), found), expected)
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, i=i: x[i].reshape(M, *x.shape[3:]), found), expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"discount": jnp.ones(1)},
+        {"value": jnp.zeros((3, 1))},
+        {"logits": jnp.zeros((1, A))},
+        {"embedding": jnp.zeros((3, 5))},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_steps_of_another_shape_are_refused(wrong):
+    """A discount of one number would be taken for that of all lanes."""
+    right = Step(jnp.zeros(3), jnp.ones(3), jnp.zeros((3, A)), jnp.zeros(3), jnp.zeros((3, 4)))
+    find = lambda step: search.search(  # noqa: E731
+        Model(None, lambda variables, embedding, action: step), (), root, KEY, SearchConfig(simulations=2)
+    )
+    root = Root(jnp.zeros((3, A)), jnp.zeros(3), jnp.zeros((3, 4)))
+    jax.eval_shape(find, right)
+    with pytest.raises(AssertionError, match="shape"):
+        jax.eval_shape(find, right._replace(**wrong))

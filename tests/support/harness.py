@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -232,7 +233,7 @@ def initial(
 
 def assert_same(left: Any, right: Any) -> None:
     """Trees equal bit by bit."""
-    jax.tree.map(np.testing.assert_array_equal, numbers_of(left), numbers_of(right))
+    chex.assert_trees_all_equal(numbers_of(left), numbers_of(right))
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
