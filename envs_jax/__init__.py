@@ -36,16 +36,16 @@ _CLASSES = {
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """Of environments that have none."""
+    """The options of environments without any."""
 
 
 def names() -> tuple[str, ...]:
-    """The names that `make` knows, in alphabetical order."""
+    """Returns the names that `make` knows, in alphabetical order."""
     return tuple(_CLASSES)
 
 
 def options(name: str) -> type:
-    """The frozen dataclass of the options of an environment, with their defaults.
+    """Returns the frozen dataclass of an environment's options, with their defaults.
 
     Raises:
       ValueError: for an unknown name.

@@ -1,6 +1,6 @@
-"""What the board games for two have in common: turns, illegal actions, finished games, openings and pictures.
+"""The common part of two-player board games: turns, illegal actions, finished games, openings and pictures.
 
-A game says where it starts, what is legal and what an action does for its mover; `BoardGame` makes that an environment.
+A game defines its initial state, its legal actions and their effect; `BoardGame` makes an environment of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
 _LINE, _FELT = (20, 60, 44), (32, 96, 70)
-_STONES = ((250, 204, 21), (239, 246, 255))  # of who moved first, and of the other
+_STONES = ((250, 204, 21), (239, 246, 255))  # of the first mover, and of the other player
 
 
 class Symmetries(NamedTuple):
-    """The G ways to turn and mirror the board of a game, the first of which changes nothing.
+    """The G rotations and reflections of a game's board; the first one is the identity.
 
-    What looks like `board.reshape(-1)[cells[g]]` has the mask `action_mask[actions[g]]`, and action a there is action
-    `actions[g, a]` here: a policy turns as the mask does.
+    The transformed board `board.reshape(-1)[cells[g]]` has the mask `action_mask[actions[g]]`. Action a on it is action
+    `actions[g, a]` on the original: a policy is transformed as the mask is.
 
     Attributes:
       cells: int32 [G, H W].
@@ -35,15 +35,15 @@ class Symmetries(NamedTuple):
 
 
 class BoardGame:
-    """A game of two who put stones on a board in turns.
+    """A game of two players who put stones on a board in turns.
 
     A state is a NamedTuple with at least `board` int8 [H, W], 1 where the player to move has a stone and -1 where the
-    other has one, `to_play` int32 [], 0 for who moved first and 1 for the other, and `over` bool [].
+    other has one, `to_play` int32 [], 0 for the first mover and 1 for the other, and `over` bool [].
 
     Observation: `board` uint8 [H, W, 2] of 0 and 1, plane 0 the stones of the player to move and plane 1 the other's;
       `action_mask` uint8 [A], 1 where an action is legal, and everywhere once the game is over; `to_play` int32 [].
     Reward: of the player who acted: 1 for a won game, -1 for a lost one, else 0. An illegal action loses at once.
-    Discount: -1, for the other player is to move (docs/adr/0019-signed-discount.md), and 0 at the end.
+    Discount: -1, because the other player is to move (docs/adr/0019-signed-discount.md), and 0 at the end.
     A state that is over stays as it is when it is stepped, with reward and discount 0.
     """
 
@@ -73,19 +73,19 @@ class BoardGame:
         self._shape, self._actions, self._opening_plies = shape, np.arange(num_actions, dtype=np.int32), opening_plies
 
     def start(self) -> Any:
-        """The state that a game opens with."""
+        """Returns the initial state."""
         raise NotImplementedError
 
     def legal(self, state: Any) -> jax.Array:
-        """What may be played in a state that is not over, bool [A]."""
+        """Returns the legal actions of a state that is not over, bool [A]."""
         raise NotImplementedError
 
     def play(self, state: Any, action: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-        """What a legal action makes of the board for its mover, its mover's reward float32 [], its end bool []."""
+        """Plays a legal action; returns state, reward float32 [] and end bool [], from the mover's point of view."""
         raise NotImplementedError
 
     def reset(self, key: jax.Array) -> Any:
-        """A new game, from `opening_plies` on behind 0 to so many random legal plies, none of which ends it."""
+        """Starts a new game, after 0 to `opening_plies` random legal plies that do not end it."""
         if not self._opening_plies:
             return self.start()
 
@@ -93,11 +93,11 @@ class BoardGame:
             after, transition = self.step(state, action, key)
             return after, transition.last
 
-        return opened(self.start(), self._opening_plies, key, self.legal, step)
+        return play_opening(self.start(), self._opening_plies, key, self.legal, step)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, Transition]:
-        """One ply, `action` int32 []. Nothing is drawn from `key`."""
-        # A comparison with all actions, for under vmap a gather takes longer.
+        """Plays one ply, `action` int32 []. Nothing is drawn from `key`."""
+        # A comparison with all actions, because a gather takes longer under vmap.
         allowed = jnp.any(self.legal(state) & (self._actions == action))
         played, outcome, over = self.play(state, action)
         over = over | ~allowed
@@ -114,10 +114,10 @@ class BoardGame:
         return {"board": board.astype(jnp.uint8), "action_mask": mask.astype(jnp.uint8), "to_play": state.to_play}
 
     def position(self, observation: dict[str, jax.Array]) -> Any:
-        """The state that an observation shows, of a game that is not over; what a search goes on from.
+        """Restores the state of an observation, of a game that is not over, as the root of a search.
 
-        It has no more than a player sees: of Othello's, whether the last ply was a pass is left out, for who must pass
-        once more ends the game a ply later, on the same board.
+        It holds only what a player sees. Othello's `passed` is therefore False: a second pass ends the game a ply
+        later, on the same board.
         """
         board = observation["board"].astype(jnp.int8)
         return self.start()._replace(board=board[..., 0] - board[..., 1], to_play=observation["to_play"])
@@ -135,15 +135,15 @@ class BoardGame:
         return jnp.where(disc & (stones != 0), jnp.where(stones == 1, one, other), empty)
 
 
-def opened(state: Any, plies: int, key: jax.Array, legal: Callable[..., Any], step: Callable[..., Any]) -> Any:
-    """A state behind 0 to `plies` random legal plies, none of which ends the game.
+def play_opening(state: Any, plies: int, key: jax.Array, legal: Callable[..., Any], step: Callable[..., Any]) -> Any:
+    """Plays 0 to `plies` random legal plies that do not end the game.
 
     Args:
-      state: what the game opens with.
+      state: the initial state.
       plies: at least 1.
       key: consumed.
       legal: `(state) -> bool [A]`.
-      step: `(state, action int32 [], key) -> (state, whether the game is over)`; the action was drawn from this key.
+      step: `(state, action int32 [], key) -> (state, over bool [])`; the action was drawn from the same key.
     """
     count_key, key = jax.random.split(key)
     count = jax.random.randint(count_key, (), 0, plies + 1)
@@ -154,14 +154,14 @@ def opened(state: Any, plies: int, key: jax.Array, legal: Callable[..., Any], st
         chance = jax.random.uniform(key, allowed.shape)
         action = jnp.argmax(jnp.where(allowed, chance, -1.0)).astype(jnp.int32)
         after, over = step(state, action, key)
-        kept = (i < count) & ~over
-        return jax.tree.map(lambda new, old: jnp.where(kept, new, old), after, state), None
+        accepted = (i < count) & ~over
+        return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, state), None
 
     return jax.lax.scan(ply, state, (jnp.arange(plies, dtype=jnp.int32), jax.random.split(key, plies)))[0]
 
 
-def of_square(size: int, *, passes: bool) -> Symmetries:
-    """The 8 symmetries of a square board whose actions are its cells, and a last one to pass where there is one."""
+def square_symmetries(size: int, *, passes: bool) -> Symmetries:
+    """Makes the 8 symmetries of a square board whose actions are its cells, and a last one to pass if `passes`."""
     grid = np.arange(size**2, dtype=np.int32).reshape(size, size)
     cells = np.stack([np.rot90(g, turns).reshape(-1) for g in (grid, grid.T) for turns in range(4)])
     passing = np.full((8, 1), size**2, np.int32)

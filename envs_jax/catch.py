@@ -42,7 +42,7 @@ class CatchOptions:
 
 
 class CatchState(NamedTuple):
-    """Where the ball and the paddle are; the paddle's row is always the last one.
+    """The positions of the ball and the paddle; the paddle's row is always the last one.
 
     Attributes:
       ball_row: int32 []; also the number of steps taken; rows - 1 once the episode is over.
@@ -104,13 +104,13 @@ class Catch:
         return self.draw(state, rows, columns, np.float32(1))
 
     def draw(self, state: CatchState, rows: np.ndarray, columns: np.ndarray, lit: np.float32 | np.uint8) -> jax.Array:
-        """The board at cells of one's choice.
+        """Draws the board at given cells.
 
         Args:
-          state: what to draw.
+          state: the state.
           rows: int32 [H, 1]; the row of the board shown in each row of the result.
           columns: int32 [1, W]; the column of the board shown in each column of the result.
-          lit: what to put at the ball and at the paddle.
+          lit: the value at the ball and at the paddle.
 
         Returns:
           [H, W] of lit's dtype: `lit` where the ball or the paddle is, else 0.

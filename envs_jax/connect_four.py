@@ -25,7 +25,7 @@ class ConnectFourOptions:
     """Options of `ConnectFour`.
 
     Attributes:
-      opening_plies: games open behind 0 to so many random plies, none of which ends one.
+      opening_plies: largest number of random plies that a game opens with, drawn from 0 on; none of them ends it.
     """
 
     opening_plies: int = 0
@@ -39,7 +39,7 @@ class ConnectFourState(NamedTuple):
 
     Attributes:
       board: int8 [6, 7]; 1 the mover's stones, -1 the other's; row 0 is the top.
-      to_play: int32 []; 0 for who moved first.
+      to_play: int32 []; 0 for the first mover.
       over: bool [].
     """
 
@@ -59,11 +59,11 @@ class ConnectFour(board_game.BoardGame):
         super().__init__("connect_four", (_ROWS, _COLUMNS), _COLUMNS, 42, options.opening_plies, _SYMMETRIES)
 
     def start(self) -> ConnectFourState:
-        """The empty board."""
+        """Returns the empty board."""
         return ConnectFourState(jnp.zeros((_ROWS, _COLUMNS), jnp.int8), jnp.int32(0), jnp.asarray(False))
 
     def legal(self, state: ConnectFourState) -> jax.Array:
-        """Columns that are not full."""
+        """Returns the columns that are not full, bool [7]."""
         return state.board[0] == 0
 
     def play(self, state: ConnectFourState, action: jax.Array) -> tuple[ConnectFourState, jax.Array, jax.Array]:
@@ -76,7 +76,7 @@ class ConnectFour(board_game.BoardGame):
 
 
 def has_four(stones: jax.Array) -> jax.Array:
-    """Whether four of `stones`, bool [6, 7], are in a line, bool []."""
+    """Returns True, bool [], if four of `stones`, bool [6, 7], are in a line."""
     rows = jnp.sum(jnp.where(stones, _BITS, 0), axis=1)  # a row's stones as bits
     lines = rows & (rows >> 1) & (rows >> 2) & (rows >> 3)
     found = jnp.any(lines != 0)

@@ -27,9 +27,9 @@ class DeepSeaOptions:
 
     Attributes:
       size: the grid is size x size, and an episode lasts `size` steps.
-      randomize_actions: whether the action that means "right" differs from cell to cell. Without it action 1 is right
-        everywhere, which a policy that generalises over cells finds far too easily: for debugging only.
-      mapping_seed: which mapping; 42 is the one of bsuite's own experiments.
+      randomize_actions: True draws for each cell the action that means "right". With False it is action 1 everywhere,
+        far too easy for a policy that generalises over cells: for debugging only.
+      mapping_seed: seed of that mapping; 42 is bsuite's own.
       unscaled_move_cost: the cost of `size` moves to the right; the optimal return is 1 minus it.
     """
 
@@ -53,7 +53,7 @@ class DeepSeaOptions:
 
 
 class DeepSeaState(NamedTuple):
-    """Where the diver is.
+    """The position of the diver.
 
     Attributes:
       row: int32 []; steps taken so far; `size` once the episode is over.

@@ -1,4 +1,4 @@
-"""What the contract promises of a game for two, and random play that checks it (see `envs_jax.testing`)."""
+"""The contract of two-player games, and random play that checks it (see `envs_jax.testing`)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FAULTS = {
 def check_game(env: Environment, *, games: int = 8, seed: int = 0) -> None:
     """Plays legal actions at random, tries all others on the way, and checks the rules of games for two.
 
-    These are what a search relies on: turns alternate, and the discount says so; an illegal action loses at once, and
-    legal ones are not treated so; nothing depends on the key of `step`; a finished game stays as it is; and symmetries,
-    where there are any, commute with everything. `check_environment` checks the rest.
+    A search relies on these: turns alternate, with a discount of -1; an illegal action loses at once, and a legal one
+    does not for that alone; nothing depends on the key of `step`; a finished game stays as it is; and symmetries, if
+    any, commute with everything. `check_environment` checks the rest.
 
     Args:
       env: the environment.
-      games: how many are played side by side, each once.
-      seed: of the play.
+      games: number of games, played in parallel, each once.
+      seed: seed of the play.
 
     Raises:
       ConformanceError: with the first breach found.
@@ -44,12 +44,12 @@ def check_game(env: Environment, *, games: int = 8, seed: int = 0) -> None:
     name = type(env).__name__
     _check_spec(env, name)
     _check_symmetries(env, name)
-    plies = min(env.spec.max_episode_steps or 200, 200) + 2  # two of them behind the end
+    plies = min(env.spec.max_episode_steps or 200, 200) + 2  # two of them after the end
     keys = jax.random.split(jax.random.key(seed), games)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.debug_key_reuse(False):
         play = jax.jit(jax.vmap(lambda key: _play(env, plies, key)), compiler_options=COMPILE_QUICKLY)
         faults, same, lost = jax.device_get(play(keys))
-    # What leaves the board as it is without ending the game passes, and may end it later.
+    # An action that leaves the board as it is without ending the game is a pass, which may end the game later.
     passes = np.any(same & ~lost, axis=(0, 1))
     faults["lost"] = np.any(same & lost & ~passes, axis=-1)
     for fault, sentence in _FAULTS.items():
@@ -59,7 +59,12 @@ def check_game(env: Environment, *, games: int = 8, seed: int = 0) -> None:
 
 
 def _play(env: Any, plies: int, key: jax.Array) -> Any:
-    """Faults bool [plies] by name, and whether legal actions leave the board, and lose at once, bool [plies, A]."""
+    """Plays a game.
+
+    Returns:
+      Faults, bool [plies] by name; and for legal actions, bool [plies, A] each: the board stayed the same; the mover
+      lost.
+    """
     A = env.spec.action_space.num_values
     symmetric = getattr(env, "symmetries", None) is not None
 
@@ -70,7 +75,7 @@ def _play(env: Any, plies: int, key: jax.Array) -> Any:
         action_key, step_key, other_key = jax.random.split(key, 3)
         chance = jax.random.uniform(action_key, (A,))
         action = jnp.argmax(jnp.where(legal, chance, -1.0)).astype(jnp.int32)
-        # Every action with one key, and the one that is played with another.
+        # Every action with one key, and the played one with another key too.
         actions = jnp.append(jnp.arange(A, dtype=jnp.int32), action)
         keys = jnp.append(jnp.stack([step_key] * A), other_key)
         states, transitions = jax.vmap(env.step, (None, 0, 0))(state, actions, keys)
@@ -99,22 +104,22 @@ def _play(env: Any, plies: int, key: jax.Array) -> Any:
 
 
 def _commutes(env: Any, state: Any, legal: jax.Array, action: jax.Array, after: Any, transition: Any) -> jax.Array:
-    """Whether turning a state and playing is playing and turning, for all symmetries, bool []."""
+    """Returns True, bool [], if turning a state commutes with playing, for all symmetries."""
 
     def one(cells: jax.Array, actions: jax.Array) -> jax.Array:
         def turn(state: Any) -> Any:
             return state._replace(board=state.board.reshape(-1)[cells].reshape(state.board.shape))
 
-        turned = turn(state)
-        mask = env.observe(turned)["action_mask"] > 0
-        found = env.step(turned, jnp.argmax(actions == action).astype(jnp.int32), jax.random.key(0))
-        return jnp.all(mask == legal[actions]) & _equal(found, (turn(after), transition))
+        turned_state = turn(state)
+        mask = env.observe(turned_state)["action_mask"] > 0
+        result = env.step(turned_state, jnp.argmax(actions == action).astype(jnp.int32), jax.random.key(0))
+        return jnp.all(mask == legal[actions]) & _equal(result, (turn(after), transition))
 
     return jnp.all(jax.vmap(one)(*(jnp.asarray(x) for x in env.symmetries)))
 
 
 def _equal(a: Any, b: Any) -> jax.Array:
-    """Whether trees hold the same numbers, bool []."""
+    """Returns True, bool [], for trees of equal numbers."""
     return jnp.all(jnp.stack([jnp.all(x == y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]))
 
 

@@ -35,8 +35,9 @@ class GridObject:
 
     Attributes:
       reward: paid when the agent collects the object, by entering or staying in its cell.
-      termination_probability: that collecting it ends the episode.
-      respawn_probability: that, once collected, it comes back to its cell at the end of a step, that one included.
+      termination_probability: probability that collecting it ends the episode.
+      respawn_probability: probability that a collected object comes back to its cell, at the end of each step, that of
+        the collection included.
     """
 
     reward: float
@@ -60,13 +61,13 @@ class GridworldOptions:
       task: "tabular" or "random_goals" (the grids), or "delayed_chain".
       height: rows of the grid.
       width: columns of the grid.
-      objects: what lies in the grid.
+      objects: the objects of the grid.
       object_cells: (row, column) of every object; "tabular" only.
       max_steps: the time limit of a grid episode, a truncation.
-      flatten: whether "random_goals" is observed as a vector rather than as an image.
+      flatten: True observes "random_goals" as a vector, False as an image.
       chain_length: steps of a chain episode.
-      noisy_rewards: whether every step of the chain before the last pays +1 or -1 at random.
-      distractor_bits: how many random bits are appended to the observation of the chain.
+      noisy_rewards: True pays +1 or -1 at random for every step of the chain before the last.
+      distractor_bits: number of random bits at the end of the chain's observation.
     """
 
     task: Literal["tabular", "random_goals", "delayed_chain"] = "tabular"

@@ -98,7 +98,7 @@ class GymnasiumEnv(gymnasium.Env):
 
 
 def _convert(space: spaces.Space) -> gymnasium.Space:
-    """The Gymnasium space with the same values."""
+    """Converts a space to Gymnasium's."""
     match space:
         case spaces.Discrete():
             return gymnasium.spaces.Discrete(space.num_values)
@@ -112,5 +112,5 @@ def _convert(space: spaces.Space) -> gymnasium.Space:
 
 
 def _to_numpy(tree: Any) -> Any:
-    """Copies, because a view of a JAX array is read-only."""
+    """Copies a tree to NumPy, because a view of a JAX array is read-only."""
     return jax.tree.map(np.array, tree)

@@ -26,8 +26,8 @@ class MemoryChainOptions:
     """Options of `MemoryChain`.
 
     Attributes:
-      length: how long the bits must be remembered; an episode lasts length + 1 steps.
-      num_bits: how many bits are shown; one of them is asked for.
+      length: steps over which the bits must be remembered; an episode lasts length + 1 steps.
+      num_bits: number of bits shown; one of them is asked for.
     """
 
     length: int = 10
@@ -46,7 +46,7 @@ class MemoryChainState(NamedTuple):
     Attributes:
       num_steps: int32 []; steps taken so far, in [0, length + 1].
       context: int32 [num_bits]; the bits, 0 or 1.
-      query: int32 []; which bit is asked for, in [0, num_bits).
+      query: int32 []; index of the bit asked for, in [0, num_bits).
     """
 
     num_steps: jax.Array

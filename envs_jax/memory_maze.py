@@ -35,8 +35,8 @@ class MemoryMazeOptions:
     Attributes:
       size: cells on each side of the grid, walls included: (size - 1) / 2 rooms on each side, one cell each, with one
         cell of wall or passage between neighbours.
-      num_goals: how many objects there are, each with a colour of its own.
-      view: how far the agent sees, in cells; it sees a square, through walls.
+      num_goals: number of objects, each with a colour of its own.
+      view: distance that the agent sees, in cells: a square, through walls.
       max_steps: the time limit, a truncation; None means 8 times the number of rooms.
     """
 
@@ -67,7 +67,7 @@ class MemoryMazeOptions:
 
 
 class MemoryMazeState(NamedTuple):
-    """The maze of this episode, and where the agent is in it.
+    """The maze of this episode, and the agent's position in it.
 
     Attributes:
       num_steps: int32 []; steps taken so far.

@@ -1,4 +1,4 @@
-"""Random play of a pure-JAX environment, and what its contract promises of that (see `envs_jax.testing`)."""
+"""Random play of a pure-JAX environment, checked against its contract (see `envs_jax.testing`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from podracer import spaces
 from podracer.types import Environment
 
 PREFIX = "envs_jax conformance"
-# Every program here runs once: compiling it is what takes the time, and half of that is optimisation.
+# Every program here runs once: most of the time is compilation, half of which is optimisation.
 COMPILE_QUICKLY = {"xla_backend_optimization_level": 0}
 
 BRIEF_SECONDS = 0.5
-"""How long `check_briefly` plays at most, once what it plays is compiled."""
+"""The longest play of `check_briefly`, after compilation."""
 
 
 class ConformanceError(AssertionError):
@@ -27,7 +27,7 @@ class ConformanceError(AssertionError):
 
 
 def check_play(env: Environment, episodes: int, steps: int, key: jax.Array) -> Any:
-    """Checks what a random policy meets; returns the states [B, ...] that the last steps of the play began in.
+    """Checks the rows of a random policy; returns the states [B, ...] before the last steps of the play.
 
     Raises:
       ConformanceError: with the first breach found.
@@ -40,13 +40,13 @@ def check_play(env: Environment, episodes: int, steps: int, key: jax.Array) -> A
 
 
 def check_briefly(env: Environment, *, episodes: int = 8, steps: int = 256, seed: int = 0) -> None:
-    """What `podracer.train` checks of an environment of one's own before it compiles: a second, where nothing is wrong.
+    """Checks a user's environment before `podracer.train` compiles; a correct one takes a second.
 
     Args:
       env: the environment.
-      episodes: how many are played side by side.
-      steps: of each, at most; one more than `spec.max_episode_steps` is enough.
-      seed: of the play.
+      episodes: number of episodes, played in parallel.
+      steps: largest number of steps of each; one more than `spec.max_episode_steps` is enough.
+      seed: seed of the play.
 
     Raises:
       ConformanceError: with the first breach found.
@@ -65,7 +65,7 @@ def check_briefly(env: Environment, *, episodes: int = 8, steps: int = 256, seed
 
 
 def _player(env: Environment, episodes: int) -> tuple[Any, Callable[..., Any]]:
-    """What a play begins with, [B], and the jitted `(that, keys [B, T]) -> (that, record [B, T])`."""
+    """Makes the first carry of a play, [B], and the jitted `(carry, keys [B, T]) -> (carry, record [B, T])`."""
     space = env.spec.observation_space
 
     def step(carry, key):
@@ -106,7 +106,7 @@ def _check_record(env: Environment, record: Any) -> None:
 
 
 def _inspect(space: spaces.Space, value: Any, what: str = "observation") -> dict[str, tuple[jax.Array, ...]]:
-    """For every array of an observation: whether it leaves its space or is not finite, its minimum, its maximum."""
+    """Inspects every array of an observation: True if it leaves its space or is not finite; minimum; maximum."""
     if isinstance(space, spaces.Dict):
         return {k: v for name, item in space.items for k, v in _inspect(item, value[name], f"{what}[{name!r}]").items()}
     if math.prod(space.shape) == 0:
@@ -117,7 +117,7 @@ def _inspect(space: spaces.Space, value: Any, what: str = "observation") -> dict
 
 
 def _bounds(space: spaces.Discrete | spaces.MultiDiscrete | spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of a space in its own dtype."""
+    """Returns the bounds of a space in its own dtype."""
     if not isinstance(space, spaces.Box):
         num_values = np.asarray(space.num_values, space.dtype)
         return np.zeros_like(num_values), num_values - 1
@@ -140,7 +140,7 @@ def _refuse(bad: np.ndarray, problem: str, values: np.ndarray, num_steps: np.nda
 
 
 def _check_purity(env: Environment) -> None:
-    """Checks that a second trace finds the same constants: chance that is not JAX's would be frozen into a program."""
+    """Checks that a second trace has the same constants: random numbers of NumPy would be frozen into a program."""
     name = type(env).__name__
     key = jax.eval_shape(lambda: jax.random.key(0))
     state, action = jax.eval_shape(env.reset, key), jax.eval_shape(env.spec.action_space.sample, key)
@@ -155,7 +155,7 @@ def _check_purity(env: Environment) -> None:
 
 
 def _constants(closed: Any) -> list[np.ndarray]:
-    """All constants of a jaxpr, those of inner ones too."""
+    """Collects all constants of a jaxpr, those of inner ones too."""
     found = [_numbers(x) for x in getattr(closed, "consts", ())]
     jaxpr = getattr(closed, "jaxpr", closed)
     found += [_numbers(x.val) for x in jaxpr.outvars if hasattr(x, "val")]
@@ -167,8 +167,7 @@ def _constants(closed: Any) -> list[np.ndarray]:
 
 
 def _same_bits(x: np.ndarray, y: np.ndarray) -> bool:
-    """Compares two arrays. NaN is the same as itself, though no number is equal to it: JAX's own functions
-    hold it, such as `jax.random.choice`."""
+    """Returns True for equal bits; NaN equals itself, because JAX's own functions hold it (`jax.random.choice`)."""
     return (x.dtype, x.shape) == (y.dtype, y.shape) and x.tobytes() == y.tobytes()
 
 

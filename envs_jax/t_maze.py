@@ -66,12 +66,12 @@ class TMazeOptions:
 
 
 class TMazeState(NamedTuple):
-    """The maze of this episode, and where the agent is in it.
+    """The maze of this episode, and the agent's position in it.
 
     Attributes:
       num_steps: int32 []; steps taken so far.
       length: int32 []; the column of the junction, in [min_length, max_length].
-      cue: int32 []; where the sign points: 1 north (left), -1 south (right).
+      cue: int32 []; direction of the sign: 1 north (left), -1 south (right).
       column: int32 []; the agent's, in [0, length].
       arm: int32 []; 1 once the agent is in the northern arm, -1 in the southern one, else 0.
     """

@@ -4,8 +4,8 @@
     check_environment(MyEnvironment())
 
 `validate_protocol` is the part that only traces: it takes milliseconds, and the training driver calls it before it
-compiles anything. `check_environment` also plays, and raises `ConformanceError` with one sentence that says what is
-wrong and where. `check_game` is for games of two, beside it.
+compiles anything. `check_environment` also plays, and raises `ConformanceError` with one sentence on the mistake and
+its place. `check_game` checks the further rules of two-player games.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def validate_protocol(env: Environment) -> None:
 
 
 def check_environment(env: Environment, *, episodes: int = 8, steps: int | None = None, seed: int = 0) -> None:
-    """Plays `env` at random and checks everything that its contract promises.
+    """Plays `env` at random and checks its whole contract.
 
-    Types and shapes are promoted as JAX does by default, whatever is set where this is called: stricter rules are those
-    of a code base (`with jax.numpy_dtype_promotion("strict"): validate_protocol(env)`), not of the contract.
+    Types and shapes are promoted by JAX's default rules, whatever the caller has set: stricter rules are those of a
+    code base (`with jax.numpy_dtype_promotion("strict"): validate_protocol(env)`), not of the contract.
 
     Args:
       env: the environment.
-      episodes: how many are played side by side; each starts again when it ends.
-      steps: of each; by default one more than `spec.max_episode_steps`, within 1000, or 200 if there is no limit.
+      episodes: number of lanes, played in parallel; each starts a new episode when one ends.
+      steps: steps of each; by default one more than `spec.max_episode_steps`, within 1000, or 200 if there is no limit.
       seed: of the play.
 
     Raises:
@@ -136,7 +136,7 @@ def _check_starts(space: spaces.Space, where: str) -> None:
 
 
 def _trace(function: Any, where: str, *args: Any) -> Any:
-    """The shapes that `function` returns, or one clear line about why it cannot be traced."""
+    """Returns the shapes of the results of `function`, or raises one clear line if it cannot be traced."""
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
@@ -221,11 +221,11 @@ def _check_agreement(env: Environment, states: Any, num_lanes: int, key: jax.Arr
 
 
 def _check_function(function: Any, where: str, batch: tuple[Any, ...]) -> Any:
-    """Compares plain calls with each other, with jit and with vmap; returns what `function` gives for the batch."""
-    together = jax.jit(jax.vmap(function), compiler_options=COMPILE_QUICKLY)(*batch)
+    """Compares plain calls with each other, with jit and with vmap; returns the results of the batch."""
+    batched = jax.jit(jax.vmap(function), compiler_options=COMPILE_QUICKLY)(*batch)
     compiled = jax.jit(function, compiler_options=COMPILE_QUICKLY)
     num_lanes = batch[-1].shape[0]
-    lanes = [jax.tree.map(lambda x, i=i: x[i], (batch, together)) for i in range(num_lanes)]
+    lanes = [jax.tree.map(lambda x, i=i: x[i], (batch, batched)) for i in range(num_lanes)]
     for args, _ in (lanes[0], lanes[-1]):
         plain = _call_unchanged(function, args, where)
         again = function(*args)
@@ -233,11 +233,11 @@ def _check_function(function: Any, where: str, batch: tuple[Any, ...]) -> Any:
         _check_equal(compiled(*args), plain, f"{where} under jit differs from the plain call")
     for args, expected in lanes:
         _check_equal(compiled(*args), expected, f"{where} under vmap differs from a Python loop over lanes")
-    return together
+    return batched
 
 
 def _call_unchanged(function: Any, args: tuple[Any, ...], where: str) -> Any:
-    """`function(*args)`, which must leave its arguments as they were."""
+    """Calls `function(*args)` and checks that its arguments stay unchanged."""
     leaves, structure = jax.tree.flatten(args)
     result = function(*args)
     leaves_after, structure_after = jax.tree.flatten(args)

@@ -21,7 +21,7 @@ class TicTacToeOptions:
     """Options of `TicTacToe`.
 
     Attributes:
-      opening_plies: games open behind 0 to so many random plies, none of which ends one.
+      opening_plies: largest number of random plies that a game opens with, drawn from 0 on; none of them ends it.
     """
 
     opening_plies: int = 0
@@ -35,7 +35,7 @@ class TicTacToeState(NamedTuple):
 
     Attributes:
       board: int8 [3, 3]; 1 the mover's stones, -1 the other's.
-      to_play: int32 []; 0 for who moved first.
+      to_play: int32 []; 0 for the first mover.
       over: bool [].
     """
 
@@ -45,22 +45,22 @@ class TicTacToeState(NamedTuple):
 
 
 class TicTacToe(board_game.BoardGame):
-    """Tic-tac-toe, a `BoardGame`: who first has three stones in a row, a column or a diagonal wins.
+    """Tic-tac-toe, a `BoardGame`: three stones in a row, a column or a diagonal win.
 
     Action: `Discrete(9)`; the cell for the next stone, row by row.
     End: three in a row, or a full board, which is a draw: after 9 plies at most.
     """
 
     def __init__(self, options: TicTacToeOptions = TicTacToeOptions()):
-        symmetries = board_game.of_square(3, passes=False)
+        symmetries = board_game.square_symmetries(3, passes=False)
         super().__init__("tic_tac_toe", (3, 3), 9, 9, options.opening_plies, symmetries)
 
     def start(self) -> TicTacToeState:
-        """The empty board."""
+        """Returns the empty board."""
         return TicTacToeState(jnp.zeros((3, 3), jnp.int8), jnp.int32(0), jnp.asarray(False))
 
     def legal(self, state: TicTacToeState) -> jax.Array:
-        """Empty cells."""
+        """Returns the empty cells, bool [9]."""
         return state.board.reshape(-1) == 0
 
     def play(self, state: TicTacToeState, action: jax.Array) -> tuple[TicTacToeState, jax.Array, jax.Array]:

@@ -22,7 +22,7 @@ import numpy as np
 
 
 def field(default: Any, *, low: float | None = None, high: float | None = None, tunable: bool = False) -> Any:
-    """A dataclass field with inclusive limits `low` and `high`; `tunable` numbers may differ within a population."""
+    """Declares a field with inclusive limits `low` and `high`; `tunable` numbers may differ within a population."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "tunable": tunable})
 
 
@@ -34,10 +34,10 @@ def _hints(cls: type) -> dict[str, Any]:
 def check(config: Any) -> None:
     """Validates every field of a dataclass against its annotation and limits.
 
-    What is exactly an allowed value becomes it: 1e5 an integer, 1 a float, a list a tuple, NumPy's numbers Python's.
+    Values that equal an allowed one become it: 1e5 an integer, 1 a float, a list a tuple, NumPy's numbers Python's.
 
     Raises:
-      ValueError: naming the field, the value and what is allowed.
+      ValueError: naming the field, its value and its limits.
     """
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -64,10 +64,10 @@ def _check_range(where: str, value: Any, low: float | None, high: float | None) 
 
 
 def _exactly(value: Any, expected: Any) -> Any:
-    """`value` as what is expected.
+    """Converts a value to its annotated type.
 
     Raises:
-      TypeError: where that would be another value.
+      TypeError: if that would change the value.
     """
     origin, args = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
@@ -90,7 +90,7 @@ def _exactly(value: Any, expected: Any) -> Any:
 
 
 def describe(expected: Any) -> str:
-    """A type annotation in words, for error messages."""
+    """Describes a type annotation in words, for error messages."""
     origin, args = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(arg) for arg in args)
@@ -104,18 +104,18 @@ def describe(expected: Any) -> str:
 
 
 def tunables(config: Any) -> dict[str, float]:
-    """The tunable numbers of a config, by name."""
+    """Returns the tunable numbers of a config, by name."""
     return {f.name: float(getattr(config, f.name)) for f in dataclasses.fields(config) if f.metadata.get("tunable")}
 
 
 def members(population: int, overrides: Mapping[str, Any] | None) -> int:
-    """How many members a run has: `population`, or if that is 1, one for each of several values of an override."""
+    """Returns a run's number of members: `population`, or if that is 1, the number of values of an override."""
     sizes = [np.size(values) for values in (overrides or {}).values()]
     return max([1, *sizes]) if population == 1 else population
 
 
 def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """The tunable numbers of every member: float32 [population] by name.
+    """Returns the tunable numbers of every member: float32 [population] by name.
 
     Args:
       config: an agent's config, for the defaults and the limits.
@@ -159,24 +159,24 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "update_epochs": ("num_epochs",),
     "vf_coef": ("value_cost", "baseline_cost"),
 }
-"""What other libraries call settings, and what they are called here."""
+"""Names of settings in other libraries, and the names here."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """'did you mean ...? Known: ...' for an unknown name."""
+    """Returns 'did you mean ...? Known: ...' for an unknown name."""
     names = sorted(known)
-    spelt = {known.lower(): known for known in names}
+    by_lower = {name.lower(): name for name in names}
     close = [other for other in OTHER_NAMES.get(name, ()) if other in names]
-    close = close or [spelt[found] for found in difflib.get_close_matches(name.lower(), spelt, n=2, cutoff=0.5)]
+    close = close or [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.5)]
     hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
     return f"{hint}known: {', '.join(names)}."
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`name=value` taken apart; a value that is no Python literal is a string.
+    """Splits `name=value`; a value that is no Python literal is a string.
 
     Raises:
-      ValueError: where there is no `=`.
+      ValueError: without a `=`.
     """
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -188,7 +188,7 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """A dataclass as a JSON-able dict (non-finite numbers as strings)."""
+    """Converts a dataclass to a JSON-able dict (non-finite numbers as strings)."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -207,7 +207,7 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(cls: type, values: Mapping[str, Any]) -> Any:
-    """The inverse of `to_json` for a flat config dataclass.
+    """Inverts `to_json` for a flat config dataclass.
 
     Raises:
       ValueError: for a field that `cls` does not have, or a value that it refuses.
@@ -228,7 +228,7 @@ def _coerce(value: Any, expected: Any) -> Any:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two JSON configs, one readable line each, such as `agent.learning_rate: 0.1 -> 0.2`."""
+    """Lists the differences between two JSON configs, one on a line, such as `agent.learning_rate: 0.1 -> 0.2`."""
     lines = []
     for key in sorted(set(old) | set(new)):
         before, after = old.get(key, "absent"), new.get(key, "absent")

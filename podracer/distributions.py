@@ -1,7 +1,7 @@
-"""Action distributions: how the outputs of a policy head become actions, log-probabilities and entropies.
+"""Action distributions: actions, log-probabilities and entropies from the outputs of a policy head.
 
-`for_space(action_space)` returns a bundle of pure functions over arrays of any leading shape. `sample` is what the
-log-probability is of; `to_action` turns it into what the environment receives (they differ for clipped Gaussians).
+`for_space(action_space)` returns a bundle of pure functions over arrays of any leading shape. Log-probabilities are of
+the `sample`; `to_action` converts it to the environment's action (they differ for clipped Gaussians).
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from jax import lax
 from podracer import spaces, topology
 
 FEW_VALUES = 8
+"""The largest number of values whose distribution is computed column by column off CPU."""
 
 
 class Distribution(NamedTuple):
     """A family of distributions over one action space.
 
     Attributes:
-      num_outputs: size of the last axis that the policy head must have.
-      state_independent_scale: whether the second half of the outputs is a log standard deviation that does not
-        depend on the observation (a free parameter of the network).
+      num_outputs: size of the policy head's last axis.
+      state_independent_scale: True if the second half of the outputs is a log standard deviation that does not depend
+        on the observation (a free parameter of the network).
       sample: `(outputs [..., num_outputs], key) -> sample`.
       mode: `(outputs) -> sample`; the most likely sample.
       log_prob: `(outputs, sample) -> float32 [...]`.
@@ -63,7 +64,7 @@ class Distribution(NamedTuple):
 
 
 def for_space(space: spaces.Space) -> Distribution:
-    """The distribution for an action space.
+    """Makes the distribution for an action space.
 
     Raises:
       ValueError: for a Box without finite bounds, or a space that cannot be an action space.
@@ -78,7 +79,7 @@ def for_space(space: spaces.Space) -> Distribution:
 
 
 def categorical(num_values: int) -> Distribution:
-    """One choice among `num_values`; outputs are logits [..., num_values], samples int32 [...]."""
+    """Makes a distribution of one choice; outputs are logits [..., num_values], samples int32 [...]."""
 
     def few() -> bool:
         return num_values <= FEW_VALUES and not topology.on_cpu()
@@ -122,7 +123,7 @@ def categorical(num_values: int) -> Distribution:
 
 
 # Off CPU, a sum over the last axis of a few numbers is a kernel of its own, and a softmax three. Column by column
-# everything is elementwise, and joins the kernels around it: five launches fewer a step of acting (docs/adr/0011).
+# everything is elementwise and fuses with its neighbours: five launches fewer a step of acting (docs/adr/0011).
 
 
 def _columns(logits: jax.Array) -> list[jax.Array]:
@@ -130,7 +131,7 @@ def _columns(logits: jax.Array) -> list[jax.Array]:
 
 
 def _log_softmax_of_few(logits: jax.Array) -> list[jax.Array]:
-    """The log-probability of every value, each [...]."""
+    """Computes the log-probability of every value, each [...]."""
     columns = _columns(logits)
     largest = functools.reduce(jnp.maximum, map(lax.stop_gradient, columns))
     shifted = [x - largest for x in columns]
@@ -139,7 +140,7 @@ def _log_softmax_of_few(logits: jax.Array) -> list[jax.Array]:
 
 
 def _sample_of_few(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Inversion of the CDF at `uniform` [...]: as in `categorical`, impossible values are never drawn."""
+    """Inverts the CDF at `uniform` [...]: as in `categorical`, impossible values are never drawn."""
     probs = [jnp.exp(x) for x in _log_softmax_of_few(logits)]
     total = functools.reduce(jnp.add, probs)
     action = jnp.zeros(uniform.shape, jnp.int32)
@@ -151,7 +152,10 @@ def _sample_of_few(logits: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def multi_categorical(num_values: tuple[int, ...]) -> Distribution:
-    """Independent choices; outputs are concatenated logits [..., sum(num_values)], samples int32 [..., heads]."""
+    """Makes a distribution of independent choices.
+
+    Outputs are concatenated logits [..., sum(num_values)], samples int32 [..., heads].
+    """
     heads = [categorical(n) for n in num_values]
     splits = [int(n) for n in np.cumsum(num_values)[:-1]]
 
@@ -177,13 +181,13 @@ def multi_categorical(num_values: tuple[int, ...]) -> Distribution:
 
 
 def clipped_gaussian(space: spaces.Box) -> Distribution:
-    """A diagonal Gaussian clipped to a Box; outputs are means and log standard deviations [..., 2 * size].
+    """Makes a diagonal Gaussian clipped to a Box; outputs are means and log standard deviations [..., 2 * size].
 
     Samples are unclipped, in units where the Box is [-1, 1]; log-probabilities and entropies are of the unclipped
     Gaussian (clipping is part of the environment, so the gradient stays unbiased).
 
     Raises:
-      ValueError: where the Box is not bounded.
+      ValueError: if the Box is not bounded.
     """
     if not space.bounded:
         raise ValueError(f"action space {space} has no finite bounds; a clipped Gaussian needs them.")
@@ -205,8 +209,8 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         return jnp.sum(-0.5 * jnp.square(z) - log_std - 0.5 * np.log(2 * np.pi), axis=-1)
 
     def to_action(value: jax.Array) -> jax.Array:
-        at, scale = (_last_of(value.ndim, x) for x in (centre, half))
-        action = at + scale * jnp.clip(value, -1.0, 1.0)
+        middle, scale = (_last_of(value.ndim, x) for x in (centre, half))
+        action = middle + scale * jnp.clip(value, -1.0, 1.0)
         action = action.reshape(*value.shape[:-1], *space.shape).astype(space.dtype)
         # The product may round to a number beyond the bounds.
         lowest, highest = (_last_of(action.ndim, x) for x in (least, most))
@@ -224,12 +228,12 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
 
 
 def _last_of(ndim: int, x: Any) -> Any:
-    """A number as it is, an array [...] as [1, ..., ...] of `ndim` dims."""
+    """Reshapes an array [...] to [1, ..., ...] of `ndim` dims; a number stays a number."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape) if isinstance(x, np.ndarray) else x
 
 
 def _centre_and_half(space: spaces.Box) -> tuple[Any, Any]:
-    """The middle of a Box and half its width: numbers, or float32 [size] where its numbers differ in their bounds."""
+    """Returns the middle of a Box and half its width: numbers, or float32 [size] if its elements differ in bounds."""
     low, high = np.asarray(space.low), np.asarray(space.high)
     centre, half = (high + low) / 2, (high - low) / 2
     if not centre.shape:
@@ -238,11 +242,11 @@ def _centre_and_half(space: spaces.Box) -> tuple[Any, Any]:
 
 
 def dirichlet(key: jax.Array, alpha: jax.Array, legal: jax.Array) -> jax.Array:
-    """Draws of a Dirichlet distribution over legal actions; 0 elsewhere.
+    """Draws from a Dirichlet distribution over legal actions; 0 elsewhere.
 
-    Gammas are Marsaglia and Tsang's (2000) of alpha + 1, made into those of alpha by U^(1 / alpha). Four tries are all
-    made, without a loop, which is what takes time in `jax.random.gamma`; in fewer than 6 of a million cases none is
-    accepted, and d stands in, near the mean.
+    Gamma(alpha + 1) by Marsaglia and Tsang (2000), times U^(1 / alpha) for Gamma(alpha). Always four tries instead of
+    the loop that makes `jax.random.gamma` slow; in fewer than 6 of a million cases none is accepted, and the sample is
+    d, near the mean.
 
     Args:
       key: random key.
@@ -268,12 +272,12 @@ def dirichlet(key: jax.Array, alpha: jax.Array, legal: jax.Array) -> jax.Array:
 
 
 def greedy(q: jax.Array) -> jax.Array:
-    """The actions int32 [B] of largest value among q [B, A]."""
+    """Returns the actions int32 [B] of largest value among q [B, A]."""
     return jnp.argmax(q, axis=-1).astype(jnp.int32)
 
 
 def epsilon_greedy(q: jax.Array, epsilon: jax.Array | float, key: jax.Array) -> jax.Array:
-    """The actions of largest value, or with probability epsilon any action.
+    """Draws the actions of largest value, or with probability epsilon any action, uniformly.
 
     Args:
       q: [B, A]; action values.
@@ -290,7 +294,7 @@ def epsilon_greedy(q: jax.Array, epsilon: jax.Array | float, key: jax.Array) -> 
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
-    """The values [...] of actions int32 [...] among q [..., A]."""
+    """Takes the values [...] of actions int32 [...] among q [..., A]."""
     # A comparison, not a gather: gathers of single elements are slow on CPU and TPU.
     actions = jnp.arange(q.shape[-1]).reshape((1,) * action.ndim + (-1,))
     return jnp.sum(jnp.where(action[..., None] == actions, q, 0.0), axis=-1)

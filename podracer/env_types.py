@@ -12,7 +12,7 @@ import numpy as np
 from podracer import spaces
 
 if TYPE_CHECKING:
-    import jax  # which what steps host environments has no use for
+    import jax  # not needed by processes that only step environments
 
 ArrayTree = Any
 """A nested structure (dict, tuple, NamedTuple) of arrays."""
@@ -24,13 +24,13 @@ NO_METRICS: Metrics = {}
 
 
 class TimeStep(NamedTuple):
-    """What a lane shows at one step: leading dims [B] when stepped, [T+1, B] in a trajectory.
+    """One row of a lane: leading dims [B] in a step, [T+1, B] in a trajectory.
 
     Attributes:
-      observation: a tree of arrays; single frames (stacking is the agent's).
-      reward: float32; arrived together with this observation, 0 on a `first` row.
-      discount: float32; 0 where the episode terminated, else 1 (gamma is the agent's). Where two play, -1 says that the
-        other one is to move now: the reward is that of the player who acted, and so is this row's value times -1
+      observation: a tree of arrays; single frames (the agent stacks them).
+      reward: float32; of the transition into this row, 0 on a `first` row.
+      discount: float32; 0 if the episode terminated, else 1 (gamma is the agent's). With two players, -1 if the other
+        one is to move now: the reward is the acting player's, to whom this row's value counts times -1
         (docs/adr/0019-signed-discount.md).
       first: bool; this observation opens an episode, or follows a break in the stream.
       last: bool; this observation closes an episode. `last` with a discount other than 0 means truncated.
@@ -49,9 +49,9 @@ class Trajectory(NamedTuple):
     Attributes:
       timesteps: TimeStep [T+1, B]; row T is the bootstrap row, and row 0 of the next trajectory.
       actions: [T, B, ...]; the action taken AT row t, as the environment received it.
-      extras: tree of [T, B, ...]; what `act` recorded at row t (behaviour log-probabilities, values, ...).
+      extras: tree of [T, B, ...]; records of `act` at row t (behaviour log-probabilities, values, ...).
       actor_state: tree of [B, ...]; the agent's recurrent state BEFORE row 0.
-      policy_version: int32 [T, B]; which published parameters chose each action.
+      policy_version: int32 [T, B]; version of the parameters that chose each action.
       lane: int32 [B]; the global index of each environment lane.
     """
 
@@ -64,18 +64,18 @@ class Trajectory(NamedTuple):
 
 
 class EnvSpec(NamedTuple):
-    """What an agent must know of an environment.
+    """The static description of an environment.
 
     Attributes:
-      name: how people call it; it appears in run directories and error messages.
+      name: the name in run directories and error messages.
       observation_space: a space, or `spaces.Dict` of named spaces.
       action_space: `Discrete`, `MultiDiscrete` or `Box`.
-      max_episode_steps: an upper bound on the transitions of one episode, or None where there is none.
-      metrics: names of the environment's own numbers, each logged as `episode/<name>`: the sum over an episode, and of
-        that the mean over the episodes that ended.
-      num_players: 1, or 2 who play a zero-sum game in turns: then discounts may be -1, and an episode's return is that
-        of the player who moves first.
-      raw_scores: whether the rows of host environments have raw scores and ends of games too (see `HostStep`).
+      max_episode_steps: an upper bound on the transitions of one episode, or None for no bound.
+      metrics: names of the environment's own numbers, each summed over an episode and logged as `episode/<name>`, the
+        mean over episodes that ended.
+      num_players: 1, or 2 for a zero-sum game in turns: then discounts may be -1, and an episode's return is the first
+        mover's.
+      raw_scores: True if rows of host environments have raw scores and ends of games too (see `HostStep`).
     """
 
     name: str
@@ -88,10 +88,10 @@ class EnvSpec(NamedTuple):
 
 
 def check_one_player(spec: EnvSpec, agent: str) -> None:
-    """Checks that an environment is for an agent that cannot play against itself.
+    """Checks that an environment has one player, for agents that cannot play against themselves.
 
     Raises:
-      ValueError: where it is for two players.
+      ValueError: for an environment with two players.
     """
     if spec.num_players != 1:
         raise ValueError(
@@ -103,7 +103,7 @@ def check_metric_names(names: Any, where: str) -> None:
     """Checks names of metrics (see `EnvSpec`).
 
     Raises:
-      ValueError: where they are not distinct strings, or `episode/<name>` is taken.
+      ValueError: if they are not distinct strings, or `episode/<name>` is taken.
     """
     sound = isinstance(names, tuple) and all(isinstance(name, str) and name for name in names)
     if not sound or len(set(names)) < len(names) or {"return", "length", "count"} & set(names):
@@ -113,7 +113,7 @@ def check_metric_names(names: Any, where: str) -> None:
 
 
 class Transition(NamedTuple):
-    """What `Environment.step` returns next to the new state: unbatched scalars.
+    """The result of `Environment.step` besides the new state: unbatched scalars.
 
     Attributes:
       reward: float32 []; of the player who acted.
@@ -140,25 +140,25 @@ class Environment(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def reset(self, key: jax.Array) -> Any:
-        """The state that opens an episode."""
+        """Returns the first state of an episode."""
         ...
 
     def step(self, state: Any, action: ArrayTree, key: jax.Array) -> tuple[Any, Transition]:
-        """One transition. The driver never steps a state that is `last`; it resets it."""
+        """Makes one transition. The driver never steps a state that is `last`; it resets it."""
         ...
 
     def observe(self, state: Any) -> ArrayTree:
-        """The observation of `state`, within `spec.observation_space`."""
+        """Returns the observation of `state`, within `spec.observation_space`."""
         ...
 
 
 class HostStep(NamedTuple):
-    """What a batch of host lanes shows, [B]: NumPy arrays, made by `HostStep.of`, which an actor's device takes as is.
+    """Rows of a batch of host lanes, [B]: NumPy arrays, made by `HostStep.of`, for an actor's device.
 
     Attributes:
       observation: tree of arrays.
-      scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over where they differ
-        from reward and last. One array, for on small environments the time of a step goes into passing arguments.
+      scalars: float32 [4, B] or [6, B]; reward, discount, first, last, and raw score and game over if they differ from
+        reward and last. One array, because in small environments passing arguments takes most of a step's time.
       metrics: float32 [M, B]; `EnvSpec.metrics`, summed over the episode so far; () where there are none.
     """
 
@@ -178,22 +178,22 @@ class HostStep(NamedTuple):
         metrics: np.ndarray | None = None,
         discount: np.ndarray | None = None,
     ) -> HostStep:
-        """Rows that follow the trajectory contract.
+        """Makes rows that follow the trajectory contract.
 
         Args:
           observation: tree of [B, ...], in the dtypes of the observation space.
-          reward: number [B]; taken for 0 on `first` rows.
+          reward: number [B]; ignored on `first` rows.
           terminated: bool [B]; the discount is 0 here.
           first: bool [B].
           last: bool [B]; terminated or truncated.
-          score: number [B]; the raw reward, where the agent's is another one.
-          over: bool [B]; a real episode ended here, where `last` may say so of less (in some protocols, losing a life
-            is a `last` row, but ends no game). Goes with `score`.
+          score: number [B]; the raw reward, if it differs from the agent's.
+          over: bool [B]; a real episode ended here. Other rows may be `last` too: in some protocols, those that lose a
+            life. Goes with `score`.
           metrics: number [M, B]; those of `EnvSpec.metrics`, summed over the (real) episode so far.
-          discount: number [B]; where two play, for it is not `~terminated` then.
+          discount: number [B]; needed with two players, `~terminated` by default.
         """
         scalars = np.empty((4 if score is None else 6, *reward.shape), np.float32)
-        # The cheapest calls that do this: each is a few microseconds of every step.
+        # The cheapest calls, because each takes a few microseconds of every step.
         scalars[0] = reward
         np.putmask(scalars[0], first, 0.0)
         scalars[1] = ~terminated if discount is None else discount
@@ -204,7 +204,7 @@ class HostStep(NamedTuple):
 
     @staticmethod
     def zeros(spec: EnvSpec, num_lanes: int) -> HostStep:
-        """Rows of zeros, in the shapes and dtypes that the rows of an environment have."""
+        """Makes rows of zeros, in the shapes and dtypes of an environment's rows."""
 
         def zeros(space: spaces.Space) -> Any:
             if isinstance(space, spaces.Dict):
@@ -217,7 +217,7 @@ class HostStep(NamedTuple):
 
     @property
     def timestep(self) -> TimeStep:
-        """What the agent sees."""
+        """The agent's rows."""
         reward, discount, first, last = (self.scalars[i] for i in range(4))
         return TimeStep(self.observation, reward, discount, first > 0, last > 0)
 
@@ -228,7 +228,7 @@ class HostStep(NamedTuple):
 
     @property
     def game_over(self) -> Any:
-        """Whether a real episode ended, bool [B]."""
+        """True if a real episode ended, bool [B]."""
         return self.scalars[5 if self.scalars.shape[0] > 4 else 3] > 0
 
 
@@ -236,22 +236,22 @@ class HostStep(NamedTuple):
 class HostEnvironment(Protocol):
     """A batch of running environments outside JAX: NumPy in and out, in C++, in Python or on another machine.
 
-    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread, but those of
+    The rows follow the trajectory contract, NEXT_STEP reset included. All calls come from one thread, except those of
     `wake`. Two things are optional:
 
-    *   `save()` and `load(saved)`, a tree of arrays with everything that decides the rows to come: lockstep runs on
-        environments that have them, as `HostEnvironments.saved` says, resume bit for bit.
-    *   `wake()`, for environments that watch themselves: nobody else asks how long they take to answer, and a `recv`
-        that waits raises when another thread calls it.
+    *   `save()` and `load(saved)`, the whole state as a tree of arrays: lockstep runs on environments that have them
+        (`HostEnvironments.saved`) resume bit for bit.
+    *   `wake()`, for environments with timeouts of their own, which nobody else then watches: another thread calls it
+        to make a waiting `recv` raise.
     """
 
     @property
     def spec(self) -> EnvSpec: ...
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
-        """Waits for rows: the local indices int32 [b] of their lanes, and the rows [b]; the `first` ones to begin with.
+        """Waits for rows; returns the local indices int32 [b] of their lanes, and the rows [b].
 
-        The arrays are the caller's: they are not written to again.
+        The first rows of a lane are `first` ones. The arrays are the caller's and are not written to again.
         """
         ...
 
@@ -266,14 +266,14 @@ class HostEnvironment(Protocol):
 
 @runtime_checkable
 class HostEnvironments(Protocol):
-    """Where host environments come from: every actor thread and every evaluation makes its own.
+    """A maker of host environments: every actor thread and every evaluation makes its own.
 
     Four things are optional:
 
-    *   `shared_by(actors) -> HostEnvironments`, the same for so many actors at a time: environments with threads of
+    *   `shared_by(actors) -> HostEnvironments`, the same for several actors in parallel: environments with threads of
         their own can share the cores.
-    *   `lanes_at_once(num_lanes) -> int | None`: of how many lanes a `recv` may return rows, if not always of all.
-    *   `saved`, True where the environments that it makes have `save` and `load`.
+    *   `lanes_at_once(num_lanes) -> int | None`: the number of lanes in a `recv`, None for all.
+    *   `saved`, True if its environments have `save` and `load`.
     *   `metrics() -> dict[str, float]`, numbers that are logged with those of training.
     """
 
@@ -286,7 +286,7 @@ class HostEnvironments(Protocol):
         Args:
           num_lanes: B.
           seed: lane i gets seed + i; callers give disjoint ranges below 2**31.
-          evaluation: whether they are for evaluation, where training's shortcuts (a lost life as an end) do not apply.
+          evaluation: True for evaluation, without training's shortcuts (a lost life as an end).
         """
         ...
 

@@ -28,8 +28,9 @@ class Transitions(NamedTuple):
 
 def transitions(trajectory: Trajectory) -> Transitions:
     """Aligns rewards and discounts with the actions that led to them."""
-    after = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
-    return Transitions(after.reward, after.discount, 1.0 - after.first.astype(jnp.float32))
+    # Row t + 1 has the reward and discount of transition t.
+    next_rows = jax.tree.map(lambda x: x[1:], trajectory.timesteps._replace(observation=()))
+    return Transitions(next_rows.reward, next_rows.discount, 1.0 - next_rows.first.astype(jnp.float32))
 
 
 def _check_aligned(values: jax.Array, step: Transitions) -> None:
@@ -41,7 +42,7 @@ def _check_aligned(values: jax.Array, step: Transitions) -> None:
 
 
 class VTraceReturns(NamedTuple):
-    """Value targets and policy-gradient advantages, each [T, B]; on masked transitions the value itself, and 0."""
+    """Value targets and policy-gradient advantages, each float32 [T, B]; on masked transitions V itself, and 0."""
 
     targets: jax.Array
     advantages: jax.Array
@@ -57,9 +58,9 @@ def vtrace(
     c_bar: jax.Array | float = 1.0,
     rho_bar_pg: jax.Array | float = 1.0,
 ) -> VTraceReturns:
-    """V-trace (Espeholt et al. 2018, section 4.1, equation 1, and the policy gradient of section 4.2).
+    """Computes V-trace (Espeholt et al. 2018, section 4.1, equation 1, and the policy gradient of section 4.2).
 
-    `rlax.vtrace` fixes `c_bar` at 1 and has no mask; it is the oracle of the tests where both apply.
+    `rlax.vtrace`, the oracle of the tests, fixes `c_bar` at 1 and has no mask.
 
     Args:
       values: [T+1, B]; the learner's V at every row.
@@ -74,17 +75,19 @@ def vtrace(
     chex.assert_equal_shape([ratios, step.reward])
     v_tm1, v_t = values[:-1], values[1:]
     ratios = jnp.where(step.mask > 0, ratios, 0.0)  # not a product: a ratio may have overflowed
+    # delta_t V = rho_t (r_t + gamma_t V(x_{t+1}) - V(x_t)), and v_s - V(x_s) is the sum of traces times deltas.
     deltas = jnp.minimum(rho_bar, ratios) * (step.reward + step.discount * v_t - v_tm1)
     traces = step.discount * lambda_ * jnp.minimum(c_bar, ratios)
     errors = discounted_sum(deltas, traces)
     targets = v_tm1 + errors
+    # The policy gradient weighs log pi by rho_s (r_s + gamma_s v_{s+1} - V(x_s)).
     targets_t = jnp.concatenate([targets[1:], values[-1:]])
     advantages = jnp.minimum(rho_bar_pg, ratios) * (step.reward + step.discount * targets_t - v_tm1)
     return VTraceReturns(targets, advantages)
 
 
 def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax.Array:
-    """Generalised advantage estimates (Schulman et al. 2016, equation 16), [T, B]; 0 on masked transitions.
+    """Computes generalised advantage estimates (Schulman et al. 2016, equation 16), [T, B]; 0 on masked transitions.
 
     Args:
       values: [T+1, B].
@@ -97,34 +100,36 @@ def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax
 
 
 def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
-    """y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
+    """Computes y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
 
     chex.assert_equal_shape([x, decay])
 
-    def backwards(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        y = now[0] + now[1] * y
+    def backwards(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, decay = inputs
+        y = x + decay * y
         return y, y
 
-    turns = topology.unroll(x.shape[0])
-    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=turns)[1]
+    unroll = topology.unroll(x.shape[0])
+    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=unroll)[1]
 
 
 def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | None = None) -> jax.Array:
-    """Returns of n steps that bootstrap from `values` behind them, [T, B]; on masked transitions the value itself.
+    """Computes n-step returns that bootstrap from `values`, [T, B]; on masked transitions the value itself.
 
-    The horizon is shorter where the rows end, where an episode was truncated and before a break: the return then
-    bootstraps from the last row that belongs to it. A termination ends it without a value.
+    The horizon is shorter at the end of the rows, before a truncation and before a break: the return then bootstraps
+    from the last row of its episode. A termination ends it without a value.
 
     Args:
-      values: [T+1, B]; what a return bootstraps from at every row.
+      values: [T+1, B]; the bootstrap value of every row.
       step: rewards, discounts (already times gamma) and masks, [T, B].
-      n: how many rewards.
-      horizon: int32 [B] or [T+1, B]; how many of them in each lane or row, if not n in all; no row's is larger than the
-        next one's.
+      n: number of rewards.
+      horizon: int32 [B] or [T+1, B]; number of rewards in each lane or row, n if None; no row's may be larger than the
+        next row's.
     """
     _check_aligned(values, step)
     if horizon is not None:
         chex.assert_type(horizon, int)
+    # The return of i + 1 steps from row t is r_t + d_t times that of i steps from row t + 1.
     returns = values
     for i in range(n):
         longer = step.reward + step.discount * returns[1:]
@@ -134,12 +139,12 @@ def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | No
 
 
 def reached(mask: jax.Array) -> jax.Array:
-    """1 at rows that real transitions lead to from row 0, else 0: masks [K, B] to [K+1, B]."""
+    """Computes 1 for rows that unmasked transitions lead to from row 0, else 0: masks [K, B] to [K+1, B]."""
     return jnp.concatenate([jnp.ones_like(mask[:1]), jnp.cumprod(mask, axis=0)])
 
 
 def prefixes(reward: jax.Array, horizon: int) -> jax.Array:
-    """Sums of rewards since row 0, or since the last multiple of `horizon` (Ye et al. 2021): [K, B] to [K, B].
+    """Computes sums of rewards since row 0, or since the last multiple of `horizon` (Ye et al. 2021): [K, B] to [K, B].
 
     The k-th, of k from 1, is r_b + ... + r_k with b = horizon floor((k - 1) / horizon) + 1.
     """
@@ -152,8 +157,8 @@ class NStep(NamedTuple):
 
     Attributes:
       reward: float32; R, the discounted sum of its rewards.
-      discount: float32; G, what the value of the row behind it counts; 0 where the episode terminated within it.
-      length: int32; m, the row behind it, from 1 to n.
+      discount: float32; G, the weight of the value of row m; 0 if the episode terminated before it.
+      length: int32; m, the number of transitions, from 1 to n.
     """
 
     reward: jax.Array
@@ -162,35 +167,35 @@ class NStep(NamedTuple):
 
 
 def n_step_transition(step: Transitions, n: int) -> NStep:
-    """Joins n transitions into one, or as many as there are before a masked one (m, at least 1).
+    """Combines n transitions into one; fewer, m of at least 1, before a masked one.
 
     R = sum_{i<m} (prod_{j<i} d_j) r_i and G = prod_{i<m} d_i: the return of n steps from row 0 is R + G V(row m), and
     no other row is needed for it.
 
     Args:
       step: rewards, discounts (already times gamma) and masks, [n, B] or longer; transition 0 is not masked.
-      n: how many rewards.
+      n: largest number of rewards.
     """
     chex.assert_equal_shape(step)
     chex.assert_axis_dimension_gteq(step.reward, 0, n)
     reward, discount = step.reward[0], step.discount[0]
-    going = jnp.ones(reward.shape, bool)
+    unmasked = jnp.ones(reward.shape, bool)
     length = jnp.ones(reward.shape, jnp.int32)
     for i in range(1, n):
-        going &= step.mask[i] > 0
-        reward = jnp.where(going, reward + discount * step.reward[i], reward)
-        discount = jnp.where(going, discount * step.discount[i], discount)
-        length += going.astype(jnp.int32)
+        unmasked &= step.mask[i] > 0
+        reward = jnp.where(unmasked, reward + discount * step.reward[i], reward)
+        discount = jnp.where(unmasked, discount * step.discount[i], discount)
+        length += unmasked.astype(jnp.int32)
     return NStep(reward, discount, length)
 
 
 def rescale(x: jax.Array, eps: float = 1e-3) -> jax.Array:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018, proposition A.2), float32."""
+    """Computes h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018, proposition A.2), float32."""
     return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + eps * x
 
 
 def unrescale(y: jax.Array, eps: float = 1e-3) -> jax.Array:
-    """The inverse of `rescale`, exact to a few ulp (`rlax.signed_parabolic` is off by 3e-4 near 0).
+    """Inverts `rescale`, exact to a few ulp (`rlax.signed_parabolic` is off by 3e-4 near 0).
 
     With d = sqrt(|x| + 1) - 1, |y| = (1 + 2 eps) d + eps d^2: the positive root, in the form without cancellation.
     """

@@ -1,11 +1,11 @@
-"""Spaces: what an action or an observation may be.
+"""Spaces: the sets of valid actions and observations.
 
 Four kinds cover every environment in the library: `Discrete` (one choice), `MultiDiscrete` (several choices taken
 at once), `Box` (an array of numbers between bounds) and `Dict` (named observations). They are plain frozen
 dataclasses, so they hash, compare and print well, and need JAX only where they are sampled.
 
-Environments of this library, and agents, count choices from 0. Others may call their first choice by another number,
-the `start`: it is added and subtracted where values pass between the two (`podracer.environments.gate`).
+Agents and this library's environments count choices from 0. Foreign environments may count from another number, the
+`start`: the gate between the two adds and subtracts it (`podracer.environments.gate`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Discrete:
-    """One of `num_values` choices: an int32 scalar in [0, num_values). `start` is what the first is called outside."""
+    """One of `num_values` choices: an int32 in [0, num_values). An environment may number the first one `start`."""
 
     num_values: int
     start: int = 0
@@ -38,13 +38,13 @@ class Discrete:
     dtype = np.dtype(np.int32)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """A uniform sample, int32 []."""
+        """Draws a uniform sample, int32 []."""
         import jax
 
         return jax.random.randint(key, (), 0, self.num_values)
 
     def contains(self, value: Any) -> bool:
-        """Whether a concrete `value` (shape [] integer) lies in the space."""
+        """Returns True if a concrete `value` (shape [] integer) lies in the space."""
         array = np.asarray(value)
         return array.shape == () and array.dtype.kind in "iu" and 0 <= int(array) < self.num_values
 
@@ -53,7 +53,7 @@ class Discrete:
 class MultiDiscrete:
     """Several choices at once, the i-th among `num_values[i]`: an int32 array [len(num_values)].
 
-    `start` has what the first value of each is called outside; it is () where all are 0.
+    `start` has the environment's number of each first value; it is () if all are 0.
     """
 
     num_values: tuple[int, ...]
@@ -77,14 +77,14 @@ class MultiDiscrete:
     dtype = np.dtype(np.int32)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """A uniform sample, int32 [len(num_values)]."""
+        """Draws a uniform sample, int32 [len(num_values)]."""
         import jax
         import jax.numpy as jnp
 
         return jax.random.randint(key, self.shape, 0, jnp.asarray(self.num_values))
 
     def contains(self, value: Any) -> bool:
-        """Whether a concrete `value` (shape [len(num_values)] integer) lies in the space."""
+        """Returns True if a concrete `value` (shape [len(num_values)] integer) lies in the space."""
         array = np.asarray(value)
         ok = array.shape == self.shape and array.dtype.kind in "iu"
         return bool(ok and np.all(array >= 0) and np.all(array < np.asarray(self.num_values)))
@@ -94,8 +94,8 @@ class MultiDiscrete:
 class Box:
     """An array of `shape` and `dtype` with every element in [low, high].
 
-    Bounds are numbers, or arrays or lists where elements differ: `Box([-1.0, -0.5], [1.0, 2.0])`. A bound is kept as a
-    number where it is the same for all elements, and else as nested tuples of `shape`, so that spaces hash.
+    Bounds are numbers, or arrays or lists if elements differ: `Box([-1.0, -0.5], [1.0, 2.0])`. A bound is stored as a
+    number if it is the same for all elements, and else as nested tuples of `shape`, so that spaces hash.
 
     Raises:
       ValueError: for bounds that do not fit the shape, or a low one above a high one.
@@ -121,11 +121,11 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Whether all bounds are finite."""
+        """True if all bounds are finite."""
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """The smallest and the largest values within the bounds that `dtype` has: two arrays [] or of `shape`.
+        """Returns the smallest and largest values of `dtype` within the bounds: two arrays [] or of `shape`.
 
         The nearest number of fewer bits may lie outside: 0.85 as float32 is 0.85000002.
         """
@@ -137,7 +137,7 @@ class Box:
         return least, np.where(most > high, np.nextafter(most, self.dtype.type(-np.inf)), most)
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """A uniform sample in [low, high] (standard normal where a bound is infinite), of `shape` and `dtype`."""
+        """Draws a uniform sample in [low, high] (standard normal if a bound is infinite), of `shape` and `dtype`."""
         import jax
         import jax.numpy as jnp
 
@@ -152,14 +152,14 @@ class Box:
         return jax.random.uniform(key, self.shape, self.dtype, low, high)
 
     def contains(self, value: Any) -> bool:
-        """Whether a concrete `value` has this shape and dtype and lies within the bounds."""
+        """Returns True if a concrete `value` has this shape and dtype and lies within the bounds."""
         array = np.asarray(value)
         ok = array.shape == self.shape and array.dtype == self.dtype
         return bool(ok and np.all(array >= self.low) and np.all(array <= self.high))
 
 
 def _bound(given: Any, array: np.ndarray) -> Any:
-    """A bound as a number, or as nested tuples where elements differ."""
+    """Converts a bound to a number, or to nested tuples if elements differ."""
     if not array.shape:
         return array.item() if isinstance(given, np.ndarray | np.generic) else given
     first = array.flat[0] if array.size else 0
@@ -184,14 +184,14 @@ class Dict:
         object.__setattr__(self, "items", tuple(sorted(spaces.items())))
 
     def sample(self, key: jax.Array) -> dict[str, Any]:
-        """A sample of every member."""
+        """Draws a sample of every member."""
         import jax
 
         keys = jax.random.split(key, len(self.items))
         return {name: space.sample(k) for (name, space), k in zip(self.items, keys)}
 
     def contains(self, value: Any) -> bool:
-        """Whether `value` is a mapping with exactly these names and values inside their spaces."""
+        """Returns True for a mapping with exactly these names and values inside their spaces."""
         ok = isinstance(value, Mapping) and set(value) == {name for name, _ in self.items}
         return bool(ok and all(space.contains(value[name]) for name, space in self.items))
 
@@ -200,7 +200,7 @@ Space = Discrete | MultiDiscrete | Box | Dict
 
 
 def zeros(space: Space) -> Any:
-    """A value of zeros with the space's structure, shapes and dtypes."""
+    """Makes a value of zeros with the space's structure, shapes and dtypes."""
     import jax.numpy as jnp
 
     if isinstance(space, Dict):
@@ -209,7 +209,7 @@ def zeros(space: Space) -> Any:
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """A space as JSON can hold it."""
+    """Converts a space to JSON."""
     if isinstance(space, Dict):
         return {"kind": "Dict", "spaces": {name: to_json(item) for name, item in space.items}}
     if isinstance(space, Box):
@@ -221,14 +221,14 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def _json_bound(bound: Any) -> Any:
-    """Numbers, infinite ones as strings: JSON has none."""
+    """Converts a bound to JSON; infinite numbers become strings, because JSON has none."""
     if isinstance(bound, tuple):
         return [_json_bound(item) for item in bound]
     return bound if np.isfinite(bound) else str(bound)
 
 
 def from_json(value: Mapping[str, Any]) -> Space:
-    """The inverse of `to_json`."""
+    """Inverts `to_json`."""
     if value["kind"] == "Dict":
         return Dict({name: from_json(item) for name, item in value["spaces"].items()})
     if value["kind"] == "Box":

@@ -1,4 +1,4 @@
-"""Trajectories taken apart and put together along their lanes and rows."""
+"""Trajectories split and combined along lanes and rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podracer.types import ArrayTree, Trajectory
 
 
 def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
-    """Row T of the time steps, [1, B]."""
+    """Returns row T of the time steps, [1, B]."""
     return jax.tree.map(lambda x: x[-1:], trajectory.timesteps)
 
 
@@ -56,7 +56,7 @@ def flat(observation: ArrayTree, leading: int) -> ArrayTree:
 
 
 def shaped(observation: ArrayTree, leading: int, like: ArrayTree) -> ArrayTree:
-    """The inverse of `flat`, also where rows were padded: what follows the leading dims of `like` (shapes will do)."""
+    """Inverts `flat`, also for padded rows; `like` has the shape after the leading dims (shapes will do)."""
 
     def restore(x: jax.Array, like: Any) -> jax.Array:
         if like.ndim <= leading + 1:

@@ -33,7 +33,7 @@ from podracer.env_types import (
 )
 
 if TYPE_CHECKING:
-    import jax  # which what steps host environments has no use for
+    import jax  # not needed by processes that only step environments
 
 __all__ = [
     "NO_METRICS",
@@ -75,7 +75,7 @@ class LearnerState(NamedTuple):
       opt_state: the optimiser's state.
       hyper: the tunable numbers as float32 scalars, by name; a population varies them.
       num_updates: int32 []; calls of `learn` so far; published as the policy version.
-      aux: whatever else an agent keeps (normalisation statistics, a target network), or ().
+      aux: further state of an agent (normalisation statistics, a target network), or ().
     """
 
     params: ArrayTree
@@ -86,12 +86,12 @@ class LearnerState(NamedTuple):
 
 
 class ActorParams(NamedTuple):
-    """What a learner publishes to actors.
+    """The parameters that a learner publishes to actors.
 
     Attributes:
       params: the network's parameters.
-      version: int32 []; which update they come from.
-      aux: whatever else acting needs (normalisation statistics, epsilon, temperature), or ().
+      version: int32 []; the update that made them.
+      aux: further inputs of acting (normalisation statistics, epsilon, temperature), or ().
     """
 
     params: ArrayTree
@@ -100,7 +100,7 @@ class ActorParams(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What an agent with prioritised replay learns from.
+    """A batch of samples for an agent with replay.
 
     Attributes:
       trajectory: sequences [T, B].
@@ -114,32 +114,32 @@ class Batch(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """How an agent's experience is replayed (see `podracer.replay`); numbers are over all devices.
+    """The settings of an agent's replay (see `podracer.replay`); numbers are over all devices.
 
     Attributes:
-      capacity: sequences that are kept.
+      capacity: sequences in the ring.
       length: rows of a sequence, the bootstrap row included.
-      context: rows before a sequence that `restore` sees.
-      keep: `(actor_state [B]) -> tree [B]`; what is stored of the state before a rollout; no leaves with "rows".
+      context: rows before a sequence, for `restore`.
+      keep: `(actor_state [B]) -> tree [B]`; the part of the state before a rollout to store; no leaves with "rows".
       restore: `(kept [B], observations [context, B], first [context, B]) -> actor_state [B]`.
-      fraction: of every batch that is replayed: the newest rollout is the rest, and there is one update for each
-        rollout. 0 learns from samples only, of which the next three numbers say how many and when.
-      min_size: sequences that must be there (with "rows": rows that were added) before the first update.
-      batch_size: sequences that are sampled for an update.
+      fraction: replayed share of every batch; the newest rollout is the rest, and there is one update for each rollout.
+        0 learns from samples only, by the next three numbers.
+      min_size: sequences in the ring (with "rows": rows added) before the first update.
+      batch_size: sequences sampled for an update.
       ratio: sequences sampled per sequence added.
       priority_exponent: alpha; 0 samples uniformly.
       importance_exponent: beta, or `progress -> beta`.
-      priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; from what
-        acting recorded, the first priorities of the m sequences that a rollout completes: 1, or with "rows" T of them,
-        each a row later than the one before. None gives them the largest that any has had so far.
-      observed: rows of a sequence that come with their observations, the first ones; None for all.
-      starts: where sequences begin: where "rollouts" did, or at all "rows" but those whose transition is masked.
-        Numbers of sequences are numbers of rows then.
-      group: G updates that are drawn for at once, reanalysed together and learnt from in turn, with samples only.
-      refresh_interval: updates of a sweep that renews the priorities of all rows (`Agent.refresh`), in multiples of G;
-        what learning returns is logged then, and not written. 0 for none.
-      reach: rows of a sequence behind row 0 that its priority depends on.
-      target_interval: updates between two versions of `Agent.target_params`, for metrics; 0 where there are none.
+      priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; the first
+        priorities of the m sequences that a rollout completes, from the records of acting: m is 1, or with "rows" T,
+        each sequence a row later than the one before. None gives them the largest priority so far.
+      observed: number of first rows of a sequence that come with observations; None for all.
+      starts: "rollouts" begins sequences at row 0 of rollouts, "rows" at every row whose transition is not masked;
+        numbers of sequences are then numbers of rows.
+      group: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with samples only.
+      refresh_interval: updates of a sweep that recomputes the priorities of all rows (`Agent.refresh`), in multiples of
+        G; priorities from learning are then logged and not written. 0 for no sweeps.
+      reach: rows after row 0 of a sequence that its priority depends on.
+      target_interval: updates between two versions of `Agent.target_params`, for metrics; 0 without them.
     """
 
     capacity: int
@@ -163,12 +163,12 @@ class Replay(NamedTuple):
 
 
 class Caution(NamedTuple):
-    """A metric of training that says of a setting that it does not fit the task. It is said once in a run.
+    """A metric of training that shows that a setting does not fit the task. A run warns once.
 
     Attributes:
-      metric: its name.
-      above: where it begins to say so.
-      advice: a sentence: what is wrong, and what to set instead.
+      metric: the metric's name.
+      above: the value from which on to warn.
+      advice: a sentence on the problem and the remedy.
     """
 
     metric: str
@@ -281,23 +281,23 @@ class BestFn(Protocol):
 
 
 class Agent(NamedTuple):
-    """An agent is a bundle of pure functions that knows no device, thread, jit or file.
+    """A bundle of pure functions that knows no device, thread, jit or file.
 
     Attributes:
       name: the agent's name, for run directories and messages.
-      config: the frozen config it was made from; the driver reads `num_envs`, `rollout_length` from it.
+      config: the agent's frozen config; the driver reads `num_envs`, `rollout_length` from it.
       init: makes the learner's first state.
-      actor_params: what acting needs, published.
+      actor_params: takes the parameters for acting.
       start: the agent's per-lane memory before an episode.
       act: chooses actions.
       learn: learns from a trajectory, or where all of a batch is replayed, from a batch of samples.
       hyper: `dict[str, float]`; the default value of every tunable number.
-      replay: how experience is replayed, or None for learning from every rollout once.
+      replay: the replay's settings, or None to learn from every rollout once.
       target_params: the parameters that `reanalyse` acts by.
       reanalyse: samples as newer parameters would have acted, whatever else is in the batch. None leaves them as they
         are.
-      refresh_params: the parameters of the update that this sweep of `refresh` began with, a multiple of
-        `Replay.refresh_interval`.
+      refresh_params: parameters as they were when the current sweep of `refresh` began, after a multiple of
+        `Replay.refresh_interval` updates.
       refresh: renews the priorities of stored sequences.
       best: the best actions, without chance, for greedy policies and exports. None where they are those of `act` in
         evaluation.

@@ -1,4 +1,4 @@
-"""Anakin as a driver: the fused program of an experiment, and how it is run."""
+"""Anakin as a driver: runs the fused program of an experiment."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
 BUSY_ROWS = 100_000
-"""Rows of an update on one device from which on an accelerator has enough to do."""
+"""Rows of an update on one device that keep an accelerator busy."""
 
 
 class Anakin:
-    """One compiled program for everything (see `podracer.run.driver.Driver`)."""
+    """Runs one compiled program for acting and learning (see `podracer.run.driver.Driver`)."""
 
     arch = "anakin"
 
@@ -104,7 +104,7 @@ class Anakin:
         )
 
     def _culprit(self, episodes: EpisodeStats, state: RunState) -> str:
-        """What of the environment is not finite, in words, or "".
+        """Names the numbers of the environment that are not finite, in words; "" for none.
 
         Args:
           episodes: sums until training diverged; a reward that is not finite spoils them before its episode ends.
@@ -112,7 +112,7 @@ class Anakin:
         """
         rewards = "" if np.all(np.isfinite(episodes.return_sum)) else "the environment's rewards are not finite"
         if isinstance(self._spec.action_space, spaces.Box):
-            # The actions are not finite either by now, and so what lanes show, and perhaps the rewards.
+            # By now the actions are not finite either, and so the observations, and perhaps the rewards.
             return random_play.not_finite(self._environment) or rewards
         lanes, lane = jax.device_get(topology.here((state.actors.lanes, state.actors.lane)))
         for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
@@ -127,7 +127,7 @@ def _floats(row: TimeStep) -> list[np.ndarray]:
 
 
 def _too_small(platform: str, rows: int) -> str:
-    """A hint where an accelerator would spend its time on launching kernels, whatever the number of lanes."""
+    """Returns a hint if an accelerator would spend its time launching kernels, whatever `num_envs` is; else ""."""
     if platform == "cpu" or rows >= BUSY_ROWS:
         return ""
     return f"; {rows:,} rows an update leave it idle most of the time: num_envs of 2,048 to 16,384 cost little more"

@@ -7,8 +7,8 @@
             scan over T steps: act, then step every lane
             learn: gradients reduced over shards and devices
 
-The state is donated. How far a call goes, and what schedules run over, are arguments (`Limits`): how a run is cut
-into calls does not change its result, and its length does not change its compilation.
+The state is donated. `Limits` says when a call stops. Splitting a run into other calls changes neither the result nor
+the compiled program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerS
 
 
 class Member(NamedTuple):
-    """What a member of a population has of a `RunState`: all but the counts, which are the same for all."""
+    """A member's part of a `RunState`: all but the counts, which all members share."""
 
     learner: LearnerState
     actors: Actors
@@ -44,28 +44,28 @@ class Member(NamedTuple):
     ring: ArrayTree
 
     @classmethod
-    def of(cls, state: RunState) -> Member:
-        """The members of a state, [P]."""
+    def from_state(cls, state: RunState) -> Member:
+        """Takes the members [P] out of a state."""
         return cls(state.learner, state.actors, state.env_steps, state.experience.ring)
 
-    def joined(self, counts: Counts) -> RunState:
-        """The state that members [P] are of."""
+    def to_state(self, counts: Counts) -> RunState:
+        """Puts members [P] and their counts into a state."""
         return RunState(self.learner, self.actors, self.env_steps, Experience(counts, self.ring))
 
 
 SAVE = -1
-"""A vote for a checkpoint."""
+"""The value of `Limits.max_updates` with which a process asks for a checkpoint."""
 
 
 class Limits(NamedTuple):
-    """How far one call goes: `until` environment steps or `max_updates` updates, whichever is first.
+    """The end of a call: after `until` environment steps or `max_updates` updates, whichever is first.
 
     Attributes:
-      until: the same on every device.
-      total_steps: what schedules run over, the same on every device.
-      max_updates: int32 [population, data], one for each device of the mesh, of which the least counts: processes that
-        share a program take what they know of clocks and signals into it as votes. 0 does nothing, and so stops all;
-        `SAVE` does nothing either, for all to save what there is.
+      until: environment steps of each member, the same on every device.
+      total_steps: length of schedules in environment steps, the same on every device.
+      max_updates: int32 [population, data], one for each device of the mesh; the least one counts. Processes that share
+        a program vote by it on what only they know, such as signals and clocks. 0 does no update, and stops all
+        processes; `SAVE` does none either, and all save a checkpoint.
     """
 
     until: Counter
@@ -74,16 +74,16 @@ class Limits(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one call did, per member [P].
+    """The results of a call, for each member [P].
 
     Attributes:
       metrics: sums over updates; divide by `updates`.
       episodes: sums over the episodes that ended.
-      updates: int32; rollouts of this call, each learnt from in one update (or as a replay ratio says).
+      updates: int32; rollouts of this call; one update each, or as many as a replay ratio demands.
       num_updates: int32; updates of the learner since the run began.
       env_steps: real transitions since the run began.
       finite: bool; every metric of every update was a finite number.
-      max_updates: int32; what the votes came to.
+      max_updates: int32; the least of the votes.
     """
 
     metrics: Metrics
@@ -140,49 +140,49 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         return Member(state, actors, Counter.of(0), ())
 
     def rings(member: Member) -> ArrayTree:
-        """Shapes of the rings of all members, from those of one."""
+        """Computes the shapes of all members' rings, from those of one member."""
         trajectory = lambda m: _trajectory(agent, environment, settings, m.learner, m.actors)  # noqa: E731
         ring = jax.eval_shape(lambda m: learning.ring(trajectory(m)), member)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((population, shards, *x.shape), x.dtype), ring)
 
     def members(seeds: jax.Array, hyper: dict[str, jax.Array], own: jax.Array) -> RunState:
-        """The state of some members and shards, but for the ring."""
+        """Makes the state of some members and shards, without the ring."""
         if seeds.shape[0] == 1:
             member = init_member(seeds[0], {name: value[0] for name, value in hyper.items()}, own)
-            return jax.tree.map(lambda x: x[None], member).joined(learning.counts())
-        return jax.vmap(lambda seed, hyper: init_member(seed, hyper, own))(seeds, hyper).joined(learning.counts())
+            return jax.tree.map(lambda x: x[None], member).to_state(learning.counts())
+        return jax.vmap(lambda seed, hyper: init_member(seed, hyper, own))(seeds, hyper).to_state(learning.counts())
 
     @topology.compiling_for(layout.platform)
     def init(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        """Made where it lives: a device makes its own shards, and of the learner what all make alike."""
+        """Makes the state on its devices: each makes its own shards, and all make the same learner."""
         own = shards // layout.mesh.shape[DATA_AXIS]
         first = own * lax.axis_index(DATA_AXIS)
         return members(seeds, hyper, first + jnp.arange(own, dtype=jnp.int32))
 
     @topology.compiling_for(layout.platform)
     def step(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        def behind(report: Report, counts: Counts) -> jax.Array:
+        def unfinished(report: Report, counts: Counts) -> jax.Array:
             return report.env_steps.less_than(jax.tree.map(lambda x: x[None], limits.until))
 
-        return _run(functools.partial(_update_shard, agent, environment, settings, learning), behind, state, limits)
+        return _run(functools.partial(_update_shard, agent, environment, settings, learning), unfinished, state, limits)
 
     @topology.compiling_for(layout.platform)
     def finish(state: RunState, limits: Limits) -> tuple[RunState, Report]:
-        def behind(report: Report, counts: Counts) -> jax.Array:
+        def unfinished(report: Report, counts: Counts) -> jax.Array:
             return jnp.broadcast_to(counts.pending > 0, report.finite.shape)
 
-        return _run(functools.partial(_finish_shard, agent, environment, settings, learning), behind, state, limits)
+        return _run(functools.partial(_finish_shard, agent, environment, settings, learning), unfinished, state, limits)
 
-    everywhere: Any = PartitionSpec()
+    replicated: Any = PartitionSpec()
     votes_spec: Any = PartitionSpec(POPULATION_AXIS, DATA_AXIS)
-    limits_specs = Limits(everywhere, everywhere, votes_spec)
+    limits_specs = Limits(replicated, replicated, votes_spec)
 
     def mapped(function: Callable[..., Any]) -> Any:
         return jax.shard_map(
             function,
             mesh=layout.mesh,
             in_specs=(state_specs, limits_specs),
-            out_specs=(state_specs, everywhere),
+            out_specs=(state_specs, replicated),
             # Gradients are reduced by hand (collectives); with the check on, JAX would add a second reduction.
             check_vma=False,
         )
@@ -192,7 +192,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         init,
         mesh=layout.mesh,
         in_specs=(by_member, by_member),
-        out_specs=state_specs._replace(experience=Experience(everywhere, ())),
+        out_specs=state_specs._replace(experience=Experience(replicated, ())),
         check_vma=False,
     )
     init_jit = jax.jit(mapped_init, compiler_options=topology.quick_to_compile(layout.platform))
@@ -200,26 +200,28 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         state, ring = init_jit(seeds, hyper), like().experience.ring
         empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
-        # Made where it will be: one device might not hold all of it.
+        # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
         return state._replace(experience=state.experience._replace(ring=make_ring()))
 
-    @functools.cache  # a rollout is traced for it
+    @functools.cache  # because it traces a rollout
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
         state = jax.eval_shape(init_jit, jnp.zeros(population, jnp.int32), hyper)
-        one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.of(state)), state)
+        one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
         state = state._replace(experience=state.experience._replace(ring=rings(one)))
         return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, _spread(_shardings(layout), state)
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            state,
+            _broadcast(_shardings(layout), state),
         )
 
     votes = layout.sharding(POPULATION_AXIS, DATA_AXIS)
 
     def limits(until: int, total_steps: int, max_updates: int) -> Limits:
         vote = np.full(layout.mesh.devices.shape, max_updates, np.int32)
-        votes_here = jax.make_array_from_callback(vote.shape, votes, vote.__getitem__)
-        return Limits(Counter.of(until), Counter.of(total_steps), votes_here)
+        local_votes = jax.make_array_from_callback(vote.shape, votes, vote.__getitem__)
+        return Limits(Counter.of(until), Counter.of(total_steps), local_votes)
 
     def like_limits() -> Limits:
         counter = jax.eval_shape(lambda: Counter.of(0))
@@ -232,7 +234,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
-    """`place(*axes)` of every part of a state."""
+    """Calls `place(*axes)` with the mesh axes of every part of a state."""
     by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
     return RunState(by_member, by_shard, by_member, Experience(place(), by_shard))
 
@@ -241,15 +243,16 @@ def _shardings(layout: Topology) -> RunState:
     return _by_part(layout.sharding)
 
 
-def _spread(prefix: RunState, state: RunState) -> RunState:
-    """One sharding per leaf of `state`."""
-    spread = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
-    counts, ring = (spread(s, part) for s, part in zip(prefix.experience[:2], state.experience))
-    learner, actors, env_steps = (spread(s, part) for s, part in zip(prefix[:3], state[:3]))
+def _broadcast(prefix: RunState, state: RunState) -> RunState:
+    """Broadcasts a tree prefix of shardings to one sharding per leaf of `state`."""
+    broadcast = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
+    counts, ring = (broadcast(s, part) for s, part in zip(prefix.experience[:2], state.experience))
+    learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
     return RunState(learner, actors, env_steps, Experience(counts, ring))
 
 
 def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
+    # Keys and lane ids belong to a shard, so that results do not depend on the number of devices.
     B = layout.envs_per_shard
     reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
     lane = shard * B + jnp.arange(B, dtype=jnp.int32)
@@ -259,48 +262,50 @@ def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: 
 
 def _run(
     update_shard: Callable[..., Any],
-    is_behind: Callable[[Report, Counts], jax.Array],
+    unfinished: Callable[[Report, Counts], jax.Array],
     state: RunState,
     limits: Limits,
 ) -> tuple[RunState, Report]:
-    """The loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...].
+    """Runs the loop over updates on one device: state [P / devices, ...], actors [P / devices, S / devices, ...].
 
     Args:
-      update_shard: one turn of it, as `_update_shard`.
-      is_behind: `(Report, Counts) -> bool [P / devices]`; whether a member needs another.
+      update_shard: one iteration for one shard, such as `_update_shard`.
+      unfinished: `(Report, Counts) -> bool [P / devices]`; True for a member that needs another update.
       state: consumed.
-      limits: of the call.
+      limits: limits of the call.
     """
 
     def update_member(member: Member, counts: Counts) -> tuple[Member, Counts, Metrics, EpisodeStats]:
+        # The share of the run that is done, for schedules.
         progress = jnp.minimum(member.env_steps.to_float() / limits.total_steps.to_float(), 1.0)
 
         def update(actors: Actors, ring: ArrayTree) -> Any:
             return update_shard(member.learner, actors, ring, counts, progress)
 
-        # What learning returns is reduced over shards and so has no shard axis: out_axes=None refuses anything else.
-        (actors, ring), (state, now, metrics, episodes, transitions) = jax.vmap(
+        # Learning reduces its results over shards, so they have no shard axis: out_axes=None refuses anything else.
+        (actors, ring), (state, new_counts, metrics, episodes, transitions) = jax.vmap(
             update, axis_name="shard", out_axes=(0, None)
         )(member.actors, member.ring)
-        return Member(state, actors, member.env_steps.add(transitions), ring), now, metrics, episodes
+        return Member(state, actors, member.env_steps.add(transitions), ring), new_counts, metrics, episodes
 
     @jax.jit  # traced once, for the shapes of the metrics and for the loop
     def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
-        member, counts = Member.of(state), state.experience.counts
+        member, counts = Member.from_state(state), state.experience.counts
         if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
             # A batch dimension of one costs a transposed layout here and there; a single run does without.
             member, counts, *numbers = update_member(jax.tree.map(lambda x: x[0], member), counts)
             member, numbers = jax.tree.map(lambda x: x[None], (member, numbers))
         else:
-            # All members have counted the same: what branches on counts is the same branch for all.
+            # All members have the same counts, so all take the same branches.
             member, counts, *numbers = jax.vmap(update_member, in_axes=(0, None), out_axes=(0, None, 0, 0))(
                 member, counts
             )
-        return member.joined(counts), *numbers  # type: ignore[return-value]
+        return member.to_state(counts), *numbers  # type: ignore[return-value]
 
     def body(carry: Any) -> Any:
         state, report, _ = carry
         state, metrics, episodes = update(state)
+        # Sums over updates; the host divides them.
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
         report = Report(
@@ -312,18 +317,20 @@ def _run(
             finite,
             report.max_updates,
         )
-        return state, report, wanted(report, state.experience.counts)
+        return state, report, goes_on(report, state.experience.counts)
 
-    def wanted(report: Report, counts: Counts) -> jax.Array:
-        behind = is_behind(report, counts) & report.finite
-        # Every device must take the same decision, for the loop holds collectives; those of a member agree already.
-        anyone = lax.pmax(jnp.any(behind).astype(jnp.int32), POPULATION_AXIS) > 0
-        return anyone & (jnp.max(report.updates) < report.max_updates[0])
+    def goes_on(report: Report, counts: Counts) -> jax.Array:
+        # A member that has diverged needs no more updates.
+        members = unfinished(report, counts) & report.finite
+        # Every device must decide alike, because the loop holds collectives; the devices of a member agree already.
+        any_member = lax.pmax(jnp.any(members).astype(jnp.int32), POPULATION_AXIS) > 0
+        return any_member & (jnp.max(report.updates) < report.max_updates[0])
 
     _, metrics, episodes = jax.eval_shape(update, state)
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)  # noqa: E731
     members = state.env_steps.low.shape
-    nothing = Report(
+    # The votes of all devices; the least one counts.
+    empty_report = Report(
         zeros(metrics),
         zeros(episodes),
         jnp.zeros(members, jnp.int32),
@@ -333,7 +340,7 @@ def _run(
         jnp.full(members, lax.pmin(limits.max_updates[0, 0], (POPULATION_AXIS, DATA_AXIS))),
     )
     state, report, _ = lax.while_loop(
-        lambda carry: carry[2], body, (state, nothing, wanted(nothing, state.experience.counts))
+        lambda carry: carry[2], body, (state, empty_report, goes_on(empty_report, state.experience.counts))
     )
     return state, lax.all_gather(report, POPULATION_AXIS, tiled=True)
 
@@ -349,6 +356,7 @@ def _update_shard(
     counts: Counts,
     progress: jax.Array,
 ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
+    """Acts for T steps and learns; returns a part of this shard, actors and ring, and a part that all shards share."""
     # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
     keys = jax.random.split(actors.key, 4 + settings.rollout_length)
     key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
@@ -356,12 +364,13 @@ def _update_shard(
     if settings.lockstep:
         assert learning.steps is not None
         assert learning.steps.drain is not None
-        # What actors and learners depend on where they run side by side: the newest rollout is not learnt from yet.
+        # As where actors and learners run side by side: learning from earlier rollouts only, then adding the newest.
         state, counts, ring, metrics = learning.steps.drain(state, counts, ring, counts.pending, progress, learn_key)
         counts, ring, call = learning.steps.add(counts, ring, trajectory, 0)
         metrics |= call
     else:
         state, counts, ring, metrics = learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
+    # A transition into a `first` row is a reset, not a step.
     transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))
     sums = collectives.global_sum((episodes, transitions))
     return (actors._replace(key=key), ring), (state, counts, metrics, *sums)
@@ -378,13 +387,14 @@ def _finish_shard(
     counts: Counts,
     progress: jax.Array,
 ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
-    """What `_update_shard` does, without acting: one group of pending updates."""
+    """Does one group of pending updates without acting; returns what `_update_shard` does."""
     assert learning.steps is not None
     assert learning.steps.drain is not None
     keys = jax.random.split(actors.key, 2 + settings.rollout_length)
-    acted = lambda: rollout(agent, environment, settings, state, actors, progress, keys)[2]  # noqa: E731
-    episodes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(acted))
-    key = jax.random.fold_in(actors.key, 0)  # of updates by their number: the same for all
+    # No episodes, in the shapes that a rollout gives.
+    act = lambda: rollout(agent, environment, settings, state, actors, progress, keys)[2]  # noqa: E731
+    episodes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act))
+    key = jax.random.fold_in(actors.key, 0)  # updates fold their own number into it
     state, counts, ring, metrics = learning.steps.drain(state, counts, ring, 1, progress, key)
     return (actors, ring), (state, counts, metrics, episodes, jnp.int32(0))
 
@@ -392,7 +402,7 @@ def _finish_shard(
 def _trajectory(
     agent: Agent, environment: Environment, settings: Settings, state: LearnerState, actors: Actors
 ) -> Trajectory:
-    """A rollout of the first of all shards: for its shapes."""
+    """Acts a rollout of the first shard, for its shapes."""
     actors = jax.tree.map(lambda x: x[0], actors)
     keys = jax.random.split(actors.key, 2 + settings.rollout_length)
     return rollout(agent, environment, settings, state, actors, jnp.float32(0), keys)[1]

@@ -15,7 +15,7 @@ LANES, STEPS = 64, 1000
 
 
 def not_finite(environment: Environment) -> str:
-    """Names what an environment shows under random actions that is not finite; "" for nothing."""
+    """Names the observation or reward of an environment that is not finite under random actions; "" for neither."""
     space = environment.spec.action_space
 
     def bad(lanes: autoreset.Lane) -> jax.Array:
@@ -35,11 +35,10 @@ def not_finite(environment: Environment) -> str:
     def play(key: jax.Array) -> Any:
         reset_key, key = jax.random.split(key)
         lanes = jax.vmap(lambda key: autoreset.reset(environment, key))(jax.random.split(reset_key, LANES))
-        _, later = lax.scan(step, lanes, jax.random.split(key, STEPS))
-        found = jnp.concatenate([bad(lanes)[None], later])
-        return found
+        _, after_steps = lax.scan(step, lanes, jax.random.split(key, STEPS))
+        return jnp.concatenate([bad(lanes)[None], after_steps])
 
-    for what, found in zip(("observation", "reward"), jax.device_get(play(jax.random.key(0))).T):
-        if found.any():
-            return f"the environment's {what} is not finite after {found.argmax()} steps of random actions"
+    for name, is_bad in zip(("observation", "reward"), jax.device_get(play(jax.random.key(0))).T):
+        if is_bad.any():
+            return f"the environment's {name} is not finite after {is_bad.argmax()} steps of random actions"
     return ""

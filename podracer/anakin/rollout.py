@@ -16,13 +16,17 @@ from podracer.trajectories import flat, shaped
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Trajectory
 
 SMALL_STATE_BYTES = 256
-"""Up to this size of an environment state, a rollout makes all states that could open an episode ahead."""
+"""The largest environment state of which a rollout makes all initial states ahead, one for each lane and step."""
 
 
 class Actors(NamedTuple):
-    """The acting side of one shard: B lanes, what the agent remembers of them, and their random key.
+    """The acting side of one shard; in a `RunState` with leading dims [P, S].
 
-    In a `RunState` its leading dims are [P, S].
+    Attributes:
+      lanes: [B]; environment states and their newest rows.
+      agent: tree of [B, ...]; the agent's memory of each lane.
+      lane: int32 [B]; global indices of the lanes.
+      key: random key.
     """
 
     lanes: autoreset.Lane
@@ -36,8 +40,9 @@ class Settings(NamedTuple):
 
     Attributes:
       rollout_length: T.
-      reset_pool: states to open episodes with, per shard; 0 for none.
-      lockstep: whether a rollout is learnt from only after the next was acted, as where they run side by side.
+      reset_pool: initial environment states per shard to open episodes with; 0 makes a new one for each episode.
+      lockstep: True learns from a rollout only after the next one is acted, as drivers do that act and learn side by
+        side.
     """
 
     rollout_length: int
@@ -54,53 +59,66 @@ def rollout(
     progress: jax.Array,
     keys: jax.Array,
 ) -> tuple[Actors, Trajectory, EpisodeStats]:
-    """T steps of every lane of one shard, with 2 + T random keys, consumed.
+    """Acts for T steps in every lane of one shard.
+
+    Args:
+      agent: the agent.
+      environment: the environment.
+      settings: static.
+      learner: the learner's state, to act with.
+      actors: consumed, but for their key.
+      progress: float32 []; the share of the run that is done.
+      keys: [2 + T]; consumed.
 
     Returns:
-      The actors after them (their key untouched), the trajectory [T, B], and the sums over the episodes that ended.
+      The actors after T steps (with the same key), the trajectory [T, B], and sums over the episodes that ended.
     """
     T, B = settings.rollout_length, actors.lane.shape[0]
     params = agent.actor_params(learner, progress)
     env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
-    resets, fresh_states = _resets(environment, settings, reset_key, B)
+    reset_inputs, reset_states = _resets(environment, settings, reset_key, B)
 
-    # Observations are flat within the loop (see `flat`).
-    observed = actors.lanes.timestep.observation
+    # Observations are flat within the loop, for the tiles of TPUs (see `flat`).
+    example = actors.lanes.timestep.observation
 
     def flat_lanes(lanes: autoreset.Lane) -> autoreset.Lane:
         return lanes._replace(timestep=lanes.timestep._replace(observation=flat(lanes.timestep.observation, 1)))
 
     def shaped_lanes(lanes: autoreset.Lane) -> autoreset.Lane:
-        observation = shaped(lanes.timestep.observation, 1, like=observed)
+        observation = shaped(lanes.timestep.observation, 1, like=example)
         return lanes._replace(timestep=lanes.timestep._replace(observation=observation))
 
     def row_buffer(x: jax.Array) -> jax.Array:
         return lax.dynamic_update_index_in_dim(jnp.zeros((T + 1, *x.shape), x.dtype), x, 0, 0)
 
-    def step(carry: Any, now: Any) -> tuple[Any, Any]:
+    def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
         lanes, memory, rows, episodes = carry
-        t, act_key, env_keys, reset = now
+        t, act_key, env_keys, reset_input = inputs
+        # Act at row t, step every lane to row t + 1, and record it.
         lanes = shaped_lanes(lanes)
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
-        lanes = jax.vmap(functools.partial(autoreset.step, environment))(lanes, action, env_keys, fresh_states(reset))
+        lanes = jax.vmap(functools.partial(autoreset.step, environment))(
+            lanes, action, env_keys, reset_states(reset_input)
+        )
         episodes = jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))
         lanes = flat_lanes(lanes)
-        # Rows go straight into a buffer of T+1: stacking T rows and then joining row 0 would copy all observations.
+        # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
         rows = jax.tree.map(lambda buffer, x: buffer.at[t + 1].set(x), rows, lanes.timestep)
         return (lanes, memory, rows, episodes), (action, extras)
 
-    # Sums per lane in the loop, and over lanes once behind it: a reduction is a kernel of its own.
-    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.vmap(autoreset.finished), actors.lanes))
+    # Sums per lane in the loop, and over lanes once after it: a reduction is a kernel of its own.
+    no_episodes = jax.tree.map(jnp.zeros_like, jax.eval_shape(jax.vmap(autoreset.finished), actors.lanes))
     lanes = flat_lanes(actors.lanes)
     (lanes, memory, rows, episodes), (actions, extras) = lax.scan(
         step,
-        (lanes, actors.agent, jax.tree.map(row_buffer, lanes.timestep), nothing),
-        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), resets),
+        (lanes, actors.agent, jax.tree.map(row_buffer, lanes.timestep), no_episodes),
+        (jnp.arange(T, dtype=jnp.int32), act_keys, jax.random.split(env_key, (T, B)), reset_inputs),
         unroll=1 if topology.on_cpu() else 2,  # half the copies of what one step passes to the next
     )
     lanes = shaped_lanes(lanes)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), observed)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((T + 1, *x.shape), x.dtype), example)
     rows = rows._replace(observation=shaped(rows.observation, 2, like=like))
+    # All actions of a rollout come from one version of the parameters.
     version = jnp.broadcast_to(params.version, (T, B))
     trajectory = Trajectory(rows, actions, extras, actors.agent, version, actors.lane)
     return Actors(lanes, memory, actors.lane, actors.key), trajectory, jax.tree.map(jnp.sum, episodes)
@@ -109,13 +127,14 @@ def rollout(
 def _resets(
     environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
 ) -> tuple[ArrayTree, Callable[[ArrayTree], Any]]:
-    """Where the states that open new episodes come from, one for every lane and step of a rollout.
+    """Prepares the initial environment states of new episodes, one for every lane and step of a rollout.
 
     Returns:
-      A tree with leading dims [T, B] to scan over, and what turns a row of it into environment states [B].
+      A tree of [T, B, ...] to scan over, and a function from a row of it to environment states [B].
     """
     shape = (settings.rollout_length, num_lanes)
     if settings.reset_pool:
+        # A pool of initial states, drawn from with replacement: for environments whose reset is slow.
         pool_key, index_key = jax.random.split(key)
         pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
         index = jax.random.randint(index_key, shape, 0, settings.reset_pool)

@@ -23,7 +23,7 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
 SECONDS_PER_CALL = 0.5
-"""How long a call should take: short enough to react to a signal, long enough to hide Python."""
+"""Duration of a call: short enough to react to a signal, long enough to hide Python."""
 
 
 @dataclasses.dataclass
@@ -32,9 +32,9 @@ class Compiled:
 
     Attributes:
       call: `(state, Limits) -> (state, report)`.
-      finish: the same, of `Program.finish`, where that is wanted.
-      seconds: how long tracing and compiling took.
-      memory: bytes of arguments and temporary buffers on each device, or None where the backend does not say.
+      finish: `Program.finish`, likewise, or None.
+      seconds: time to trace and compile.
+      memory: bytes of arguments and temporary buffers on each device, or None if the backend does not tell.
     """
 
     call: Callable[[RunState, Limits], tuple[RunState, Report]]
@@ -44,12 +44,12 @@ class Compiled:
 
 
 def compile_step(program: Program, state: RunState, finish: bool = False) -> Compiled:
-    """Traces and compiles a program's step for a state, and what finishes it, if that is wanted."""
+    """Traces and compiles a program's step for a state, and its `finish` if asked for."""
     start = time.perf_counter()
     compiled = program.step.lower(state, program.like_limits()).compile()
-    last = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
+    finish_call = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
     seconds = time.perf_counter() - start
-    return Compiled(compiled, last, seconds, program_bytes(compiled))
+    return Compiled(compiled, finish_call, seconds, program_bytes(compiled))
 
 
 def run(
@@ -97,7 +97,7 @@ def run(
         reader.restart_clock()
 
     def finish(state: RunState) -> RunState:
-        """Does the updates behind the last step, or those until it is stopped."""
+        """Does the pending updates after the last step, until there are none or the run is stopped."""
         assert compiled.finish is not None
         per_call = 1
         while int(state.experience.counts.pending) and not reader.stopped:
@@ -136,7 +136,7 @@ def run(
 
 
 class _Reader:
-    """Reads reports, keeps the time and decides how many updates the next call should do."""
+    """Reads reports, keeps the time and decides the number of updates of the next call."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class _Reader:
         return int(self._steps.min())
 
     def restart_clock(self) -> None:
-        """After a milestone."""
+        """Forgets the time that a milestone took."""
         self.saves = False
         self._clock = time.perf_counter()
 
     def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> int:
-        """Waits for a report; returns how many updates the next call should do."""
+        """Waits for a report; returns the number of updates for the next call."""
         with self._processes.together():
             report = jax.device_get(report)
         self.stopped |= report.max_updates[0] == 0

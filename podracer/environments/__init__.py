@@ -20,11 +20,11 @@ _KINDS = {
     "gymnasium": ("GymnasiumEnvironments", "GymnasiumOptions"),
     "pgx": ("make", "PgxOptions"),
 }
-"""Prefix, which is also a module's name in `podracer.environments`, to what makes an environment there, and options."""
+"""Prefix, which is also a module's name here, to the names of the maker of environments and of the options there."""
 
 
 REMOTE = "remote:"
-"""Prefix of a name that only workers know (docs/remote.md)."""
+"""Prefix of an environment that only workers have (docs/remote.md)."""
 
 
 def options(name: str) -> type:
@@ -43,7 +43,7 @@ def options(name: str) -> type:
 
 
 def make(name: str, **settings: Any) -> Environment | HostEnvironments:
-    """Builds an environment, or what makes host environments.
+    """Builds an environment, or a maker of host environments.
 
     Args:
       name: one of `envs_jax.names()`, `pgx:GAME`, `envpool:TASK` or `gymnasium:ID`.
@@ -69,11 +69,11 @@ ACCEPTED = (
     "a name (see podracer.environments.make), a podracer.types.Environment or HostEnvironments, a gymnasium.Env, or a "
     "class or function without arguments that makes one of these"
 )
-"""What can be given as an environment."""
+"""The kinds of objects that can be given as an environment."""
 
 
 def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment | HostEnvironments:
-    """The environment, or what makes host environments, that an object is or makes.
+    """Takes an object as an environment, or as a maker of environments.
 
         adopt(MyGymnasiumEnv)  # a class, or `lambda: MyGymnasiumEnv(size=5)`
         adopt(MyGymnasiumEnv(), {"vectorization": "async"})  # every lane is a copy
@@ -87,31 +87,31 @@ def adopt(thing: Any, settings: Mapping[str, Any] | None = None) -> Environment 
       TypeError: for anything else, or an environment of Gymnasium that does not keep its interface.
       ValueError: for settings that it does not have, or a space that is not supported.
     """
-    made: Any = thing
+    environment: Any = thing
     # A protocol's methods are also those of the class itself.
     if isinstance(thing, type) or (callable(thing) and not isinstance(thing, Environment | HostEnvironments)):
-        made = _called(thing)
+        environment = _call(thing)
     if gymnasium := sys.modules.get("gymnasium"):  # without it, nothing is of its kind
-        if isinstance(made, gymnasium.Env):
-            if made is not thing:  # a look at it; of some environments there may be only one at a time
-                made.close()
+        if isinstance(environment, gymnasium.Env):
+            if environment is not thing:  # made only to look at: some environments can exist only once
+                environment.close()
             module = _module("gymnasium")
             return module.GymnasiumEnvironments(thing, configs.from_json(module.GymnasiumOptions, settings or {}))
-        if isinstance(made, gymnasium.vector.VectorEnv):
+        if isinstance(environment, gymnasium.vector.VectorEnv):
             raise TypeError(
-                f"{type(made).__name__} is a batch of environments already; give the class of one, or a function that "
-                "makes one."
+                f"{type(environment).__name__} is a batch of environments already; give the class of one, or a "
+                "function that makes one."
             )
     if settings:
         raise ValueError("env_options belong to an environment given by name; set them on your environment instead.")
-    # What is meant as an environment of this library is told what it lacks by `envs_jax.testing`.
-    ours = hasattr(made, "observe") or isinstance(getattr(made, "spec", None), EnvSpec)
-    if not ours and not isinstance(made, HostEnvironments):
+    # An incomplete environment of this library passes here: `envs_jax.testing` names its mistakes.
+    ours = hasattr(environment, "observe") or isinstance(getattr(environment, "spec", None), EnvSpec)
+    if not ours and not isinstance(environment, HostEnvironments):
         raise TypeError(f"{_describe(thing)} is no environment; give {ACCEPTED}.")
-    return made
+    return environment
 
 
-def _called(thing: Any) -> Any:
+def _call(thing: Any) -> Any:
     with contextlib.suppress(ValueError):  # of some built-in functions that have no signature
         try:
             inspect.signature(thing).bind()
@@ -127,7 +127,7 @@ def _describe(thing: Any) -> str:
 
 
 def names() -> list[str]:
-    """Every name that `make` knows here: our own, and those of EnvPool, Gymnasium and pgx where they are installed."""
+    """Returns every name that `make` knows: our own, and those of EnvPool, Gymnasium and pgx if installed."""
     found = list(envs_jax.names())
     for prefix in _KINDS:
         with contextlib.suppress(ValueError):
@@ -147,8 +147,8 @@ def _suggest(name: str) -> str:
     same = list(best.values())
     if not same:
         # Our own first: among thousands of names, there is always one like it.
-        for those in (envs_jax.names(), candidates):
-            bare = {_bare(known): known for known in reversed(those)}
+        for group in (envs_jax.names(), candidates):
+            bare = {_bare(known): known for known in reversed(group)}
             same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
     hint = f"did you mean {' or '.join(map(repr, same))}? " if same else ""
     return (
@@ -157,12 +157,12 @@ def _suggest(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """A name without prefix, version and spelling."""
+    """Strips a name of prefix, version, case and punctuation."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r"^\w+:|-v\d+$", "", name).lower())
 
 
 def module_of(name: str) -> str:
-    """The module that is imported for `gymnasium:MODULE:ID`; "" for all other names."""
+    """Returns the module of `gymnasium:MODULE:ID`; "" for all other names."""
     prefix, _, task = name.partition(":")
     return task.rpartition(":")[0] if prefix == "gymnasium" else ""
 

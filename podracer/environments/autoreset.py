@@ -15,12 +15,12 @@ class Lane(NamedTuple):
 
     Attributes:
       env: the environment's state.
-      timestep: what the agent sees of it now.
-      episode_return: float32; undiscounted raw rewards of this episode so far; of its first mover where two play.
-      episode_length: float32; its transitions so far.
+      timestep: the newest row.
+      episode_return: float32; undiscounted raw rewards of this episode so far; with two players, the first mover's.
+      episode_length: float32; transitions of this episode so far.
       metrics: float32; the environment's own numbers by name, summed over this episode so far.
-      sign: float32; where two play, 1 if the player to move is the episode's first mover, -1 if not: the product of its
-        discounts. () where one plays.
+      sign: float32; with two players, 1 if the player to move is the episode's first mover, else -1: the product of its
+        discounts. () with one player.
     """
 
     env: Any
@@ -32,7 +32,7 @@ class Lane(NamedTuple):
 
 
 def reset(environment: Environment, key: jax.Array) -> Lane:
-    """A lane at the first row of its first episode."""
+    """Makes a lane at the first row of its first episode."""
     state = environment.reset(key)
     zero = jnp.float32(0.0)
     row = TimeStep(environment.observe(state), zero, jnp.float32(1.0), jnp.asarray(True), jnp.asarray(False))
@@ -41,13 +41,13 @@ def reset(environment: Environment, key: jax.Array) -> Lane:
 
 
 def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array, fresh: Any) -> Lane:
-    """One row further: a transition, or after a `last` row the `first` row of the next episode.
+    """Advances a lane by one row: a transition, or after a `last` row the `first` row of the next episode.
 
     Args:
       environment: the environment.
-      lane: where it stands.
+      lane: the lane.
       action: ignored after a `last` row.
-      key: random key, consumed.
+      key: consumed.
       fresh: the environment state that opens the next episode; ignored except after a `last` row.
     """
     over = lane.timestep.last
@@ -75,7 +75,7 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
 
 
 def finished(lane: Lane) -> EpisodeStats:
-    """The episode that this row closes, if it does."""
+    """Returns the statistics of the episode that the newest row closes, or zeros."""
     over = lane.timestep.last.astype(jnp.float32)
     metrics = {name: total * over for name, total in lane.metrics.items()}
     return EpisodeStats(lane.episode_return * over, lane.episode_length * over, over, metrics)

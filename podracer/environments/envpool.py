@@ -1,8 +1,7 @@
 """EnvPool's environments (Weng et al. 2022, https://github.com/sail-sg/envpool): batches stepped by C++ threads.
 
-Pools are synchronous. What EnvPool leaves to its users is settled here: the first row of an episode carries no
-reward, a game over that falls on the step limit is a termination, float64 becomes float32, and actions are checked,
-which EnvPool does not do.
+Pools are synchronous. EnvPool leaves some rules to its users: here the first row of an episode carries no reward, a
+game over at the step limit is a termination, float64 becomes float32, and actions are checked.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from podracer.environments.gymnasium_spaces import action_space, actions_for, ob
 from podracer.types import EnvSpec, HostStep
 
 UNBOUNDED_STEPS = 2**31 - 1
-"""What EnvPool says where it knows no limit."""
+"""EnvPool's value for "no limit"."""
 
 MINIGRID_CODES = 11
-"""Kinds of objects in MiniGrid, of which there are more than colours or states."""
+"""Codes of objects in MiniGrid; colours and states have fewer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,8 @@ class EnvPoolOptions:
     """Options of every EnvPool environment.
 
     Attributes:
-      num_threads: C++ threads of a pool, at most one per lane; if None, as many as there are cores, but of more than
-        four cores two are left for Python and XLA, and actor threads share the others.
+      num_threads: C++ threads of a pool, at most one per lane; if None, one per core. Of more than four cores, two are
+        left for Python and XLA, and actor threads share the others.
       max_episode_steps: the time limit; the environment's own if None.
       settings: further settings of the task as `name=value`, such as `force_speed=True`.
     """
@@ -55,21 +54,21 @@ class EnvPoolOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AtariOptions(EnvPoolOptions):
-    """Options of Atari, by default what most papers share; protocols by name are in `podracer.atari`.
+    """Options of Atari; the defaults are common to most papers. Protocols by name are in `podracer.atari`.
 
     Attributes:
       frame_skip: times each action is repeated; the last two frames are max-pooled.
-      noop_max: a game opens with 1 to this many frames of no-ops, each number as likely (EnvPool has no games without);
-        so does what follows a lost life that is an end, and a game that is over before they are is not reported.
-      episodic_life: whether a lost life is an end for the agent (not in evaluation).
-      fire_reset: whether games that have the action FIRE, with `full_action_space` all, open with it: no-ops are then
-        one less, 0 to `noop_max - 1`.
-      full_action_space: all 18 actions instead of those that do something.
+      noop_max: largest number of no-op frames that a game opens with, drawn uniformly from 1 on (EnvPool has no games
+        without any); also after a lost life that ends an episode. A game that ends within them is not reported.
+      episodic_life: True ends the agent's episode at a lost life (not in evaluation).
+      fire_reset: True opens games that have the action FIRE (with `full_action_space` all games) with it: there is then
+        one no-op less, 0 to `noop_max - 1`.
+      full_action_space: True for all 18 actions, False for the game's minimal set.
       sticky_actions: probability in each frame that the previous action is repeated (Machado et al. 2018).
       evaluation_max_episode_steps: the time limit in evaluation; `max_episode_steps` if None.
-      image_size: rows, and columns, that frames are made smaller to.
-      grayscale: frames of one channel; of three, red, green and blue, if not.
-      resize: how they become smaller: "area" averages pixels (OpenCV's INTER_AREA), "bilinear" is its INTER_LINEAR.
+      image_size: rows and columns of resized frames.
+      grayscale: True for frames of one channel, False for red, green and blue.
+      resize: "area" averages pixels (OpenCV's INTER_AREA), "bilinear" is its INTER_LINEAR.
     """
 
     frame_skip: int = configs.field(4, low=1)
@@ -88,16 +87,16 @@ def options(task: str) -> type:
     """The dataclass of a task's options.
 
     Raises:
-      ValueError: where EnvPool is not installed, or does not know the task.
+      ValueError: if EnvPool is not installed, or does not know the task.
     """
     return AtariOptions if {"noop_max", "full_action_space"} <= set(_settings(task)) else EnvPoolOptions
 
 
 def tasks() -> list[str]:
-    """All that there are.
+    """Returns the names of all tasks.
 
     Raises:
-      ValueError: where EnvPool is not installed.
+      ValueError: if EnvPool is not installed.
     """
     return _import().list_all_envs()
 
@@ -130,7 +129,7 @@ def _suggest(task: str, known: list[str]) -> str:
 
 
 def _observations(space: Any, task: str) -> spaces.Space:
-    """The observation space, with the bounds that EnvPool does not tell."""
+    """Returns the observation space, with bounds that EnvPool does not tell."""
     found = observation_space(space, task)
     if not isinstance(found, spaces.Dict):
         return found
@@ -159,7 +158,7 @@ class EnvPoolEnvironments:
         )
 
     def shared_by(self, actors: int) -> EnvPoolEnvironments:
-        """The same, for as many actors at a time: their pools share the cores."""
+        """Returns the same environments for several actors, whose pools share the cores."""
         shared = copy.copy(self)
         shared._pools = actors
         return shared
@@ -169,10 +168,10 @@ class EnvPoolEnvironments:
         return self._running(self._pool(num_lanes, seed, evaluation), num_lanes)
 
     def render(self, seed: int) -> EnvPoolEnvironment:
-        """A pool of one lane, for evaluation, that has `frame()`.
+        """Makes a pool of one lane, for evaluation, that has `frame()`.
 
         Raises:
-          ValueError: where its pictures cannot be drawn on this machine.
+          ValueError: if its pictures cannot be drawn on this machine.
         """
         if _is_mujoco(self._task):
             if problem := _drawing_fails(self._task):
@@ -223,7 +222,7 @@ class EnvPoolEnvironments:
 
 
 def _opengl() -> list[str]:
-    """Paths of the library with which EnvPool draws without a display: MuJoCo looks for it in the process."""
+    """Returns the paths of EnvPool's own EGL, for drawing without a display: MuJoCo looks for it in the process."""
     libraries = pathlib.Path(_import().__file__).parent.with_name("envpool.libs")
     return [str(path) for path in libraries.glob("libEGL-*")]
 
@@ -246,9 +245,9 @@ pool.render()
 
 @functools.cache
 def _drawing_fails(task: str) -> str:
-    """Why a picture of a task cannot be drawn, or "".
+    """Returns the reason why a picture of a task cannot be drawn, or "".
 
-    That is tried in another process, for MuJoCo ends one that has no OpenGL.
+    It tries in another process, because MuJoCo ends a process without OpenGL.
     """
     with tempfile.TemporaryDirectory() as elsewhere:  # it leaves a log
         command = [sys.executable, "-c", DRAW, task, *_opengl()]
@@ -258,19 +257,19 @@ def _drawing_fails(task: str) -> str:
             return "it took more than two minutes"
     if not ran.returncode:
         return ""
-    said = (ran.stdout + ran.stderr).strip().splitlines() or [f"exit code {ran.returncode}"]
-    return said[-1].removeprefix("ERROR: ").partition(", this most likely")[0].rstrip(".")
+    lines = (ran.stdout + ran.stderr).strip().splitlines() or [f"exit code {ran.returncode}"]
+    return lines[-1].removeprefix("ERROR: ").partition(", this most likely")[0].rstrip(".")
 
 
 def _cores(pools: int) -> int:
-    """Threads for each of several pools on the cores that this process may use."""
+    """Returns the threads of each of several pools, on the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # On few cores, all that can run should: on two, threads for both are fastest, also for two pools.
     return cores if cores <= 4 else max(1, (cores - 2) // pools)
 
 
 class _Rows(NamedTuple):
-    """What a pool answers, [B].
+    """The rows of a pool, [B].
 
     Attributes:
       observation: an array, or arrays by name.
@@ -288,7 +287,7 @@ class _Rows(NamedTuple):
 
 
 class _Pool:
-    """A pool as Gymnasium sees it."""
+    """A pool with EnvPool's interface of Gymnasium."""
 
     def __init__(self, pool: Any):
         self.pool = pool
@@ -307,18 +306,18 @@ class _Pool:
 
 
 class _DirectPool(_Pool):
-    """A pool without EnvPool's Python layer, which on small environments takes a sixth of a step."""
+    """A pool without EnvPool's Python layer, which takes a sixth of a step of small environments."""
 
     @staticmethod
     def understands(pool: Any) -> bool:
-        """Whether this is what the pool's private parts look like."""
+        """Returns True if the pool has the private parts that this class uses."""
         states, actions = getattr(pool, "_state_keys", ()), getattr(pool, "_action_keys", ())
-        shown = [key for key in states if key.partition(":")[0] == "obs"]
-        named = isinstance(pool.observation_space, gymnasium.spaces.Dict) and not any("." in key for key in shown)
+        observed = [key for key in states if key.partition(":")[0] == "obs"]
+        named = isinstance(pool.observation_space, gymnasium.spaces.Dict) and not any("." in key for key in observed)
         return (
             list(actions) == ["env_id", "players.env_id", "action"]
             and {"reward", "done", "trunc"} <= set(states)
-            and (shown == ["obs"] or named)
+            and (observed == ["obs"] or named)
             and pool.config.get("max_num_players", 1) == 1
             and all(hasattr(pool, name) for name in ("_recv", "_send", "_spec"))
         )
@@ -352,32 +351,32 @@ class EnvPoolEnvironment:
 
     def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool):
         self._pool: Any = (_DirectPool if _DirectPool.understands(pool) else _Pool)(pool)
-        self.spec, self._atari, self._begun = spec, atari, False
+        self.spec, self._atari, self._has_reset = spec, atari, False
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
         self._actions = actions_for(pool.action_space, spec.action_space)
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
-        first = self._last if self._begun else ~self._last
-        rows = self._pool.recv() if self._begun else self._pool.reset()
-        self._begun = True
+        first = self._last if self._has_reset else ~self._last
+        rows = self._pool.recv() if self._has_reset else self._pool.reset()
+        self._has_reset = True
         last, terminated = rows.done | rows.truncated, rows.done & ~rows.truncated
         score = over = None
         if self._atari:
-            # The raw reward, and Atari's own word on the game, which also holds where the step limit says otherwise.
+            # The raw reward, and the emulator's game over, which counts even at the step limit.
             game_over = rows.info["terminated"].astype(bool)
             terminated = terminated | game_over
             score, over = rows.info["reward"], game_over | rows.truncated
             last = last | game_over
         self._last = last
-        observation = gate.seen(rows.observation, self.spec.observation_space, self._last.shape)
+        observation = gate.to_agent(rows.observation, self.spec.observation_space, self._last.shape)
         return self._lanes, HostStep.of(observation, rows.reward, terminated, first, last, score, over)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         self._pool.send(self._actions(actions))
 
     def frame(self) -> np.ndarray:
-        """Lane 0 as a picture, uint8 [H, W, 3], where the pool was made for it."""
+        """Returns lane 0 as a picture, uint8 [H, W, 3], if the pool was made by `render`."""
         return self._pool.pool.render()[0]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pure-JAX environments stepped from the host, on its CPU: how both drivers are shown to agree.
+"""Pure-JAX environments stepped from the host, on its CPU, to compare both drivers on one environment.
 
 Rows depend on the lane's seed and its actions alone, never on how lanes are spread over threads, and the state can be
 saved.
@@ -72,11 +72,11 @@ class SteppedEnvironment:
             self._state = self._step(self._state, jax.tree.map(np.asarray, actions))
 
     def save(self) -> Any:
-        """Everything that decides the rows to come, as arrays."""
+        """Returns the whole state, as a tree of arrays."""
         return self._state
 
     def load(self, saved: Any) -> None:
-        """Goes on from what `save` returned."""
+        """Restores a state from `save`."""
         self._state = jax.device_put(saved, self._device)
 
     def close(self) -> None:

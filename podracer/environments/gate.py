@@ -1,8 +1,8 @@
-"""The gate between an environment and an agent: values in the environment's own form, and as agents see them.
+"""The gate between an environment and an agent: converts observations and actions between their two forms.
 
-An environment that is not of this library may call its first choice by another number than 0, put the channels of
-images first, and count with 64 bits, which JAX does not have. Spaces (`podracer.spaces`) say what agents see. Every
-value passes here: the rows of host environments, and what a policy is shown and returns.
+A foreign environment may number its choices from another number than 0, put the channels of images first, and use
+64-bit numbers, which JAX does not have. Spaces (`podracer.spaces`) describe the agent's form. Every value passes here:
+the rows of host environments, and the observations and actions of a policy.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from podracer import spaces
 from podracer.types import ArrayTree, EnvSpec
 
 MOST_CHANNELS = 4
-"""Images whose first axis is no longer than this, and whose last one is, have their channels first."""
+"""An image has channels first if its first axis is at most this long, and its last axis longer."""
 
 Choices = spaces.Discrete | spaces.MultiDiscrete
 
 
-def seen(
+def to_agent(
     value: Any, space: spaces.Space, lead: tuple[int, ...] = (), *, name: str = "the observation", copy: bool = False
 ) -> ArrayTree:
-    """An observation as agents see it.
+    """Converts an environment's observation to the agent's form.
 
     Args:
-      value: what the environment shows: an array [*lead, ...], or a mapping of them.
-      space: what agents see.
-      lead: the dims in front, (B,) of a batch.
-      name: of the value, for messages.
-      copy: whether arrays are never those of `value`.
+      value: array [*lead, ...], or a mapping of arrays.
+      space: the agent's space.
+      lead: leading dims, (B,) for a batch.
+      name: name of the value, for messages.
+      copy: True never returns the arrays of `value`.
 
     Returns:
       Arrays [*lead, *space.shape] of the space's dtype.
 
     Raises:
-      ValueError: naming what does not fit the space.
+      ValueError: for a value that does not fit the space.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or not {key for key, _ in space.items} <= set(value):
             found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise ValueError(f"{name} is {found}; the environment shows {space}.")
-        return {key: seen(value[key], item, lead, name=f"{name}[{key!r}]", copy=copy) for key, item in space.items}
+        return {key: to_agent(value[key], item, lead, name=f"{name}[{key!r}]", copy=copy) for key, item in space.items}
     array = np.asarray(value)
     if array.shape != (*lead, *space.shape):
         array = _channels_last(array, space.shape, lead)
@@ -59,18 +59,18 @@ def seen(
     return array.astype(space.dtype) if copy or array.dtype != space.dtype else array
 
 
-def own_form(value: ArrayTree, space: spaces.Space) -> ArrayTree:
-    """A value of a space as the environment has it: choices are counted from the space's `start`."""
+def to_environment(value: ArrayTree, space: spaces.Space) -> ArrayTree:
+    """Converts a value of a space to the environment's form: choices are counted from the space's `start`."""
     if isinstance(space, spaces.Dict):
-        return {key: own_form(value[key], item) for key, item in space.items}
+        return {key: to_environment(value[key], item) for key, item in space.items}
     return value + np.asarray(space.start) if isinstance(space, Choices) and space.start else value
 
 
 def choices(actions: Any, space: Choices) -> np.ndarray:
-    """Actions [B, ...], counted from 0, as int32.
+    """Converts actions [B, ...], counted from 0, to int32.
 
     Raises:
-      ValueError: for one that there is not.
+      ValueError: for an action outside the space.
     """
     actions = np.asarray(actions, np.int32)
     if (actions.view(np.uint32) >= np.asarray(space.num_values, np.uint32)).any():  # negative ones are huge
@@ -79,7 +79,7 @@ def choices(actions: Any, space: Choices) -> np.ndarray:
 
 
 def check_choices(rows: ArrayTree, space: spaces.Space, name: str = "the observation") -> None:
-    """Checks observations [B, ...] as agents see them: a network would take a choice that there is not for none.
+    """Checks the choices in observations [B, ...]: the one-hot code of one outside its space would be all 0.
 
     Raises:
       ValueError: naming the choice.
@@ -92,10 +92,10 @@ def check_choices(rows: ArrayTree, space: spaces.Space, name: str = "the observa
 
 
 def check_dtypes(spec: EnvSpec) -> None:
-    """Checks that JAX has the numbers that an environment shows.
+    """Checks that JAX has the dtypes of an environment's observations.
 
     Raises:
-      ValueError: naming the space whose numbers it would cut off.
+      ValueError: for a space of 64-bit numbers.
     """
 
     def check(space: spaces.Space, name: str) -> None:
@@ -109,13 +109,13 @@ def check_dtypes(spec: EnvSpec) -> None:
 
 
 def _has_64_bits() -> bool:
-    import jax  # which what steps environments alone has no use for
+    import jax  # not needed by processes that only step environments
 
     return jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
 def _channels_last(array: np.ndarray, shape: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray | None:
-    """Images [*lead, C, H, W] as [*lead, H, W, C], or [*lead, H, W] where C is 1; None if they have another shape."""
+    """Moves the channels of images [*lead, C, H, W] last, or drops a single one; None for other shapes."""
     n = len(lead)
     if array.shape[:n] != lead or array.ndim != n + 3 or array.shape[n] > MOST_CHANNELS:
         return None

@@ -48,24 +48,24 @@ class GymnasiumOptions:
 
 
 def tasks() -> list[str]:
-    """All IDs that are registered."""
+    """Returns all registered IDs."""
     return list(gymnasium.registry)
 
 
 Source = str | gymnasium.Env | Callable[..., gymnasium.Env]
-"""An ID of Gymnasium's registry, also as `module:ID`; an environment, of which every lane is a copy; or a class or
-function that makes one."""
+"""An ID of Gymnasium's registry, also as `module:ID`; an environment, which every lane copies; or a class or function
+that makes one."""
 
 
 class GymnasiumEnvironments:
     """An environment of Gymnasium (see `podracer.types.HostEnvironments`).
 
     Args:
-      source: where it comes from.
-      options: what to change.
+      source: the environment.
+      options: its options.
 
     Raises:
-      ValueError: where Gymnasium cannot make it, a space is not supported, a wrapper keeps running statistics, or lanes
+      ValueError: if Gymnasium cannot make it, a space is not supported, a wrapper keeps running statistics, or lanes
         in processes cannot begin.
       TypeError: for an environment that cannot be copied, or does not keep Gymnasium's interface, saying where and what
         was expected.
@@ -78,7 +78,7 @@ class GymnasiumEnvironments:
             raise ValueError(f"settings={options.settings!r}: {source} is made already; set them on it instead.")
         if options.vectorization == "async":
             gymnasium_processes.require_guard()
-        self._noticed, self._turns = False, gymnasium_turns.Turns()
+        self._has_warned, self._turns = False, gymnasium_turns.Turns()
         single = self._one()
         name = f"gymnasium:{source}" if isinstance(source, str) else type(single.unwrapped).__name__
         try:
@@ -96,7 +96,7 @@ class GymnasiumEnvironments:
             single.close()
 
     def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> HostEnvironment:
-        """Starts a vector environment; one for evaluation takes the place of training's where both cannot be."""
+        """Starts a vector environment; one for evaluation replaces training's for a while if only one can exist."""
         vector = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
         one = functools.partial(lane, self._one) if self._options.vectorization == "sync" else self._lane
         make = functools.partial(self._running, vector[self._options.vectorization], one, num_lanes)
@@ -105,7 +105,7 @@ class GymnasiumEnvironments:
         return self._turns.train(make, num_lanes, seed)
 
     def render(self, seed: int) -> GymnasiumEnvironment:
-        """One lane that has `frame()`.
+        """Makes one lane that has `frame()`.
 
         Raises:
           ValueError: for an environment of one's own that knows no `render_mode` "rgb_array".
@@ -125,25 +125,25 @@ class GymnasiumEnvironments:
         return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def _running(self, vector: Any, one: Callable[[], Any], num_lanes: int, seed: int) -> GymnasiumEnvironment:
-        # Not a copy of what is copied anyway (`GymnasiumEnvironment.recv`).
+        # No copy of the observations, because `GymnasiumEnvironment.recv` copies them.
         # By default processes are forks of this one, which has threads: JAX's, and others that may hold a lock.
         spawned: dict[str, Any] = {"context": "spawn"} if vector is gymnasium.vector.AsyncVectorEnv else {}
         mode = gymnasium.vector.AutoresetMode.NEXT_STEP
         if spawned:
             multiprocessing.resource_tracker.ensure_running()  # the first one would undo what is blocked
-        begun: list[gymnasium.Env] = []
+        made: list[gymnasium.Env] = []
 
-        def here() -> gymnasium.Env:
-            begun.append(one())
-            return begun[-1]
+        def make_one() -> gymnasium.Env:
+            made.append(one())
+            return made[-1]
 
         try:
             with interrupts_blocked():
-                made = [one if spawned else here] * num_lanes
-                lanes = vector(made, copy=False, autoreset_mode=mode, **spawned)
+                makers = [one if spawned else make_one] * num_lanes
+                lanes = vector(makers, copy=False, autoreset_mode=mode, **spawned)
         except (EOFError, ConnectionError) as error:
             if not spawned:
-                _close(begun)
+                _close(made)
                 raise
             script = getattr(sys.modules.get("__main__"), "__file__", "the script")
             raise RuntimeError(
@@ -151,32 +151,32 @@ class GymnasiumEnvironments:
             ) from error
         except (TypeError, pickle.PicklingError) as error:
             if not spawned or "pickle" not in str(error):
-                _close(begun)
+                _close(made)
                 raise
             raise TypeError(
                 f"{self.spec.name} cannot be sent to the process of a lane ({error}); use a class or function that "
                 'makes all of it there, or vectorization="sync".'
             ) from error
         except BaseException:
-            _close(begun)
+            _close(made)
             raise
-        if len({id(made.unwrapped) for made in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
+        if len({id(lane.unwrapped) for lane in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
             lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
-        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._notice)
+        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._warn_once)
 
-    def _notice(self, lanes: Any, observation: Any, info: Mapping[str, Any]) -> None:
-        """Says, of the first lanes, what of them goes unseen: a mask of actions, and that they play one episode."""
-        if self._noticed:
+    def _warn_once(self, lanes: Any, observation: Any, info: Mapping[str, Any]) -> None:
+        """Warns once of a mask of actions that agents do not see, and of lanes that all play the same episode."""
+        if self._has_warned:
             return
-        self._noticed = True
-        here = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
-        if mask := gymnasium_state.unseen_mask(lanes.single_observation_space, info, lanes.envs[0] if here else None):
+        self._has_warned = True
+        local = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
+        if mask := gymnasium_state.unseen_mask(lanes.single_observation_space, info, lanes.envs[0] if local else None):
             note(
                 f"{self.spec.name} has {mask}, at which no agent looks; as action_mask in a Dict of observations some "
                 "honour it."
             )
-        states = [gymnasium_state.generators(lane) for lane in lanes.envs] if here else lanes.call("generators")
+        states = [gymnasium_state.generators(lane) for lane in lanes.envs] if local else lanes.call("generators")
         if name := gymnasium_state.shared_generator(states, observation):
             note(
                 f"all {len(states)} lanes of {self.spec.name} begin alike, for {name} is the same in each, whatever "
@@ -184,11 +184,11 @@ class GymnasiumEnvironments:
             )
 
     def _lane(self) -> gymnasium.Env:
-        """One environment, for a process of its own."""
+        """Makes one environment, for a process of its own."""
         return gymnasium_processes.Lane(lane(self._one))
 
     def _one(self, **more: Any) -> gymnasium.Env:
-        """One environment, unbatched."""
+        """Makes one environment, unbatched."""
         source, limit = self._source, self._options.max_episode_steps
         if isinstance(source, str):
             arguments: dict[str, Any] = self._settings | ({"max_episode_steps": limit} if limit else {}) | more
@@ -196,18 +196,18 @@ class GymnasiumEnvironments:
                 return gymnasium.make(source, **arguments)
             except (gymnasium.error.Error, ImportError, TypeError) as error:
                 raise ValueError(f"Gymnasium cannot make {source!r}: {str(error).rstrip('.')}.") from None
-        made = _copied(source) if isinstance(source, gymnasium.Env) else source(**self._settings, **more)
+        made = _copy(source) if isinstance(source, gymnasium.Env) else source(**self._settings, **more)
         return gymnasium.wrappers.TimeLimit(made, limit) if limit else made
 
 
 def _close(environments: Sequence[gymnasium.Env]) -> None:
-    """Closes the lanes that there are already where another one cannot be made."""
+    """Closes the lanes made so far when another one cannot be made."""
     for environment in environments:
         with contextlib.suppress(Exception):
             environment.close()
 
 
-def _copied(source: gymnasium.Env) -> gymnasium.Env:
+def _copy(source: gymnasium.Env) -> gymnasium.Env:
     try:
         return copy.deepcopy(source)
     except Exception as error:
@@ -219,7 +219,7 @@ def _copied(source: gymnasium.Env) -> gymnasium.Env:
 
 
 def _time_limit(environment: gymnasium.Env) -> int | None:
-    """After how many steps an environment truncates, where a wrapper or its registration says so."""
+    """Returns the number of steps after which an environment truncates, by its registration or a wrapper; else None."""
     if environment.spec is not None and environment.spec.max_episode_steps:
         return environment.spec.max_episode_steps
     while isinstance(environment, gymnasium.Wrapper):
@@ -232,8 +232,10 @@ def _time_limit(environment: gymnasium.Env) -> int | None:
 class GymnasiumEnvironment:
     """A running vector environment (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, notice: Callable[[Any, Any, Any], None]):
-        self._vector, self.spec, self._seed, self._notice = vector, spec, seed, notice
+    def __init__(
+        self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, warn_once: Callable[[Any, Any, Any], None]
+    ):
+        self._vector, self.spec, self._seed, self._warn_once = vector, spec, seed, warn_once
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
         self._given = actions_for(vector.single_action_space, spec.action_space)
@@ -243,8 +245,8 @@ class GymnasiumEnvironment:
     def recv(self) -> tuple[np.ndarray, HostStep]:
         if self._actions is None:
             observation, info = self._vector.reset(seed=[self._seed + int(i) for i in self._lanes])
-            with contextlib.suppress(Exception):  # it asks objects of others, and only to say a line
-                self._notice(self._vector, observation, info)
+            with contextlib.suppress(Exception):  # it inspects foreign objects, only for a hint
+                self._warn_once(self._vector, observation, info)
             reward, terminated, truncated = np.zeros(len(self._lanes), np.float32), self._last, self._last
             first = ~self._last
             if found := outside(observation, self._vector.single_observation_space):
@@ -257,11 +259,11 @@ class GymnasiumEnvironment:
         self._last = terminated | truncated
         metrics = self._measure(info, first) if self.spec.metrics else None
         # The vector environment writes its next observations into the same arrays.
-        observation = gate.seen(observation, self.spec.observation_space, first.shape, copy=True)
+        observation = gate.to_agent(observation, self.spec.observation_space, first.shape, copy=True)
         return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, metrics=metrics)
 
     def _measure(self, info: dict[str, Any], first: np.ndarray) -> np.ndarray:
-        """The metrics [M, B] of this episode so far."""
+        """Returns the metrics [M, B] of this episode so far."""
         now = np.stack([_numbers(info, name, len(first)) for name in self.spec.metrics])
         self._metrics = np.where(first, 0.0, self._metrics + now)
         return self._metrics
@@ -274,30 +276,30 @@ class GymnasiumEnvironment:
         return self._vector.render_mode
 
     def frame(self) -> np.ndarray:
-        """Lane 0 as a picture, uint8 [H, W, 3], where the environments were made for it."""
+        """Returns lane 0 as a picture, uint8 [H, W, 3], if the environment was made by `render`."""
         try:
             return self._vector.render()[0]
         except gymnasium.error.Error as error:  # mostly a package that is missing, with how to install it
             raise ValueError(f"{self.spec.name} cannot be rendered: {str(error).rstrip('.')}.") from None
         except Exception as error:  # of a library that draws, which may be anything
-            said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+            reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")
             hint = "; without a display, set MUJOCO_GL=egl (docs/environments.md)" if "mujoco" in sys.modules else ""
-            raise ValueError(f"{self.spec.name} cannot be rendered: {type(error).__name__}: {said}{hint}.") from error
+            raise ValueError(f"{self.spec.name} cannot be rendered: {type(error).__name__}: {reason}{hint}.") from error
 
     def close(self) -> None:
         self._vector.close()
 
 
 def _numbers(info: dict[str, Any], name: str, num_lanes: int) -> np.ndarray:
-    """What the lanes [B] say of a metric.
+    """Returns the lanes' values of a metric, float64 [B].
 
     Raises:
-      ValueError: where it is no number.
+      ValueError: if one is no number.
     """
     if name not in info:
         return np.zeros(num_lanes)
     try:
-        # Lanes that say nothing have None among objects, and 0 among numbers.
+        # A lane without the key has None in an array of objects, and 0 in one of numbers.
         return np.asarray([0.0 if value is None else float(value) for value in info[name]])
     except (TypeError, ValueError):
         raise ValueError(f"info[{name!r}] holds {info[name]!r}, which are no numbers; metrics need them.") from None

@@ -1,4 +1,4 @@
-"""Whether one environment keeps Gymnasium's interface: mistakes of one's own get a name, a method and a remedy."""
+"""Checks that an environment keeps Gymnasium's interface; errors name the class, the method and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from podracer.environments.gymnasium_spaces import outside
 
 STEPS = 3
-"""Steps that are played to see what an environment returns."""
+"""Steps that a check plays."""
 
 
 def check_spaces(environment: gymnasium.Env) -> None:
@@ -39,8 +39,8 @@ class InterfaceError(TypeError):
 def check_play(environment: gymnasium.Env) -> None:
     """Plays a few steps and checks what `reset` and `step` return; what they raise themselves passes through.
 
-    What the agent meets is checked, after all wrappers. Where that fails, the environment inside is looked at too, so
-    that the first to blame is blamed.
+    The whole environment is checked, after all wrappers. If that fails, the innermost one is checked too, so that the
+    error names the layer with the mistake.
 
     Raises:
       TypeError: naming the method, what it returned and what was expected.

@@ -1,4 +1,4 @@
-"""One lane of a vector environment of Gymnasium: what its environment returns has the types that arrays need."""
+"""One lane of a vector environment of Gymnasium, whose results have the types that arrays need."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NUMBERS = frozenset({bool, int, float, np.bool_, np.float32, np.float64, np.int6
 
 
 def lane(make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    """An environment as a lane."""
+    """Wraps an environment as a lane."""
     return _Lane(make())
 
 
 class _Lane(gymnasium.Wrapper):
-    """Rewards and ends in arrays of one number are numbers, and what has another shape than before is refused by name.
+    """Turns rewards and ends in arrays of one number into numbers, and refuses observations of other shapes by name.
 
     Raises:
       InterfaceError: for a result that the vector environment could not hold.
@@ -29,7 +29,7 @@ class _Lane(gymnasium.Wrapper):
     def __init__(self, environment: gymnasium.Env):
         super().__init__(environment)
         self._space, self._name = environment.observation_space, type(environment.unwrapped).__name__
-        self._fits = _fitting(self._space)
+        self._fits = _fits_space(self._space)
 
     @property
     def spec(self) -> Any:
@@ -55,12 +55,12 @@ class _Lane(gymnasium.Wrapper):
         return observation, *(np.asarray(number).item() for number in numbers), info
 
 
-def _fitting(space: gymnasium.Space) -> Callable[[Any], bool]:
+def _fits_space(space: gymnasium.Space) -> Callable[[Any], bool]:
     """Makes a quick test: an observation, or each array of a `Dict`, has the shape of its space."""
     if isinstance(space, gymnasium.spaces.Dict):
-        items = {key: _fitting(item) for key, item in space.spaces.items()}
-        return lambda shown: (
-            type(shown) is dict and all(key in shown and fits(shown[key]) for key, fits in items.items())
+        items = {key: _fits_space(item) for key, item in space.spaces.items()}
+        return lambda value: (
+            type(value) is dict and all(key in value and fits(value[key]) for key, fits in items.items())
         )
     shape = space.shape
-    return lambda shown: getattr(shown, "shape", ()) == shape
+    return lambda value: getattr(value, "shape", ()) == shape

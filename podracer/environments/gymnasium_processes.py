@@ -1,4 +1,4 @@
-"""Lanes in processes of their own: the text of their errors, and the script that begins them."""
+"""Lanes in processes of their own: their errors, and a check of the script that starts them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ GUARD = (
 
 
 class LaneError(RuntimeError):
-    """An environment failed in its process; the message says with what and where."""
+    """An environment failed in its process; the message has the error and its line."""
 
 
 class Lane(gymnasium.Wrapper):
-    """An environment whose errors say where they were raised: their tracebacks stay in their process."""
+    """An environment whose errors name the line that raised them, because tracebacks do not leave their process."""
 
     def generators(self) -> dict[str, str]:
-        """The states of its random generators (see `gymnasium_state.generators`)."""
+        """Returns the states of its random generators (see `gymnasium_state.generators`)."""
         return gymnasium_state.generators(self.env)
 
     def reset(self, **arguments: Any) -> Any:
-        return self._told(self.env.reset, **arguments)
+        return self._call(self.env.reset, **arguments)
 
     def step(self, action: Any) -> Any:
-        return self._told(self.env.step, action)
+        return self._call(self.env.step, action)
 
-    def _told(self, function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         try:
             return function(*args, **arguments)
         except Exception as error:
@@ -45,10 +45,10 @@ class Lane(gymnasium.Wrapper):
 
 
 def require_guard() -> None:
-    """Checks that the script that runs can be imported by processes.
+    """Checks that processes can import the running script.
 
     Raises:
-      ValueError: where it has no `if __name__ == "__main__"`, and so each of them would begin as this one did.
+      ValueError: if it has no `if __name__ == "__main__"`, so that each process would start training again.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None:  # a notebook, or a shell: nothing is imported

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces, which EnvPool shares, as the library's, and actions as such environments take them."""
+"""Converts spaces of Gymnasium, which EnvPool shares, and actions for such environments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from podracer import spaces
 from podracer.environments import gate
 
-# Bounds in float64 are what many environments have; that they become float32 is no news. Set once, for changing
-# filters while threads run is not safe.
+# Many environments have bounds in float64, which become float32. Set once, because changing filters while threads run
+# is not safe.
 warnings.filterwarnings("ignore", message=".*Box (low|high)'s precision lowered")
 
 ARRAYS = (
@@ -26,17 +26,17 @@ ARRAYS = (
 
 INT32 = np.iinfo(np.int32)
 MOST_CHOICES = 1024
-"""Whole numbers of a Box that are taken for choices: each is an output of a network."""
+"""The largest number of values of a Box of integers that become choices, each an output of a network."""
 
 ROUNDING = 1e-5
 """The share of its bounds by which a float may exceed them."""
 
 
 def observation_space(space: Any, name: str) -> spaces.Space:
-    """The library's form of an observation space of Gymnasium.
+    """Converts an observation space of Gymnasium.
 
     Raises:
-      ValueError: naming a space that has none.
+      ValueError: for a space that is not supported.
     """
     if isinstance(space, gymnasium.spaces.Dict):
         return spaces.Dict({key: observation_space(item, f"{name}[{key!r}]") for key, item in space.items()})
@@ -56,7 +56,7 @@ def observation_space(space: Any, name: str) -> spaces.Space:
 
 
 def _numbers(space: Any, name: str) -> tuple[Any, Any, np.dtype]:
-    """The smallest bound of a Box, the largest, and the dtype in which its numbers are shown."""
+    """Returns the smallest bound of a Box, the largest, and the dtype of observations."""
     low, high, dtype = np.min(space.low).item(), np.max(space.high).item(), np.dtype(space.dtype)
     if dtype.kind == "b":
         return 0, 1, np.dtype(np.int8)
@@ -76,7 +76,7 @@ def _numbers(space: Any, name: str) -> tuple[Any, Any, np.dtype]:
 
 
 def _image_shape(space: Any) -> tuple[int, ...]:
-    """Images [C, H, W] are [H, W, C] here, and single grey ones [H, W]."""
+    """Returns the shape with channels last: [H, W, C] for images [C, H, W], or [H, W] for one channel."""
     most = gate.MOST_CHANNELS
     if space.dtype != np.uint8 or len(space.shape) != 3 or space.shape[0] > most or space.shape[2] <= most:
         return space.shape
@@ -85,10 +85,10 @@ def _image_shape(space: Any) -> tuple[int, ...]:
 
 
 def action_space(space: Any, name: str) -> spaces.Space:
-    """The library's form of an action space of Gymnasium.
+    """Converts an action space of Gymnasium.
 
     Raises:
-      ValueError: naming a space that has none.
+      ValueError: for a space that is not supported.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         return spaces.Discrete(int(space.n), int(space.start))
@@ -112,32 +112,32 @@ def action_space(space: Any, name: str) -> spaces.Space:
 
 
 def actions_for(space: Any, own: Any) -> Callable[[Any], np.ndarray]:
-    """A function that returns actions [B, ...] as NumPy, as an environment takes them.
+    """Makes a function from an agent's actions [B, ...] to an environment's, in NumPy.
 
-    It raises ValueError for a discrete action that the environment does not have.
+    It raises ValueError for a discrete action outside the space.
 
     Args:
       space: the environment's, of Gymnasium.
       own: `action_space` of it.
     """
     if isinstance(own, spaces.Discrete):
-        return lambda actions: gate.own_form(gate.choices(actions, own), own)
+        return lambda actions: gate.to_environment(gate.choices(actions, own), own)
     if isinstance(own, spaces.MultiDiscrete):
-        return lambda actions: gate.own_form(gate.choices(actions, own), own).astype(space.dtype)
+        return lambda actions: gate.to_environment(gate.choices(actions, own), own).astype(space.dtype)
     if space.dtype == own.dtype:
         return lambda actions: np.asarray(actions, own.dtype)
 
-    def clipped(actions: Any) -> np.ndarray:
+    def clip(actions: Any) -> np.ndarray:
         actions = np.asarray(actions, space.dtype)
         if actions.shape[1:] != space.shape:
             raise ValueError(f"actions have shape {actions.shape}, not {(*actions.shape[:1], *space.shape)}.")
         return np.clip(actions, space.low, space.high)
 
-    return clipped
+    return clip
 
 
 def outside(value: Any, space: Any, name: str = "observation") -> str:
-    """Names what lies outside its space in observations [..., *space.shape]; "" for nothing."""
+    """Describes the first number of observations [..., *space.shape] outside the space; "" for none."""
     if isinstance(space, gymnasium.spaces.Dict):
         found = (outside(value[key], item, f"{name}[{key!r}]") for key, item in space.spaces.items())
         return next(filter(None, found), "")
@@ -155,7 +155,7 @@ def outside(value: Any, space: Any, name: str = "observation") -> str:
 
 
 def _bounds(space: Any) -> tuple[Any, Any]:
-    """The smallest and largest values of a space, for floats with some room for rounding."""
+    """Returns the smallest and largest values of a space, for floats with some room for rounding."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return space.start, space.start + space.n - 1
     if isinstance(space, gymnasium.spaces.MultiDiscrete):

@@ -1,4 +1,4 @@
-"""State that lanes keep besides their episodes: statistics of what they saw, and random generators."""
+"""State that lanes have besides their episodes: running statistics of observations, and random generators."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import gymnasium
 import numpy as np
 
 STATISTICS = ("obs_rms", "observation_rms", "return_rms", "ret_rms", "reward_rms", "rew_rms")
-"""Names that running statistics have in Gymnasium and in libraries after it."""
+"""Names of running statistics in Gymnasium and similar libraries."""
 
 REMEDY = {
     "normalize_observations": "TransformObservation or RescaleObservation with fixed numbers",
     "normalize_rewards": "TransformReward with a fixed factor",
 }
-"""Settings of ppo that keep statistics in the policy, and what serves other agents."""
+"""Settings of ppo with statistics in the policy, and wrappers for other agents."""
 
 MASKS = ("action_mask", "action_masks", "legal_actions", "valid_actions", "available_actions", "avail_actions")
-"""Names of entries of `info`, and of methods, with which environments say which actions are legal."""
+"""Names of entries of `info`, and of methods, for masks of legal actions."""
 
 DEPTH, MOST = 3, 1000
 """Limits of the search for generators: levels below a layer, and objects of a layer."""
 
 
 def check_statistics(environment: gymnasium.Env, name: str) -> None:
-    """Checks that no layer of an environment learns from what it sees.
+    """Checks that no layer of an environment keeps running statistics.
 
     Raises:
       ValueError: naming one that does, and the agent's own setting: its statistics would begin anew in every lane and
@@ -46,7 +46,7 @@ def check_statistics(environment: gymnasium.Env, name: str) -> None:
 
 
 def layers(environment: Any) -> Iterator[Any]:
-    """The wrappers of an environment from the outermost on, and itself."""
+    """Yields the wrappers of an environment from the outermost on, and itself."""
     while isinstance(environment, gymnasium.Wrapper):
         yield environment
         environment = environment.env
@@ -58,25 +58,25 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _is_statistics(layer: Any, attribute: str, value: Any) -> bool:
-    """True for a running mean and variance; in what is no wrapper, by the attribute's name alone."""
+    """Returns True for a running mean and variance; outside wrappers, by the attribute's name alone."""
     if value is None or isinstance(value, bool | str):
         return False
     if attribute.lstrip("_") in STATISTICS:
         return True
     moments = getattr(value, "mean", None), getattr(value, "var", getattr(value, "std", None))
-    # Numbers, where a table or an array that is kept has methods.
+    # Numbers: a table or an array has methods of these names.
     described = not any(x is None or callable(x) for x in moments) and hasattr(value, "update")
     counted = any(hasattr(value, count) for count in ("count", "n", "_n", "num"))
     return isinstance(layer, gymnasium.Wrapper) and described and counted
 
 
 def _is_frozen(layer: Any) -> bool:
-    """True for a layer that says that it takes its statistics as they are."""
+    """Returns True for a layer that is set not to update its statistics."""
     return not getattr(layer, "update_running_mean", True) or not getattr(layer, "training", True)
 
 
 def unseen_mask(space: gymnasium.Space, info: Mapping[str, Any], lane: gymnasium.Env | None) -> str | None:
-    """The place of a mask of actions that is in no observation, in words, if there is one."""
+    """Describes the place of a mask of actions that is in no observation; None without one."""
     if isinstance(space, gymnasium.spaces.Dict) and not set(MASKS).isdisjoint(space.spaces):
         return None
     if name := next((name for name in MASKS if name in info), None):
@@ -86,11 +86,11 @@ def unseen_mask(space: gymnasium.Space, info: Mapping[str, Any], lane: gymnasium
 
 
 def shared_generator(states: Sequence[Mapping[str, str]], observation: Any) -> str | None:
-    """The name of a generator that lanes share which begin alike, if there is one.
+    """Names a generator with one state in all lanes, if their observations are equal too; None without one.
 
     Args:
-      states: of each lane, from `generators`, after a reset with a seed of its own.
-      observation: tree of [B, ...]; what they show.
+      states: states of each lane's `generators`, after a reset with a seed of its own.
+      observation: tree of [B, ...]; the lanes' first observations.
     """
     same = all(np.array_equal(x, np.broadcast_to(x[:1], x.shape)) for x in _arrays(observation))
     if not same or len(states) < 2:
@@ -107,7 +107,7 @@ def _arrays(tree: Any) -> Iterator[np.ndarray]:
 
 
 def generators(environment: gymnasium.Env) -> dict[str, str]:
-    """The states of the random generators in an environment, in its wrappers and in what these hold, by name."""
+    """Returns the states of the random generators in an environment, its wrappers and their attributes, by name."""
     found: dict[str, str] = {}
     for layer in layers(environment):
         _search(layer, type(layer).__name__, DEPTH, found, set())
@@ -128,7 +128,7 @@ def _search(thing: Any, name: str, depth: int, found: dict[str, str], seen: set[
 
 
 def _state(thing: Any) -> str | None:
-    """The state of a random generator of NumPy, Python or PyTorch, or a key of JAX; None of what is none of these."""
+    """Returns the state of a generator of NumPy, Python or PyTorch, or of a key of JAX; None for other objects."""
     if isinstance(thing, np.random.Generator):
         return repr(thing.bit_generator.state)
     if isinstance(thing, np.random.RandomState):

@@ -1,4 +1,4 @@
-"""Environments of which only one may exist, as of a simulator that has a port: evaluation and training take turns."""
+"""Turns of training and evaluation, for environments of which only one can exist, such as a simulator with a port."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from podracer.types import EnvSpec, HostEnvironment, HostStep
 
 
 class Turns:
-    """Makes lanes for training, and lanes for evaluation, for which those are closed where both cannot be."""
+    """Makes lanes for training and for evaluation; if both cannot exist, training's close during evaluation."""
 
     def __init__(self):
         self._training: list[_Training] = []
-        self._said = False
+        self._has_noted = False
 
     def __reduce__(self) -> Any:
         return Turns, ()  # lanes stay in their process
 
     def train(self, make: Callable[[int], HostEnvironment], num_lanes: int, seed: int) -> HostEnvironment:
-        """Lanes that give way to an evaluation; `make(seed)` makes them."""
+        """Makes lanes that an evaluation may replace for a while; `make(seed)` makes them."""
         self._training = [lanes for lanes in self._training if not lanes.closed]
         lanes = _Training(make, num_lanes, seed)
         self._training.append(lanes)
         return lanes
 
     def evaluate(self, make: Callable[[], HostEnvironment]) -> HostEnvironment:
-        """Lanes for an evaluation: tried first beside those of training, then in their place."""
+        """Makes lanes for an evaluation: first beside those of training, then in their place."""
         try:
             return make()
         except Exception as error:
             training = [lanes for lanes in self._training if not lanes.closed]
-            made = self._instead(training, make)
+            made = self._replace(training, make)
             if made is None:
                 raise
-            if not self._said:
-                self._said = True
+            if not self._has_noted:
+                self._has_noted = True
                 note(
                     f"{made.spec.name} cannot be made twice ({type(error).__name__}: {error}): for every evaluation "
                     "training's is closed and its episode broken off."
@@ -48,8 +48,8 @@ class Turns:
             return made
 
     @staticmethod
-    def _instead(training: list[_Training], make: Callable[[], HostEnvironment]) -> HostEnvironment | None:
-        """Lanes that `make` makes once those of training are closed, or None where that is no use."""
+    def _replace(training: list[_Training], make: Callable[[], HostEnvironment]) -> HostEnvironment | None:
+        """Closes the lanes of training and calls `make`; None if that fails too."""
         for lanes in training:
             lanes.lend()
         try:
@@ -61,7 +61,7 @@ class Turns:
 
 
 class _Training:
-    """Lanes of training, which are closed while they are lent, and then made anew: a break in their streams."""
+    """Lanes of training; an evaluation closes them, and afterwards they are made anew: a break in their streams."""
 
     def __init__(self, make: Callable[[int], HostEnvironment], num_lanes: int, seed: int):
         self._make, self._num_lanes, self._seed = make, num_lanes, seed
@@ -79,7 +79,7 @@ class _Training:
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
         running = self._running
-        if running is not None:  # or there is nobody to act any more
+        if running is not None:  # None if an evaluation closed them: their action is lost
             running.send(lanes, actions)
 
     def lend(self) -> None:
@@ -87,7 +87,7 @@ class _Training:
         self._turn.acquire()
         running, self._running = self._running, None
         if running is not None:
-            with contextlib.suppress(Exception):  # the turn is given all the same
+            with contextlib.suppress(Exception):  # the evaluation can begin even so
                 running.close()
 
     def take_back(self) -> None:
@@ -101,14 +101,14 @@ class _Training:
 
 
 class _Evaluation:
-    """Lanes of an evaluation, in the place of others."""
+    """Lanes of an evaluation that replace those of training until it closes."""
 
-    def __init__(self, running: HostEnvironment, instead: list[_Training]):
-        self._running, self._instead = running, instead
+    def __init__(self, running: HostEnvironment, replaced: list[_Training]):
+        self._running, self._replaced = running, replaced
         self.spec, self.recv, self.send = running.spec, running.recv, running.send
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
-            for lanes in self._instead:
+            for lanes in self._replaced:
                 stack.callback(lanes.take_back)
             self._running.close()

@@ -1,4 +1,4 @@
-"""Code of one's own that a run names: where it is imported from, and consent before it runs.
+"""Imports of user code that a run names, and consent before it runs.
 
 A run directory may come from anybody. To evaluate its policy, the module of its environment is imported, and so run.
 """
@@ -15,7 +15,7 @@ from podracer import environments
 
 
 def import_path(thing: Any) -> str | None:
-    """The `module:name` that a class or function is imported by, or None where there is none, as of a lambda."""
+    """Returns the `module:name` that imports a class or function, or None without one, as for a lambda."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not module or not name or module == "__main__":
         return None
@@ -23,15 +23,15 @@ def import_path(thing: Any) -> str | None:
 
 
 def check_name(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool) -> None:
-    """Asks for consent, where the environment's name has a module that is not imported yet.
+    """Asks for consent if the environment's name has a module that is not imported yet.
 
     Args:
-      directory: of the run.
+      directory: the run's directory.
       stored: its description.
-      trust: whether consent is given.
+      trust: True gives consent.
 
     Raises:
-      ValueError: where it is missing.
+      ValueError: without consent.
     """
     module = environments.module_of(stored["env"])
     if module and not trust and module not in sys.modules:
@@ -42,10 +42,10 @@ def check_name(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool) 
 
 
 def restored(directory: pathlib.Path, stored: Mapping[str, Any], part: str, trust: bool) -> Any:
-    """A part of a run that was given as an object, where it can be imported again.
+    """Imports a part of a run that was given as an object.
 
     Raises:
-      ValueError: where it cannot, or without consent.
+      ValueError: if it cannot be imported, or without consent.
     """
     path = stored.get("imports", {}).get(part)
     if path is None:

@@ -1,4 +1,4 @@
-"""Seeds of host environments: every lane of every use of every run has its own."""
+"""Seeds of host environments, distinct for every run, use and lane."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Use = Literal["training", "evaluation"]
 
 
 def first_seed(seed: int, use: Use, restart: int = 0) -> int:
-    """The seed of lane 0; lane i adds i (global index, below 2**30), so seeds stay below 2**31.
+    """Computes the seed of lane 0; lane i adds i (global index, below 2**30), so seeds stay below 2**31.
 
     Args:
-      seed: of the run.
-      use: training and evaluation see different episodes.
-      restart: a resumed run whose environments could not be saved must not see its first episodes again.
+      seed: the run's seed.
+      use: training and evaluation get different episodes.
+      restart: number of times that a run was resumed without its environments' state, so that it gets new episodes.
     """
     return int(np.random.SeedSequence([seed, use == "evaluation", restart]).generate_state(1)[0] % 2**30)

@@ -279,7 +279,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
     if spec.batch_size % num_shards:
         raise ValueError(f"batch_size={spec.batch_size} is not divisible by the {num_shards} shards.")
     group, n, lanes = spec.group, spec.batch_size // num_shards, plan.lanes * num_shards
-    starts = lanes * plan.starts  # sequences that a rollout adds
+    starts = lanes * plan.starts_per_rollout  # sequences that a rollout adds
     ratio = fractions.Fraction(spec.ratio).limit_denominator(10_000)
     if ratio <= 0:
         raise ValueError(

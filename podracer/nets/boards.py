@@ -19,13 +19,13 @@ from podracer.types import ArrayTree, EnvSpec
 def make_board(
     spec: EnvSpec, *, hidden_sizes: Sequence[int] = (128, 128), blocks: int = 0, channels: int = 64, head_size: int = 64
 ) -> Network:
-    """Policy logits [T, B, A] and values [T, B], in [-1, 1], of observations with a `board`; they see nothing else.
+    """Makes a network from the `board` of observations to policy logits [T, B, A] and values [T, B] in [-1, 1].
 
     Args:
-      spec: of a game.
-      hidden_sizes: of the dense layers, where there is no tower.
-      blocks: of two convolutions each in a tower; 0 for none.
-      channels: of the tower.
+      spec: a game's.
+      hidden_sizes: sizes of the dense layers, without a tower.
+      blocks: residual blocks of two convolutions each in the tower; 0 for no tower.
+      channels: channels of the tower.
       head_size: units of a dense layer between the tower and both heads.
     """
     tower = (blocks, channels, head_size) if blocks else ()
@@ -39,8 +39,8 @@ def make_board(
         observation: Any = inputs.observation
         board = observation["board"]
         T, B = board.shape[:2]
-        said: Any = module.apply(params, board.reshape(T * B, *board.shape[2:]))
-        logits, value = said
+        outputs: Any = module.apply(params, board.reshape(T * B, *board.shape[2:]))
+        logits, value = outputs
         return logits.reshape(T, B, -1), value.reshape(T, B), state
 
     return Network(init, apply, lambda num_lanes: ())

@@ -19,14 +19,14 @@ from podracer.nets.layers import Dense, LayerNorm, Weights, bias_initializer, in
 
 @dataclasses.dataclass(frozen=True)
 class ConvNetSpec:
-    """Layers as (features, kernel, stride), and the units of the dense layer behind them, 0 for none."""
+    """Layers as (features, kernel, stride), and the units of the dense layer after them, 0 for none."""
 
     layers: tuple[tuple[int, int, int], ...]
     dense: int
 
     @property
     def least_side(self) -> int:
-        """Pixels of the smallest square image that leaves one pixel behind the last layer."""
+        """Pixels of the smallest square image that leaves one pixel after the last layer."""
         side = 1
         for _, kernel, stride in reversed(self.layers):
             side = (side - 1) * stride + kernel
@@ -172,7 +172,7 @@ def _kernel_in_blocks(weights: jax.Array, stride: int) -> jax.Array:
 
 
 def _fit(x: jax.Array, height: int, width: int, start: int) -> jax.Array:
-    """`x` with `height` and `width` elements along the axes `start` and `start + 1`: cut, or with zeros behind."""
+    """Cuts or pads `x` with zeros to `height` and `width` elements along the axes `start` and `start + 1`."""
     for axis, size in ((start, height), (start + 1, width)):
         x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
         x = jnp.pad(x, [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)])
@@ -234,7 +234,7 @@ def _pool_backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array]:
     part = lambda i, j: jnp.where(which == 3 * i + j, cotangent, jnp.zeros((), cotangent.dtype))  # noqa: E731
 
     def later(x: jax.Array, axis: int) -> jax.Array:
-        """For the window before, whose third row or column is this one's first."""
+        """Shifts to the next window, whose first row or column is the third of this one."""
         pads = [(1, 0) if i == axis else (0, 0) for i in range(x.ndim)]
         return lax.slice_in_dim(jnp.pad(x, pads), 0, x.shape[axis], axis=axis)
 

@@ -15,8 +15,8 @@ from podracer import topology
 from podracer.types import ArrayTree
 
 Weights = float | Literal["he", "uniform"] | None
-"""How weights begin: orthogonal times a number (in convolutions LeCun's normal ones), He's normal ones for "he",
-Glorot's uniform ones for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
+"""The initialiser of weights: orthogonal times a number (in convolutions LeCun's normal one), He's normal one for "he",
+Glorot's uniform one for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
 
 
 def orthogonal(scale: float) -> Callable[..., jax.Array]:
@@ -231,7 +231,7 @@ class LSTM(nn.Module):
 
 
 class LSTMCell(nn.Module):
-    """One step of an LSTM, without resets: x [N, F] and its state (h, c), [N, size] each, to the state behind it."""
+    """One step of an LSTM, without resets: x [N, F] and its state (h, c), [N, size] each, to the next state."""
 
     size: int
 
@@ -243,7 +243,7 @@ class LSTMCell(nn.Module):
 
 
 def _after_gates(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """h and c behind the gates [N, 4 size]; forget gates begin half open."""
+    """Computes h and c from the gates [N, 4 size]; forget gates have a bias of 1."""
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     c = nn.sigmoid(f + 1.0) * c + nn.sigmoid(i) * jnp.tanh(g)
     return nn.sigmoid(o) * jnp.tanh(c), c

@@ -63,7 +63,7 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
 
     def stacked(bound: Any) -> Any:
-        """As `_stack` does: of images all channels of a frame, and then the next frame's."""
+        """Stacks bounds like `_stack`: of images all channels of a frame, and then the next frame's."""
         if not np.ndim(bound):
             return bound
         frames = [np.asarray(bound)] * frame_stack
@@ -161,8 +161,8 @@ def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) ->
         for back in reversed(range(n))
     ]
     # A program exported for any number of lanes cannot hold the bytes: their shape is not refined (jax 0.10).
-    known = not any(map(jax_export.is_symbolic_dim, line.shape))
-    stacks = _bytes_side_by_side(each) if known and n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
+    static = not any(map(jax_export.is_symbolic_dim, line.shape))
+    stacks = _bytes_side_by_side(each) if static and n == 4 and line.dtype == jnp.uint8 else jnp.stack(each, axis=-1)
     return stacks, jnp.moveaxis(stacks[-1][..., 1:], -1, 1)
 
 

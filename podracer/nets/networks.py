@@ -28,18 +28,18 @@ from podracer.types import ArrayTree, EnvSpec
 Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
-"""What torsos compute in. Parameters, recurrent cores, heads and losses are float32 in either case."""
+"""The dtype of torsos. Parameters, recurrent cores, heads and losses are float32 in either case."""
 
 FEW = 32
-"""Arrays of bytes below this are taken for codes, such as MiniGrid's kinds of objects."""
+"""Arrays of bytes below this are codes, such as MiniGrid's kinds of objects."""
 
 
 class Inputs(NamedTuple):
-    """What a network sees, [T, B, ...].
+    """The inputs of a network, [T, B, ...].
 
     Attributes:
       observation: tree of arrays.
-      reward: float32; what arrived with the observation.
+      reward: float32; of the transition into the row.
       first: bool; recurrent state resets before these rows.
       previous_action: the action that led here (ignored on first rows), or () for feed-forward networks.
     """
@@ -70,7 +70,7 @@ class Network(NamedTuple):
 
     @property
     def recurrent(self) -> bool:
-        """Whether rows depend on earlier rows."""
+        """True if rows depend on earlier rows."""
         return bool(jax.tree.leaves(jax.eval_shape(lambda: self.start(1))))
 
 
@@ -110,7 +110,7 @@ def make(
     lstm_size: int = 0,
     compute_dtype: ComputeDtype = "float32",
 ) -> Network:
-    """The standard network for an environment: torso, optional LSTM, a policy head and a value head.
+    """Makes the standard network for an environment: torso, optional LSTM, a policy head and a value head.
 
     Args:
       spec: of the environment.
@@ -120,7 +120,7 @@ def make(
         least 36x36 and "mlp" for all else.
       hidden_sizes: of the MLP.
       activation: of the MLP.
-      separate: whether policy and value have a torso each.
+      separate: True gives policy and value a torso each.
       lstm_size: units of an LSTM after the torso, fed with the previous action (one-hot) and reward too; 0 for none.
       compute_dtype: "bfloat16" halves a torso's activations, and what its layers read and write, on accelerators; on
         CPU it is slower. Products of float32 are of lower precision there anyway, whose default (TF32 on GPU, bfloat16
@@ -154,7 +154,7 @@ def make_q(
     noise: float = 0.0,
     init: Literal["glorot", "uniform"] = "glorot",
 ) -> Network:
-    """A network of action values, or of K numbers for each action: torso, optional LSTM and head.
+    """Makes a network of action values, or of K numbers for each action: torso, optional LSTM and head.
 
     Args:
       spec: of the environment; its actions are discrete.
@@ -164,13 +164,12 @@ def make_q(
       lstm_size: as in `make`.
       head_size: units of a hidden layer of each head, 0 for none.
       compute_dtype: as in `make`.
-      dueling: whether heads for the state's value and the actions' advantages make up the action values (Wang et al.
-        2016), or one head is all.
-      norm: whether `layers.LayerNorm` follows each layer of the torso, whose weights are then He's normal ones (Gallici
-        et al. 2024).
-      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. Where K > 1 the network's values are
-        0: what such numbers are worth is the agent's.
-      noise: sigma_0 of the heads' layers, which `perturb` makes noisy; 0 for plain layers.
+      dueling: True computes action values from a state value and advantages, by a head each (Wang et al. 2016); False
+        has one head.
+      norm: True puts `layers.LayerNorm` after each layer of the torso, with He's normal weights (Gallici et al. 2024).
+      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
+        because only the agent knows the values that such numbers encode.
+      noise: sigma_0 of the heads' layers, for `perturb`; 0 for plain layers.
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
 
     Raises:
@@ -192,7 +191,7 @@ def make_q(
 
 
 def num_actions(spec: EnvSpec) -> int:
-    """A: how many action values there are.
+    """Returns A, the number of actions.
 
     Raises:
       ValueError: for actions that are not discrete.
@@ -216,12 +215,12 @@ def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:
 
 
 def is_image(space: spaces.Space) -> bool:
-    """Whether observations are images, uint8 [H, W] or [H, W, C]."""
+    """Returns True if observations are images, uint8 [H, W] or [H, W, C]."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
 def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
-    """The torso that a setting means for an environment, frames stacked; see `make`.
+    """Chooses the torso of a setting for an environment, frames stacked; see `make`.
 
     Raises:
       ValueError: for a convolutional torso on observations that it cannot take.
@@ -242,7 +241,7 @@ def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
     """Checks that images of an environment are large enough for a torso of `CONVNETS`.
 
     Raises:
-      ValueError: where they are not, with a torso for which they are.
+      ValueError: if they are not; it names another torso.
     """
     least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
     if min(size) < least:
@@ -256,12 +255,12 @@ def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
 def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     """Flattens a value of a space into features [..., F], float32.
 
-    Choices become one-hot, and so do bytes below `FEW`: they are codes, not quantities. Other bytes are scaled to
-    [0, 1]. Members whose names begin with an underscore are for searches, and left out.
+    Choices become one-hot, and so do bytes below `FEW`, which are codes. Other bytes are scaled to [0, 1]. Members
+    whose names begin with an underscore are for searches, and left out.
     """
     if isinstance(space, spaces.Dict):
-        seen = [(name, item) for name, item in space.items if not name.startswith("_")]
-        return jnp.concatenate([encode(value[name], item, leading) for name, item in seen], axis=-1)
+        visible = [(name, item) for name, item in space.items if not name.startswith("_")]
+        return jnp.concatenate([encode(value[name], item, leading) for name, item in visible], axis=-1)
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(value, space.num_values)
     if isinstance(space, spaces.MultiDiscrete):
@@ -277,7 +276,7 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """What comes before the heads; see `make` and `make_q`. `scale` is that of `layers.Dense`."""
+    """The layers before the heads; see `make` and `make_q`. `scale` is that of `layers.Dense`."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -290,7 +289,7 @@ class Body:
     norm: bool = False
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
-        """[T, B, F] of the torso, float32, within a module's compact call."""
+        """Computes the torso, float32 [T, B, F], within a module's compact call."""
         dtype = jnp.dtype(self.compute_dtype)
         if self.torso == "mlp":
             features = encode(observation, self.observation_space, leading=2)
@@ -303,13 +302,13 @@ class Body:
         return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
-        """[T, B, lstm_size] of the LSTM and its state, within a module's compact call."""
+        """Computes the LSTM, float32 [T, B, lstm_size], and its state, within a module's compact call."""
         # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
-        keep = (~inputs.first).astype(jnp.float32)[..., None]
-        action = encode(inputs.previous_action, self.action_space, leading=2) * keep
-        joined = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
+        not_first = (~inputs.first).astype(jnp.float32)[..., None]
+        action = encode(inputs.previous_action, self.action_space, leading=2) * not_first
+        core_inputs = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
         scale = None if self.scale is None else 1.0
-        return LSTM(self.lstm_size, scale, name="core")(joined, inputs.first, state)
+        return LSTM(self.lstm_size, scale, name="core")(core_inputs, inputs.first, state)
 
 
 def _body(

@@ -1,4 +1,4 @@
-"""Noisy networks (Fortunato et al. 2018): parameters that are drawn anew for every use."""
+"""Noisy networks (Fortunato et al. 2018): parameters drawn anew for every use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podracer.types import ArrayTree
 
 
 def perturb(params: ArrayTree, key: jax.Array) -> ArrayTree:
-    """Parameters with noise in all layers that have a sigma (`layers.Dense`); others are as they were.
+    """Adds noise to the parameters of all layers that have a sigma (`layers.Dense`).
 
     Noise is factorised (equations 10 and 11): W + sigma f(e_in) f(e_out)' and b + sigma f(e_out), where e are standard
     normal numbers of a layer's inputs and outputs, and f(e) = sign(e) sqrt|e|. Gradients reach W, b and each sigma.

@@ -1,4 +1,4 @@
-"""What an agent needs of a network, checked by tracing it once, when the agent is made."""
+"""A check of users' networks, by tracing them once when an agent is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
 from podracer.types import ArrayTree, EnvSpec
 
 T, B = 2, 3
-"""Rows and lanes of the trace: different numbers, so that one is not taken for the other."""
+"""Rows and lanes of the trace: different numbers, so that mixed up axes show."""
 
 LIBRARIES = {
     "flax.linen": "nets.feed_forward(lambda key: module.init(key, observations), module.apply)",
@@ -21,22 +21,22 @@ LIBRARIES = {
     "equinox": "nets.feed_forward(init, apply), where init returns what eqx.partition finds and apply combines",
     "haiku": "nets.feed_forward(lambda key: net.init(key, observations), hk.without_apply_rng(net).apply)",
 }
-"""Where a class comes from, and how its networks become functions of parameters."""
+"""Network libraries, and the code that makes functions of parameters of their networks."""
 
 
 def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False, num_atoms: int = 1) -> None:
     """Checks a user's own network; nothing is compiled or run.
 
     Args:
-      network: what was given as one.
-      spec: what it sees, frames stacked (`stacked_spec`).
-      agent: the name of who needs it.
-      action_values: whether its outputs are values of actions; else they are those of a policy.
-      num_atoms: K, how many numbers stand for the value of an action.
+      network: the object to check.
+      spec: the environment's, frames stacked (`stacked_spec`).
+      agent: the agent's name.
+      action_values: True for a network of action values, False for one of a policy.
+      num_atoms: K, numbers for the value of an action.
 
     Raises:
-      NetworkError: for what is no `Network`, a function of it that cannot be traced, parameters that cannot be learnt,
-        or results of wrong shapes.
+      NetworkError: for an object that is no `Network`, a function that cannot be traced, parameters that cannot be
+        learnt, or results of wrong shapes.
       ValueError: for an action space that the agent does not have.
     """
     if not isinstance(network, Network):
@@ -79,7 +79,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
 
 
 def _outputs(spec: EnvSpec, action_values: bool, num_atoms: int) -> tuple[int, str]:
-    """How many outputs there must be, and what they are."""
+    """Returns the required number of outputs and their meaning."""
     space = spec.action_space
     if action_values:
         P = num_actions(spec)
@@ -100,7 +100,7 @@ def _brief(space: spaces.Space) -> str:
 
 
 def _no_network(network: Any) -> str:
-    """What to say of something that is no `Network`: most are modules of a network library."""
+    """Returns the message for an object that is no `Network`: most are modules of a network library."""
     cls = network if isinstance(network, type) else type(network)
     modules = [base.__module__ for base in cls.__mro__]
     library = next((name for name in LIBRARIES if any(f"{m}.".startswith(f"{name}.") for m in modules)), "")
@@ -109,7 +109,7 @@ def _no_network(network: Any) -> str:
 
 
 def _learnable(params: ArrayTree) -> ArrayTree:
-    """Parameters, if they are.
+    """Returns the parameters after checking that they can be learnt.
 
     Raises:
       NetworkError: naming the first leaf that cannot be learnt.
@@ -133,10 +133,10 @@ def _learnable(params: ArrayTree) -> ArrayTree:
 
 
 def _trace(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """The shapes of what a function of the network returns.
+    """Returns the shapes of the results of a function of the network.
 
     Raises:
-      NetworkError: where it fails, with the innermost line that is the user's own.
+      NetworkError: if it fails, with the innermost line that is the user's own.
     """
     try:
         return jax.eval_shape(function, *args)
@@ -155,5 +155,5 @@ def _types(tree: Any) -> Any:
 
 
 def _show(tree: Any) -> str:
-    """A tree with dtypes and shapes in the place of arrays."""
+    """Shows a tree with dtypes and shapes instead of arrays."""
     return str(jax.tree.map(lambda x: f"{x.dtype} [{', '.join(map(str, x.shape))}]", tree))

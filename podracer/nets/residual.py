@@ -10,7 +10,7 @@ from podracer.nets.layers import Dense, NormName, normalization
 
 
 def conv3x3(channels: int, stride: int = 1) -> Conv:
-    """A convolution in front of a norm, which brings a bias of its own."""
+    """Makes a convolution without bias, for a norm after it that has one."""
     return Conv(channels, 3, stride, "SAME", "he", bias=False)
 
 

@@ -1,9 +1,8 @@
-"""The replay: a ring of rollouts per lane (`ring`), and the priorities that are computed anew (`refresh`)."""
+"""The replay: a ring of rollouts per lane (`ring`), and sweeps that recompute priorities (`refresh`)."""
 
 from podracer.replay.ring import (
     BLOCK,
     LEAST_PRIORITY,
-    Layout,
     Ring,
     Sample,
     add,
@@ -11,15 +10,13 @@ from podracer.replay.ring import (
     changes,
     cut,
     gather,
-    generation_of,
     init,
-    layout,
-    mass_of,
-    num_sequences,
     sample,
+    scaled_priority,
     transitions_since,
     update,
 )
+from podracer.replay.shape import Layout, generation_of, layout, num_sequences
 
 __all__ = [
     "BLOCK",
@@ -35,9 +32,9 @@ __all__ = [
     "generation_of",
     "init",
     "layout",
-    "mass_of",
     "num_sequences",
     "sample",
+    "scaled_priority",
     "transitions_since",
     "update",
 ]

@@ -1,4 +1,4 @@
-"""Priority Refresh: sweeps over a replay that renew all priorities (Mei et al. 2023, SpeedyZero, section 4.3)."""
+"""Priority Refresh: sweeps over a replay that recompute all priorities (Mei et al. 2023, SpeedyZero, section 4.3)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from podracer import replay
 from podracer.types import ArrayTree, Replay, Trajectory
 
 SEGMENT = 64
-"""Rows of every lane whose priorities are renewed together."""
+"""Rows of every lane whose priorities are recomputed together."""
 
 
 def refresh(
-    plan: replay.Layout,
+    shape: replay.Layout,
     spec: Replay,
     ring: replay.Ring,
     counts: jax.Array,
@@ -26,47 +26,50 @@ def refresh(
     observations: ArrayTree,
     num_shards: int,
 ) -> replay.Ring:
-    """A part of a sweep over all rows, which gives each a new priority from one set of parameters; its end swaps them
-    in (Mei et al. 2023, SpeedyZero, section 4.3).
+    """Runs a part of a sweep, which recomputes the priorities of all rows from one set of parameters.
 
-    What was added since the sweep began keeps its first priority where the sweep has been, and is swept where it still
-    comes. Parts are of the ring's capacity: while it fills, the first ones do all there is, the last nothing.
+    The new priorities replace the old ones when the sweep ends (Mei et al. 2023, SpeedyZero, section 4.3). A row added
+    during the sweep is swept if the sweep has yet to pass it, and else keeps its first priority. Parts are shares of
+    the ring's capacity: while it fills, the first parts have all the rows, and the last none.
 
     Args:
-      plan: the numbers.
-      spec: the agent's, with `starts="rows"`.
-      ring: what is there.
+      shape: the ring's shape.
+      spec: the agent's replay settings, with `starts="rows"`.
+      ring: consumed.
       counts: int32 [groups]; rollouts of each group so far.
       renew: `(Trajectory [m + reach - 1, L], age int32 [m, L]) -> priorities [m, L]`; `Agent.refresh`.
-      version: int32 []; the update that the parameters of `renew` are of.
-      part: int32 [] p, of the I parts of a sweep (`refresh_interval` / `group`), from 0, and I.
+      version: int32 []; `num_updates` of the parameters in `renew`.
+      part: int32 [], the part from 0 on, and I, the number of parts of a sweep (`refresh_interval` / `group`).
       observations: as in `podracer.replay.gather`.
       num_shards: S.
     """
-    number, of = part
-    rows = plan.slots * plan.rollout_length
+    number, num_parts = part
+    rows = shape.slots * shape.rollout_length
     segments = -(-rows // SEGMENT)
-    filled = -(-jnp.minimum(jnp.max(counts), plan.slots) * plan.rollout_length // SEGMENT)
-    lane = jnp.arange(plan.groups * plan.lanes, dtype=jnp.int32)
+    filled = -(-jnp.minimum(jnp.max(counts), shape.slots) * shape.rollout_length // SEGMENT)
+    lane = jnp.arange(shape.groups * shape.lanes, dtype=jnp.int32)
 
     def segment(i: jax.Array, fresh: jax.Array) -> jax.Array:
-        # The last one ends with the ring, and so may go over rows that the one before went over.
+        # The last segment ends with the ring, and so may repeat rows of the one before.
         start = jnp.minimum(i * SEGMENT, max(rows - SEGMENT, 0))
-        at = start + jnp.arange(min(SEGMENT, rows), dtype=jnp.int32)
-        index = lane[None] * plan.places + at[:, None]
+        row = start + jnp.arange(min(SEGMENT, rows), dtype=jnp.int32)
+        index = lane[None] * shape.starts_per_lane + row[:, None]
         starts = jnp.broadcast_to(start, lane.shape)
-        trajectory = replay.cut(plan, spec, ring, lane, starts, at.size + spec.reach, observations)
-        generation, newest = replay.generation_of(plan, index, counts)
-        here = replay.Sample(index, generation, jnp.ones(()), newest - generation)
-        mass = replay.mass_of(spec, renew(trajectory, replay.transitions_since(plan, here, num_shards)))
+        trajectory = replay.cut(shape, spec, ring, lane, starts, row.size + spec.reach, observations)
+        generation, newest = replay.generation_of(shape, index, counts)
+        sequences = replay.Sample(index, generation, jnp.ones(()), newest - generation)
+        age = replay.transitions_since(shape, sequences, num_shards)
+        priority = replay.scaled_priority(spec, renew(trajectory, age))
+        # 0 stays 0: no complete sequence begins there.
         old = ring.priority[index]
-        return fresh.at[index].set(jnp.where(old > 0, mass, 0.0))
+        return fresh.at[index].set(jnp.where(old > 0, priority, 0.0))
 
-    begin, end = (jnp.minimum(segments * p // of, filled) for p in (number, number + 1))
+    begin, end = (jnp.minimum(segments * p // num_parts, filled) for p in (number, number + 1))
     ring = ring._replace(fresh=lax.fori_loop(begin, end, segment, ring.fresh))
-    over = number + 1 == of
-    # Were the parameters of a sweep ever several, all of it would be as old as the oldest.
+    over = number + 1 == num_parts
+    # The sweep's version is the oldest of its parameters.
     oldest = jnp.where(number == 0, version, jnp.minimum(ring.version[1], version))
+    # At the end the new priorities replace the old ones, except of rows that the sweep missed or that were overwritten.
     swapped = jnp.where((ring.fresh > 0) & (ring.priority > 0), ring.fresh, ring.priority)
     return ring._replace(
         priority=jnp.where(over, swapped, ring.priority),

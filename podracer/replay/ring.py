@@ -1,17 +1,16 @@
 """Replay: a ring of rollouts per lane, from which overlapping sequences are sampled, uniformly or by priority.
 
-A sequence has `length` rows. It begins where a rollout of T rows began (`starts="rollouts"`), so that the recurrent
-state that belongs to it is the one the rollout came with; or at any row (`starts="rows"`) whose transition is real, of
-agents that have no such state. Observations are stored once, as single frames: the frames before a sequence are rebuilt
-from its `context` rows.
+A sequence has `length` rows. With `starts="rollouts"` it begins at row 0 of a rollout of T rows, whose recurrent state
+is stored. With `starts="rows"`, for agents without such a state, it begins at any row that is not masked. Observations
+are stored once, as single frames: the frames before a sequence are rebuilt from its `context` rows.
 
     rollout      |  j-1  |   j   |  j+1  |  j+2  |  j+3  |      T = 40
     "rollouts"        ccc|===========================|          length 121, context 3, stride 40
     "rows"            ccc|==|                                   length 4, context 3, stride 1
                        ccc|==|
 
-Everything is a pure function of arrays of one shard, to be donated; which rollouts are there is a count that is the
-same everywhere (`Counts`), so that branches around collectives may read it. Lanes, groups, slots: docs/glossary.md.
+Everything is a pure function of arrays of one shard, to be donated. The number of rollouts so far is a count that all
+shards share (`Counts`), so that branches around collectives may read it. Lanes, groups, slots: docs/glossary.md.
 """
 
 from __future__ import annotations
@@ -24,38 +23,37 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer.replay.shape import Layout, generation_of
 from podracer.topology import collectives
 from podracer.trajectories import flat, shaped
 from podracer.types import ArrayTree, Replay, TimeStep, Trajectory
 
 BLOCK = 256
-"""Priorities are summed in blocks of this many to find a sample, in time and precision that hardly depend on how many
-there are: a running sum of a million float32 would favour some of them by more than 10%."""
+"""Priorities in a block. A sample is found by sums of blocks and then within one, so that time and precision hardly
+depend on the capacity: a running sum of a million float32 would favour some sequences by more than 10%."""
 
 
 LEAST_PRIORITY = 1e-6
-"""What priorities are raised to: a sequence that is learnt to the last bit can still be drawn, with a finite weight."""
+"""The smallest priority: a sequence without error can still be drawn, with a finite weight."""
 
 
 class Ring(NamedTuple):
-    """What a shard remembers, of L lanes and W rollouts of T rows each.
+    """The ring buffer of a shard: L lanes, W rollouts of T rows each. An empty one is all zeros.
 
     Attributes:
       rows: TimeStep of [L, W T, ...]; observations are flat, [L, W T, F].
       actions: tree of [L, W T, ...].
       extras: tree of [L, W T, ...].
       policy_version: int32 [L, W T].
-      actor_state: tree of [L, W, ...]; what the agent keeps of its state before each rollout.
-      lane: int32 [L].
-      priority: float32 [L P]; of the P places of a lane where sequences may begin, to the power of the exponent; 0
-        where none begins that is all there.
-      largest: float32 []; the largest priority so far, where new sequences get that; 0 stands for 1.
-      fresh: float32 [L P]; priorities to be, of those that this sweep has come by, else 0; () without
-        (see `podracer.replay.refresh`).
-      version: int32 [2]; the updates that the parameters were of by which priorities were made, those that are and
-        those to be; () without.
-
-    An empty ring is all zeros.
+      actor_state: tree of [L, W, ...]; `Replay.keep` of the agent's state before each rollout.
+      lane: int32 [L]; the global index of each lane.
+      priority: float32 [L P]; scaled priorities (to the power of the exponent) of the P starts of each lane; 0 for a
+        start without a complete sequence.
+      largest: float32 []; the largest scaled priority so far, for new sequences if the agent gives them none; 0
+        stands for 1.
+      fresh: float32 [L P]; new priorities that the sweep in progress has computed, 0 elsewhere; they replace `priority`
+        when it ends (see `podracer.replay.refresh`). () without sweeps.
+      version: int32 [2]; `num_updates` of the parameters that computed `priority` and `fresh`; () without sweeps.
     """
 
     rows: TimeStep
@@ -71,13 +69,13 @@ class Ring(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Where sampled sequences are, [n].
+    """Positions of sampled sequences in the ring, [n].
 
     Attributes:
       index: int32; into `Ring.priority`.
-      generation: int32; the number of the rollout that the sequence begins in.
+      generation: int32; the number, since the run began, of the rollout in which the sequence begins.
       weight: float32; importance weight, at most 1 over the samples of all shards.
-      age: int32; rollouts of that lane since that one.
+      age: int32; rollouts of the lane since that rollout.
     """
 
     index: jax.Array
@@ -86,126 +84,62 @@ class Sample(NamedTuple):
     age: jax.Array
 
 
-class Layout(NamedTuple):
-    """The static numbers of a ring (see `layout`).
+def init(shape: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
+    """Makes an empty ring.
 
-    Attributes:
-      rollout_length: T.
-      stride: rows from one start to the next; divides T.
-      length: rows of a sequence.
-      context: rows before a sequence that its frames are rebuilt from.
-      lanes: lanes of a group, the lanes of one trajectory on one shard.
-      groups: actors that fill the ring in turn; L = groups * lanes.
-      slots: W.
-    """
-
-    rollout_length: int
-    stride: int
-    length: int
-    context: int
-    lanes: int
-    groups: int
-    slots: int
-
-    @property
-    def starts(self) -> int:
-        """Sequences that begin in a rollout."""
-        return self.rollout_length // self.stride
-
-    @property
-    def places(self) -> int:
-        """P: where in a lane's ring sequences may begin."""
-        return self.slots * self.starts
-
-    @property
-    def open(self) -> int:
-        """Sequences of a lane that have begun and are not all there yet."""
-        return (self.length - 1) // self.stride
-
-    @property
-    def before(self) -> int:
-        """Starts that a sequence's context touches."""
-        return -(-self.context // self.stride)
-
-    @property
-    def size(self) -> int:
-        """Sequences of a lane that can be there at once."""
-        return self.places - self.open - self.before
-
-
-def layout(replay: Replay, *, rollout_length: int, lanes: int, groups: int, num_shards: int) -> Layout:
-    """The numbers of a shard's ring, for at least `replay.capacity` sequences over all shards.
+    Args:
+      shape: the ring's shape.
+      replay: the agent's replay settings.
+      trajectory: [T, lanes]; an example (shapes will do).
 
     Raises:
-      ValueError: where sequences that begin with rollouts are shorter than one and its last row, or where rollouts are
-        longer than what is kept.
+      ValueError: if sequences begin at every row, and the agent stores a state of every rollout.
     """
-    rows, T = replay.starts == "rows", rollout_length
-    if not rows and replay.length <= T:
-        raise ValueError(
-            f"sequences of {replay.length} rows do not hold a rollout of {T} transitions; lower rollout_length to "
-            f"{replay.length - 1} or less."
-        )
-    all_lanes = lanes * groups * num_shards
-    per_lane = -(-replay.capacity // all_lanes)
-    if rows and per_lane < T:
-        raise ValueError(
-            f"replay_capacity={replay.capacity} is less than one rollout: {all_lanes} lanes of rollout_length={T} "
-            f"bring {all_lanes * T} rows; raise it to {all_lanes * T} or more, or lower rollout_length."
-        )
-    plan = Layout(T, 1 if rows else T, replay.length, replay.context, lanes, groups, 0)
-    return plan._replace(slots=-(-(per_lane + plan.open + plan.before) // plan.starts))
-
-
-def init(plan: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
-    """An empty ring for trajectories like this one, [T, lanes] (shapes will do).
-
-    Raises:
-      ValueError: where sequences begin at every row, and the agent keeps a state of every rollout.
-    """
-    L, rows = plan.groups * plan.lanes, plan.slots * plan.rollout_length
+    L, rows = shape.groups * shape.lanes, shape.slots * shape.rollout_length
     by_row = lambda tree: jax.tree.map(lambda x: jnp.zeros((L, rows, *x.shape[2:]), x.dtype), tree)  # noqa: E731
     timesteps = trajectory.timesteps
-    kept_rows = timesteps._replace(observation=jax.eval_shape(lambda x: flat(x, 2), timesteps.observation))
-    kept = jax.eval_shape(replay.keep, trajectory.actor_state)
-    if replay.starts == "rows" and jax.tree.leaves(kept):
+    flat_rows = timesteps._replace(observation=jax.eval_shape(lambda x: flat(x, 2), timesteps.observation))
+    stored_state = jax.eval_shape(replay.keep, trajectory.actor_state)
+    if replay.starts == "rows" and jax.tree.leaves(stored_state):
         raise ValueError("sequences begin at every row: recurrent networks, whose state only rollouts have, cannot.")
     return Ring(
-        rows=by_row(kept_rows),
+        rows=by_row(flat_rows),
         actions=by_row(trajectory.actions),
         extras=by_row(trajectory.extras),
         policy_version=by_row(trajectory.policy_version),
-        actor_state=jax.tree.map(lambda x: jnp.zeros((L, plan.slots, *x.shape[1:]), x.dtype), kept),
+        actor_state=jax.tree.map(lambda x: jnp.zeros((L, shape.slots, *x.shape[1:]), x.dtype), stored_state),
         lane=jnp.zeros(L, jnp.int32),
-        priority=jnp.zeros(L * plan.places),
+        priority=jnp.zeros(L * shape.starts_per_lane),
         largest=jnp.float32(0),
-        fresh=jnp.zeros(L * plan.places) if replay.refresh_interval else (),
+        fresh=jnp.zeros(L * shape.starts_per_lane) if replay.refresh_interval else (),
         version=jnp.zeros(2, jnp.int32) if replay.refresh_interval else (),
     )
 
 
-def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group: jax.Array, number: jax.Array) -> Ring:
+def add(shape: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group: jax.Array, number: jax.Array) -> Ring:
     """Writes a rollout over the oldest one of its lanes; sequences that it completes get their first priority.
 
     Args:
-      plan: the numbers.
-      replay: the agent's.
+      shape: the ring's shape.
+      replay: the agent's replay settings.
       ring: consumed; donate it.
-      trajectory: [T, lanes]; row T is not stored, for it is row 0 of the lane's next rollout.
-      group: int32 []; whose lanes they are.
-      number: int32 []; rollouts of this group before.
+      trajectory: [T, lanes]; row T is not stored, because it is row 0 of the lane's next rollout.
+      group: int32 []; index of the actor whose lanes these are.
+      number: int32 []; rollouts of this group so far.
     """
-    T, B = plan.rollout_length, plan.lanes
+    T, B = shape.rollout_length, shape.lanes
     chex.assert_tree_shape_prefix(trajectory.timesteps, (T + 1, B))
     chex.assert_tree_shape_prefix((trajectory.actions, trajectory.extras, trajectory.policy_version), (T, B))
     chex.assert_shape(trajectory.lane, (B,))
-    slot = number % plan.slots
+    slot = number % shape.slots
 
-    def write(where: jax.Array, what: jax.Array) -> jax.Array:
-        return _write(where, jnp.moveaxis(what[:T], 0, 1), (group * B, slot * T))
+    def write(buffer: jax.Array, x: jax.Array) -> jax.Array:
+        return _write(buffer, jnp.moveaxis(x[:T], 0, 1), (group * B, slot * T))
 
-    def write_state(where: jax.Array, what: jax.Array) -> jax.Array:
-        return _write(where, what[:, None], (group * B, slot))
+    def write_state(buffer: jax.Array, x: jax.Array) -> jax.Array:
+        return _write(buffer, x[:, None], (group * B, slot))
+
+    # Lane-major: the rows of a lane are consecutive, so that a sequence is one slice of them.
 
     timesteps = trajectory.timesteps._replace(observation=flat(trajectory.timesteps.observation, 2))
     ring = ring._replace(
@@ -217,118 +151,129 @@ def add(plan: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group:
         lane=_write(ring.lane, trajectory.lane, (group * B,)),
     )
     lanes = group * B + jnp.arange(B, dtype=jnp.int32)[None]
+    # The rollout completes the sequences of the starts `new`, and overwrites rows or context of the starts `lost`.
     # Starts are counted from the slot's first, so that no number grows with the run.
-    new = slot * plan.starts - plan.open + jnp.arange(plan.starts, dtype=jnp.int32)
-    lost = slot * plan.starts + jnp.arange(plan.starts + plan.before, dtype=jnp.int32)
-    at = lambda starts: lanes * plan.places + starts[:, None] % plan.places  # noqa: E731
-    take = lambda rows: lambda x: x[lanes, rows[:, None] % (plan.slots * T)]  # noqa: E731
-    there = (new - slot * plan.starts + jnp.minimum(number, plan.slots) * plan.starts >= plan.before)[:, None]
+    first, per_rollout = slot * shape.starts_per_rollout, shape.starts_per_rollout
+    new = first - shape.incomplete + jnp.arange(per_rollout, dtype=jnp.int32)
+    lost = first + jnp.arange(per_rollout + shape.context_starts, dtype=jnp.int32)
+    index = lambda starts: lanes * shape.starts_per_lane + starts[:, None] % shape.starts_per_lane  # noqa: E731
+    take = lambda rows: lambda x: x[lanes, rows[:, None] % (shape.slots * T)]  # noqa: E731
+    # Left out: sequences with context before the run's first row, and those that begin with a masked transition.
+    valid = (new - first + jnp.minimum(number, shape.slots) * per_rollout >= shape.context_starts)[:, None]
     if replay.starts == "rows":
-        there = there & ~take(new + 1)(ring.rows.first)
+        valid = valid & ~take(new + 1)(ring.rows.first)
+    # The first priority: the agent's, or the largest so far (Schaul et al. 2016, algorithm 1).
     if replay.priority is None:
-        mass = _largest(ring)
+        priority = _largest(ring)
     else:
-        rows = new[0] * plan.stride + jnp.arange(plan.starts - 1 + plan.length, dtype=jnp.int32)
-        seen = jax.tree.map(take(rows), ring.rows._replace(observation=()))
-        mass = mass_of(replay, replay.priority(seen, jax.tree.map(take(rows), ring.extras)))
-    priority = ring.priority.at[at(lost)].set(0.0)
-    # What is new keeps its first priority until it is swept by.
-    fresh = ring.fresh.at[at(lost)].set(0.0) if replay.refresh_interval else ()
-    return ring._replace(priority=priority.at[at(new)].set(jnp.where(there, mass, 0.0)), fresh=fresh)
+        rows = new[0] * shape.stride + jnp.arange(per_rollout - 1 + shape.length, dtype=jnp.int32)
+        timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
+        priority = scaled_priority(replay, replay.priority(timesteps, jax.tree.map(take(rows), ring.extras)))
+    cleared = ring.priority.at[index(lost)].set(0.0)
+    # A new sequence keeps its first priority until a sweep passes it.
+    fresh = ring.fresh.at[index(lost)].set(0.0) if replay.refresh_interval else ()
+    return ring._replace(priority=cleared.at[index(new)].set(jnp.where(valid, priority, 0.0)), fresh=fresh)
 
 
-def _write(where: jax.Array, what: jax.Array, start: tuple[Any, ...]) -> jax.Array:
-    """An array with `what` in it, from `start` on; the dims behind those that `start` names are written whole.
+def _write(buffer: jax.Array, x: jax.Array, start: tuple[Any, ...]) -> jax.Array:
+    """Writes `x` into a buffer at index `start`; dims after those of `start` are written whole.
 
     `vmap` would turn the slice update into a scatter, which accelerators do not do in place. The shards of a device all
-    write at the same place, so this stays one slice update for all of them.
+    write at the same index, so this stays one slice update for all of them.
     """
-    return _writer(0)(where, what, *(jnp.asarray(i, jnp.int32) for i in start))
+    return _writer(0)(buffer, x, *(jnp.asarray(i, jnp.int32) for i in start))
 
 
 @functools.cache
 def _writer(batch_dims: int) -> Any:
-    """A slice update of arrays with so many batch dims in front."""
+    """Makes a slice update for arrays with `batch_dims` leading batch dims."""
 
     @jax.custom_batching.custom_vmap
-    def write(where: jax.Array, what: jax.Array, *start: jax.Array) -> jax.Array:
+    def write(buffer: jax.Array, x: jax.Array, *start: jax.Array) -> jax.Array:
         zero = (jnp.int32(0),)
-        rest = where.ndim - batch_dims - len(start)
-        return lax.dynamic_update_slice(where, what, (*zero * batch_dims, *start, *zero * rest))
+        rest = buffer.ndim - batch_dims - len(start)
+        return lax.dynamic_update_slice(buffer, x, (*zero * batch_dims, *start, *zero * rest))
 
     @write.def_vmap
-    def over_batch(size: int, batched: Any, where: jax.Array, what: jax.Array, *start: jax.Array) -> Any:
-        if any(batched[2:]):  # each at a place of its own: a scatter it is
-            axes = [0 if has else None for has in batched]
-            return jax.vmap(write.fun, axes, axis_size=size)(where, what, *start), True
-        where, what = (
-            x if has else jnp.broadcast_to(x, (size, *x.shape)) for x, has in zip((where, what), batched[:2])
+    def over_batch(size: int, batched: Any, buffer: jax.Array, x: jax.Array, *start: jax.Array) -> Any:
+        if any(batched[2:]):  # an index of its own for each: only a scatter can do that
+            axes = [0 if is_batched else None for is_batched in batched]
+            return jax.vmap(write.fun, axes, axis_size=size)(buffer, x, *start), True
+        buffer, x = (
+            array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
+            for array, is_batched in zip((buffer, x), batched[:2])
         )
-        return _writer(batch_dims + 1)(where, what, *start), True
+        return _writer(batch_dims + 1)(buffer, x, *start), True
 
     return write
 
 
-def sample(plan: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
+def sample(shape: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
     """Draws sequences with replacement, with probability in proportion to their priority, stratified over the ring.
 
+    Proportional prioritised replay (Schaul et al. 2016, sections 3.3 and 3.4, and appendix B.2.1).
+
     Args:
-      plan: the numbers.
+      shape: the ring's shape.
       ring: with at least one sequence.
       counts: int32 [groups]; rollouts of each group so far.
       key: consumed.
-      n: how many, on this shard.
+      n: number of samples on this shard.
       beta: float32 []; exponent of the importance weights.
     """
-    chex.assert_shape(counts, (plan.groups,))
-    chex.assert_shape(ring.priority, (plan.groups * plan.lanes * plan.places,))
-    places = ring.priority.shape[0]
-    blocks = jnp.pad(ring.priority, (0, -places % BLOCK)).reshape(-1, BLOCK)
+    chex.assert_shape(counts, (shape.groups,))
+    chex.assert_shape(ring.priority, (shape.groups * shape.lanes * shape.starts_per_lane,))
+    blocks = jnp.pad(ring.priority, (0, -ring.priority.shape[0] % BLOCK)).reshape(-1, BLOCK)
     first_key, second_key = jax.random.split(key)
+    # One draw from each of n equal ranges of the total: first a block, then a sequence within it.
     strata = (jnp.arange(n, dtype=jnp.float32) + jax.random.uniform(first_key, (n,))) / n
     sums = jnp.sum(blocks, axis=1)
     block = _invert(sums[None], strata)
     within = _invert(blocks[block], jax.random.uniform(second_key, (n,)))
     index = block * BLOCK + within
-    # Factors that all shards share, such as how many sequences there are, cancel in the end.
+    # w = (N P(i))^-beta over its maximum; factors that all shards share, such as N, cancel.
     weight = (ring.priority[index] / jnp.sum(sums)) ** -beta
-    generation, newest = generation_of(plan, index, counts)
+    generation, newest = generation_of(shape, index, counts)
     return Sample(index, generation, weight / collectives.global_max(weight), newest - generation)
 
 
-def _invert(masses: jax.Array, u: jax.Array) -> jax.Array:
-    """Where in `masses` [n or 1, m] the running sum passes the fraction `u` [n] of the total, int32 [n].
+def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
+    """Finds the index, int32 [n], at which the running sum passes a fraction of the total: the inverse CDF.
 
-    Sums that are computed in parallel may rise by an ulp where a mass is 0: it is not drawn for that.
+    Sums that are computed in parallel may rise by an ulp at a priority of 0, which must not be drawn for that.
+
+    Args:
+      priorities: float32 [n or 1, m].
+      u: float32 [n]; the fractions, in [0, 1).
     """
-    sums = lax.cummax(jnp.where(masses > 0, jnp.cumsum(masses, axis=1), 0.0), axis=1)
+    sums = lax.cummax(jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0), axis=1)
     total = sums[:, -1:]
     threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
     return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
 
 
-def transitions_since(plan: Layout, at: Sample, num_shards: int) -> jax.Array:
-    """Transitions of all lanes on all shards since row 0 of sampled sequences, int32 [n]."""
-    row = at.index % plan.places * plan.stride % plan.rollout_length
-    return ((at.age + 1) * plan.rollout_length - row) * (plan.groups * plan.lanes * num_shards)
+def transitions_since(shape: Layout, at: Sample, num_shards: int) -> jax.Array:
+    """Counts transitions of all lanes on all shards since row 0 of sampled sequences, int32 [n]."""
+    row = at.index % shape.starts_per_lane * shape.stride % shape.rollout_length
+    return ((at.age + 1) * shape.rollout_length - row) * (shape.groups * shape.lanes * num_shards)
 
 
-def gather(plan: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
-    """The sampled sequences as a trajectory [length - 1, n], with the observations of `Replay.observed` rows.
+def gather(shape: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
+    """Gathers sampled sequences as a trajectory [length - 1, n], with the observations of `Replay.observed` rows.
 
     Args:
-      plan: the numbers.
-      replay: the agent's.
-      ring: what is there.
-      at: where they are.
-      observations: tree of [any, any, ...]; what observations look like (shapes will do), for the ring has them flat.
+      shape: the ring's shape.
+      replay: the agent's replay settings.
+      ring: the ring.
+      at: [n]; the samples.
+      observations: tree of [any, any, ...]; example observations (shapes will do), because the ring stores them flat.
     """
-    lane, place = at.index // plan.places, at.index % plan.places
-    return cut(plan, replay, ring, lane, place * plan.stride, plan.length, observations, replay.observed)
+    lane, start = at.index // shape.starts_per_lane, at.index % shape.starts_per_lane
+    return cut(shape, replay, ring, lane, start * shape.stride, shape.length, observations, replay.observed)
 
 
 def cut(
-    plan: Layout,
+    shape: Layout,
     replay: Replay,
     ring: Ring,
     lane: jax.Array,
@@ -337,58 +282,80 @@ def cut(
     observations: ArrayTree,
     observed: int | None = None,
 ) -> Trajectory:
-    """Rows of lanes `lane` [n] from rows `start` [n] on, as a trajectory [length - 1, n]; the rest as in `gather`."""
+    """Cuts a trajectory [length - 1, n] out of the ring; further arguments as in `gather`.
+
+    Args:
+      shape: the ring's shape.
+      replay: the agent's replay settings.
+      ring: the ring.
+      lane: int32 [n]; index of each lane in the ring.
+      start: int32 [n]; row of each lane's ring to begin at.
+      length: rows, the bootstrap row included.
+      observations: as in `gather`.
+      observed: number of first rows with observations; None for all.
+    """
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
-    before = _rows(plan, start, range(-plan.context, 0))
-    rows = _rows(plan, start, range(length))
-    kept = jax.tree.map(lambda x: x[lane, start // plan.rollout_length], ring.actor_state)
-    seen = lambda where: shaped(jax.tree.map(take(where), ring.rows.observation), 2, observations)  # noqa: E731
-    context = (seen(before), take(before)(ring.rows.first))
+    # The agent's state before row 0: the stored part of it, and the frames of the context rows.
+    context_rows = _rows(shape, start, range(-shape.context, 0))
+    rows = _rows(shape, start, range(length))
+    stored_state = jax.tree.map(lambda x: x[lane, start // shape.rollout_length], ring.actor_state)
+    observation = lambda rows: shaped(jax.tree.map(take(rows), ring.rows.observation), 2, observations)  # noqa: E731
+    context = (observation(context_rows), take(context_rows)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=timesteps._replace(observation=seen(rows[:observed])),
+        timesteps=timesteps._replace(observation=observation(rows[:observed])),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
-        actor_state=replay.restore(kept, *context),
+        actor_state=replay.restore(stored_state, *context),
         policy_version=take(rows[:-1])(ring.policy_version),
         lane=ring.lane[lane],
     )
 
 
 def update(
-    plan: Layout, replay: Replay, ring: Ring, counts: jax.Array, at: Sample, priority: jax.Array
+    shape: Layout, replay: Replay, ring: Ring, counts: jax.Array, at: Sample, priority: jax.Array
 ) -> tuple[Ring, jax.Array]:
-    """Writes new priorities [n] (before the exponent) of sampled sequences; of two for one sequence, the later counts.
+    """Writes new priorities of sampled sequences. If a sequence was sampled twice, the last one counts.
 
     With an exponent of 0 there is nothing to write. Rollouts may have been added since the sample was drawn.
 
+    Args:
+      shape: the ring's shape.
+      replay: the agent's replay settings.
+      ring: consumed.
+      counts: int32 [groups]; rollouts of each group so far.
+      at: [n]; the samples.
+      priority: float32 [n]; before the exponent.
+
     Returns:
-      The ring, and how many sequences had been overwritten since they were sampled (their priorities are dropped).
+      The ring, and the number of sequences that were overwritten after they were sampled, float32 []. Their priorities
+      are dropped.
     """
     chex.assert_equal_shape([at.index, at.generation, priority])
-    generation, _ = generation_of(plan, at.index, counts)
-    there = (generation == at.generation) & (ring.priority[at.index] > 0)
-    overwritten = jnp.sum((~there).astype(jnp.float32))
-    if replay.priority_exponent == 0:  # all are 1 for ever
+    # A sequence is still in the ring if its slot has the same rollout as when it was sampled.
+    generation, _ = generation_of(shape, at.index, counts)
+    valid = (generation == at.generation) & (ring.priority[at.index] > 0)
+    overwritten = jnp.sum((~valid).astype(jnp.float32))
+    if replay.priority_exponent == 0:  # every priority stays 1
         return ring, overwritten
-    # Of several for one sequence the last counts: in which order a GPU would write them, nobody knows.
-    again = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
-    # Those that do not count are sent out of bounds, where nothing is written.
-    index = jnp.where(there & ~again, at.index, ring.priority.shape[0])
-    mass = mass_of(replay, priority)
-    ring = ring._replace(priority=ring.priority.at[index].set(mass, mode="drop"))
+    # Duplicates are dropped but for the last, because a GPU writes them in no fixed order.
+    duplicate = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
+    # An index out of bounds writes nothing.
+    index = jnp.where(valid & ~duplicate, at.index, ring.priority.shape[0])
+    scaled = scaled_priority(replay, priority)
+    ring = ring._replace(priority=ring.priority.at[index].set(scaled, mode="drop"))
     if replay.priority is None:
-        ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(mass)))
+        ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(scaled)))
     return ring, overwritten
 
 
 def changes(ring: Ring) -> tuple[Any, ...]:
-    """All that learning changes of a ring, where nothing is added."""
+    """Returns the parts of a ring that learning writes."""
     return ring.priority, ring.largest, ring.fresh, ring.version
 
 
 def changed(ring: Ring, changes: tuple[Any, ...]) -> Ring:
-    """A ring with `changes` in it."""
+    """Puts the parts that `changes` returned into a ring."""
     priority, largest, fresh, version = changes
     return ring._replace(priority=priority, largest=largest, fresh=fresh, version=version)
 
@@ -397,25 +364,12 @@ def _largest(ring: Ring) -> jax.Array:
     return jnp.where(ring.largest > 0, ring.largest, 1.0)
 
 
-def mass_of(replay: Replay, priority: jax.Array) -> jax.Array:
-    """What stands in `Ring.priority` for priorities before the exponent, of any shape."""
+def scaled_priority(replay: Replay, priority: jax.Array) -> jax.Array:
+    """Computes p^alpha, as in `Ring.priority`, of priorities of any shape."""
     return jnp.maximum(priority, LEAST_PRIORITY) ** replay.priority_exponent
 
 
-def num_sequences(plan: Layout, counts: jax.Array) -> jax.Array:
-    """How many sequences a shard has, int32 [], for rollouts `counts` [groups]; those that are masked count too."""
-    begun = jnp.minimum(counts, plan.slots) * plan.starts - plan.open - plan.before
-    return plan.lanes * jnp.sum(jnp.maximum(begun, 0))
-
-
-def generation_of(plan: Layout, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The numbers of the rollouts that sequences begin in, and of the newest ones of their lanes, int32 [n]."""
-    lane, slot = index // plan.places, index % plan.places // plan.starts
-    newest = counts[lane // plan.lanes] - 1
-    return newest - (newest - slot) % plan.slots, newest
-
-
-def _rows(plan: Layout, start: jax.Array, offsets: range) -> jax.Array:
-    """Where the rows are that lie `offsets` [m] after rows `start` [n], [m, n]."""
+def _rows(shape: Layout, start: jax.Array, offsets: range) -> jax.Array:
+    """Computes ring indices int32 [m, n] of the rows at `offsets` [m] from rows `start` int32 [n]."""
     rows = start[None] + jnp.arange(offsets.start, offsets.stop, dtype=jnp.int32)[:, None]
-    return rows % (plan.slots * plan.rollout_length)
+    return rows % (shape.slots * shape.rollout_length)

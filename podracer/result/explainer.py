@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.result.explanation import Explanation, Look, Node
-from podracer.search.search import LOWEST, Planner, SearchConfig, Searched, search
+from podracer.search.search import LOWEST, Planner, SearchConfig, SearchResult, search
 from podracer.search.tree import Tree
 from podracer.types import ActorParams, ArrayTree
 
 
-def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], Searched]:
-    """`(ActorParams, observation [N]) -> Searched` of an agent's search without noise, with its tree; jitted."""
+def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], SearchResult]:
+    """`(ActorParams, observation [N]) -> SearchResult` of an agent's search without noise, with its tree; jitted."""
 
     @jax.jit
-    def run(params: ActorParams, observation: ArrayTree) -> Searched:
+    def run(params: ActorParams, observation: ArrayTree) -> SearchResult:
         variables = planner.variables(params)
         root = planner.model.root(variables, observation)
         return search(planner.model, variables, root, jax.random.key(0), config, explore=False, keep_tree=True)
@@ -29,7 +29,7 @@ def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, 
 
 
 def of(
-    found: Searched,
+    found: SearchResult,
     config: SearchConfig,
     *,
     title: str = "search",

@@ -206,7 +206,7 @@ def _rows(spec: EnvSpec) -> dict[str, np.ndarray]:
     """Two episodes of random rows of one lane, [CHECK_ROWS, ...]."""
     keys = jax.random.split(jax.random.key(0), CHECK_ROWS)
     sampled = jax.device_get(jax.vmap(spec.observation_space.sample)(keys))
-    observations = _named("observation", gate.own_form(sampled, spec.observation_space))
+    observations = _named("observation", gate.to_environment(sampled, spec.observation_space))
     first = np.arange(CHECK_ROWS) % (CHECK_ROWS // 2) == 0
     reward = np.where(first, 0.0, np.random.default_rng(0).normal(size=CHECK_ROWS)).astype(np.float32)
     return observations | {"reward": reward, "first": first}

@@ -190,7 +190,7 @@ class Actor:
             rewards = np.broadcast_to(np.asarray(reward, np.float32), (self._lanes,))
         action, self._memory = policy.step(self._memory, row, rewards, first)
         self._opens = False
-        action = gate.own_form(np.array(action), policy.spec.action_space)
+        action = gate.to_environment(np.array(action), policy.spec.action_space)
         if not self._single:
             return action
         return int(action[0]) if self._plain else action[0]
@@ -216,5 +216,5 @@ def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
       ValueError: for one that the environment could not show.
     """
     if lanes is not None:
-        return gate.seen(value, space, (lanes,))
-    return jax.tree.map(lambda x: x[None], gate.seen(value, space))
+        return gate.to_agent(value, space, (lanes,))
+    return jax.tree.map(lambda x: x[None], gate.to_agent(value, space))

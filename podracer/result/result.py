@@ -20,7 +20,7 @@ from podracer.result import policy as policies
 from podracer.run import checkpoint, metrics
 from podracer.run.best import SNAPSHOTS
 from podracer.run.record import Experiment
-from podracer.search.search import SearchConfig, Searched
+from podracer.search.search import SearchConfig, SearchResult
 from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
@@ -52,7 +52,7 @@ class Result:
         self._evaluators: dict[int, evaluation.Evaluator] = {}
         self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
         self._actors: dict[int, policies.Actor] = {}
-        self._searches: dict[SearchConfig, Callable[..., Searched]] = {}
+        self._searches: dict[SearchConfig, Callable[..., SearchResult]] = {}
 
     @property
     def population(self) -> int:

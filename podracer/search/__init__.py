@@ -1,5 +1,5 @@
-"""Tree search, and the models that it searches."""
+"""Tree search, and the learned models to search in."""
 
 # pyright: reportUnsupportedDunderAll=false
-# Its public modules, imported only where they are used.
+# The public modules, each imported at its first use.
 __all__ = ["prefix_models", "search", "tree", "world_models"]

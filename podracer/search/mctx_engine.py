@@ -77,7 +77,7 @@ def search(
       root: where to begin, a `Root`.
       key: of all that is random.
       config: static, a `SearchConfig`.
-      prior: of nodes, as `Rule.prior`.
+      prior: of nodes, as `TreeConfig.prior`.
       lowest: the logit of an illegal action.
       explore: False for no noise. Ties remain random. Static.
       temperature: float, [] or [N].

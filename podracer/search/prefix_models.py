@@ -51,25 +51,25 @@ class PrefixModel(NamedTuple):
     lstm_size: int
 
     def empty(self, num_lanes: int) -> Memory:
-        """A memory of nothing."""
+        """Returns the LSTM's state before its first step."""
         return Memory(*(jnp.zeros((num_lanes, self.lstm_size)) for _ in range(2)))
 
     def init(self, key: jax.Array, observation: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
-        """Parameters, and running statistics of those layers that have some."""
+        """Initialises the parameters, and the running statistics of layers that have some."""
         variables = self.module.init(key, observation, jnp.zeros(1, jnp.int32), self.empty(1))
         return {"params": variables["params"]}, variables.get("statistics", {})
 
     def call(self, name: str, params: ArrayTree, statistics: ArrayTree, *arguments: Any) -> Any:
-        """A method as it is in acting: a row's result depends on that row alone."""
+        """Calls a method as in acting: the result of a row depends on that row alone."""
         return self.module.apply(params | {"statistics": statistics}, *arguments, method=name)
 
     def learning(
         self, function: Callable[..., Any], params: ArrayTree, statistics: ArrayTree, *arguments: Any
     ) -> tuple[Any, ArrayTree]:
-        """`function(module, *arguments)` as it is in learning, where layers see all rows, and the statistics since."""
+        """Calls `function(module, *arguments)` as in learning, where layers see all rows; returns statistics too."""
         apply = nn.apply(function, self.module, mutable=["statistics"])
-        found, changed = apply(params | {"statistics": statistics}, *arguments)
-        return found, changed.get("statistics", statistics)
+        results, changes = apply(params | {"statistics": statistics}, *arguments)
+        return results, changes.get("statistics", statistics)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,11 +176,13 @@ def searched(
         prefix, memory = model.call("prefix", params, statistics, state, node.memory)
         logits, value = model.call("predict", params, statistics, state)
         prefix, depth = expectation(prefix), node.depth + 1
-        over = depth % horizon == 0
-        emptied = jax.tree.map(lambda x: jnp.where(over[:, None], 0.0, x), memory)
-        behind = Node(state, emptied, jnp.where(over, 0.0, prefix), depth)
+        # Every H steps the LSTM and the prefix restart, as in learning (Ye et al. 2021).
+        restarts = depth % horizon == 0
+        next_memory = jax.tree.map(lambda x: jnp.where(restarts[:, None], 0.0, x), memory)
+        next_node = Node(state, next_memory, jnp.where(restarts, 0.0, prefix), depth)
+        # The reward of a step is the growth of the prefix.
         reward = prefix - node.prefix
-        return search.Step(reward, jnp.broadcast_to(discount, action.shape), logits, expectation(value), behind)
+        return search.Step(reward, jnp.broadcast_to(discount, action.shape), logits, expectation(value), next_node)
 
     return search.Model(root, step)
 
@@ -276,13 +278,14 @@ class _Model(nn.Module):
         sizes = {"policy": self.num_actions, "value": self.num_bins, "prefix": self.num_bins}
         self.heads = {name: Head(size, self.head_size, self.norm, name=name) for name, size in sizes.items()}
         self.lstm, self.lstm_norm = LSTMCell(self.lstm_size), norm()
+        # P has three layers and q two, as SimSiam's projector and predictor (Chen and He 2021).
         self.p = [Dense(self.projection_size) for _ in range(3)]
         self.p_norms = [norm() for _ in range(3)]
         self.q_hidden, self.q_norm, self.q = Dense(self.forecast_size), norm(), Dense(self.projection_size)
         self.torso()
 
     def torso(self) -> None:
-        """Makes the layers in front of these."""
+        """Makes the layers before the heads."""
 
     def __call__(self, observation: ArrayTree, action: jax.Array, memory: Memory) -> Any:
         state = self.represent(observation)
@@ -301,6 +304,7 @@ class _Model(nn.Module):
         x = state.reshape(state.shape[0], -1)
         for i, (dense, norm) in enumerate(zip(self.p, self.p_norms)):
             x = norm(dense(x))
+            # The last layer has no activation.
             x = nn.relu(x) if i < 2 else x
         return x
 
@@ -324,8 +328,9 @@ class _Vectors(_Model):
         return standardize(self.h_state(self.h(nets.encode(observation, self.space, leading=1))))
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
-        seen = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
-        return standardize(state + self.g_state(self.g(seen)))
+        # g predicts the change of the state.
+        x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
+        return standardize(state + self.g_state(self.g(x)))
 
     def f(self, state: jax.Array) -> jax.Array:
         return state
@@ -350,9 +355,10 @@ class _Images(_Model):
         return self.h(world_models.with_channels(observation, 1).astype(jnp.float32) / 255.0)
 
     def advance(self, state: jax.Array, action: jax.Array) -> jax.Array:
+        # The action as a constant plane (Schrittwieser et al. 2020, appendix E).
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
-        seen = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
-        return self.g_block(nn.relu(self.g_norm(self.g(seen)) + state))
+        x = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
+        return self.g_block(nn.relu(self.g_norm(self.g(x)) + state))
 
     def features(self, name: str, x: jax.Array) -> jax.Array:
         return self.planes[name](x)

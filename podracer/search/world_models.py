@@ -1,10 +1,10 @@
-"""Models of an environment that are learnt: representation h, dynamics g and prediction f (Schrittwieser et al. 2020).
+"""Learned models of an environment: representation h, dynamics g and prediction f (Schrittwieser et al. 2020).
 
     observation --h--> state --g(action)--> state --g(action)--> state       of each: f -> policy and value
                                  + reward              + reward
 
-A state is what a search stores at a node; nothing says what is in it, but that rewards, values and policies can be read
-from it. Your own model plugs in as a `WorldModel`.
+A state is the embedding that a search stores at a node. It is trained only to predict rewards, values and policies.
+Your own model plugs in as a `WorldModel`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WorldModel(NamedTuple):
 
 @jax.custom_vjp
 def half_gradient(x: jax.Array) -> jax.Array:
-    """The array itself, with half of its gradient: what comes K steps later weighs 2^-K."""
+    """Returns the array, with half of its gradient: the loss K steps later weighs 2^-K."""
     return x
 
 
@@ -53,16 +53,16 @@ half_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (0.5 * gradient,))
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the standard model, in the configs of agents that learn one.
+    """The sizes of the standard model, in the configs of agents that learn one.
 
     Attributes:
-      num_bins: K, of the distributions that rewards and values are; odd, so that one bin is 0 (Schrittwieser et al.
-        2020: 601).
-      torso: "mlp"; "convolutions" for images; "auto" takes those for uint8 images of at least 16x16.
-      channels: of a state of convolutions, whose planes are at most 6x6 (Schrittwieser et al. 2020: 256).
-      hidden_sizes: of h and of g as MLPs.
-      state_size: numbers in a state of MLPs, which has mean 0 and variance 1.
-      head_size: units of a hidden layer of each head.
+      num_bins: K, bins of the categorical distributions of rewards and values; odd, so that one bin is 0 (Schrittwieser
+        et al. 2020: 601).
+      torso: "mlp"; "convolutions" for images; "auto" takes convolutions for uint8 images of at least 16x16.
+      channels: channels of a convolutional state, of at most 6x6 pixels (Schrittwieser et al. 2020: 256).
+      hidden_sizes: hidden layers of h and of g as MLPs.
+      state_size: size of an MLP's state, which has mean 0 and variance 1.
+      head_size: units of the hidden layer of each head.
     """
 
     num_bins: int = configs.field(41, low=3)
@@ -81,14 +81,14 @@ class Sizes:
 
 
 def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
-    """The standard model for an environment.
+    """Makes the standard model for an environment.
 
     Args:
-      spec: of the environment, frames stacked; its actions are discrete.
-      sizes: of the model.
+      spec: the environment's, frames stacked; its actions are discrete.
+      sizes: sizes of the model.
 
     Raises:
-      ValueError: for actions that are not discrete, or convolutions on what is no image.
+      ValueError: for actions that are not discrete, or convolutions on observations that are no images.
     """
     num_actions = nets.num_actions(spec)
     if takes_convolutions(spec, sizes.torso):
@@ -108,10 +108,10 @@ def make(spec: EnvSpec, sizes: Sizes) -> WorldModel:
 
 
 def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
-    """Whether a torso is one of convolutions for an environment, frames stacked.
+    """Returns True if the torso for an environment, frames stacked, is convolutional.
 
     Raises:
-      ValueError: for convolutions on what is no image.
+      ValueError: for convolutions on observations that are no images.
     """
     space = spec.observation_space
     if torso == "convolutions" and not nets.is_image(space):
@@ -122,18 +122,18 @@ def takes_convolutions(spec: EnvSpec, torso: Torso) -> bool:
 
 
 def with_channels(images: jax.Array, leading: int) -> jax.Array:
-    """Images [..., H, W, C], of those of one channel that may have no axis for it; `leading` dims are before H."""
+    """Adds an axis of channels to images [..., H, W] that have none; `leading` dims are before H."""
     return images if images.ndim == leading + 3 else images[..., None]
 
 
 def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], spec: EnvSpec) -> search.Model:
-    """A world model as what is searched; its variables are `(params, discount)`.
+    """Makes the search's model from a world model; its variables are `(params, discount)`.
 
     Args:
-      model: of stacked observations.
-      expectation: `([..., K]) -> [...]`; the number that bins stand for.
-      spec: of the environment. What is legal is known where observations have an `action_mask`, and at the root alone;
-        of two players, the other one moves next.
+      model: a model of stacked observations.
+      expectation: `([..., K]) -> [...]`; the mean of the distribution over bins.
+      spec: the environment's. Legal actions are known at the root only, from an `action_mask` in observations. With two
+        players, the discount is negative.
     """
     masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
 
@@ -146,6 +146,7 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
         params, discount = variables
         state, reward = model.dynamics(params, state, action)
         logits, value = model.predict(params, state)
+        # The value of the next state is the other player's, in games of two (docs/adr/0019-signed-discount.md).
         discount = jnp.broadcast_to(-discount if spec.num_players == 2 else discount, action.shape)
         return search.Step(expectation(reward), discount, logits, expectation(value), state, None)
 
@@ -168,6 +169,7 @@ class _Vectors(nn.Module):
         self.h_state, self.g_state = Dense(self.state_size, 1.0), Dense(self.state_size, 1.0)
         heads = {"reward": self.num_bins, "policy": self.num_actions, "value": self.num_bins}
         self.hidden = {name: mlp((self.head_size,), f"{name}_hidden") for name in heads}
+        # Weights of 0: at first all predictions are uniform.
         self.last = {name: Dense(size, 0.0, name=name) for name, size in heads.items()}
 
     def __call__(self, observation: ArrayTree, action: jax.Array) -> Any:
@@ -181,8 +183,9 @@ class _Vectors(nn.Module):
         return standardize(self.h_state(self.h(nets.encode(observation, self.observation_space, leading=1))))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        seen = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
-        state = standardize(state + self.g_state(self.g(seen)))
+        x = jnp.concatenate([state, jax.nn.one_hot(action, self.num_actions)], axis=-1)
+        # g predicts the change of the state.
+        state = standardize(state + self.g_state(self.g(x)))
         return state, self._head("reward", state)
 
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -211,12 +214,13 @@ class _Images(nn.Module):
         return self.dynamics(state, action), self.predict(state)
 
     def represent(self, observation: jax.Array) -> jax.Array:
-        return _between_0_and_1(self.h(with_channels(observation, 1).astype(jnp.float32) / 255.0))
+        return _rescale(self.h(with_channels(observation, 1).astype(jnp.float32) / 255.0))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The action as a constant plane (Schrittwieser et al. 2020, appendix E).
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
-        seen = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
-        state = _between_0_and_1(self.g_block(nn.relu(self.g_norm(self.g(seen)) + state)))
+        x = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
+        state = _rescale(self.g_block(nn.relu(self.g_norm(self.g(x)) + state)))
         return state, self._head("reward", state)
 
     def predict(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -227,16 +231,16 @@ class _Images(nn.Module):
         return self.heads[name](self.features[name](x))
 
 
-def _between_0_and_1(planes: jax.Array) -> jax.Array:
-    """States [N, h, w, C] with the least and the largest number of each at 0 and 1 (Schrittwieser et al. 2020)."""
+def _rescale(planes: jax.Array) -> jax.Array:
+    """Rescales each state [N, h, w, C] to [0, 1] (Schrittwieser et al. 2020, appendix G)."""
     flat = planes.reshape(len(planes), -1)
     least, largest = (_at(flat, index) for index in (jnp.argmin(flat, axis=1), jnp.argmax(flat, axis=1)))
     return ((flat - least) / jnp.maximum(largest - least, 1e-5)).reshape(planes.shape)
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:
-    """The number [N, 1] at an index [N] of each row of x [N, n]."""
-    # jnp.max's gradient divides by how many numbers are the largest. A compiler that computes these numbers anew, and
-    # rounds them otherwise, finds none, and the gradient is NaN.
-    here = jnp.arange(x.shape[1])[None] == index[:, None]
-    return jnp.sum(jnp.where(here, x, 0.0), axis=1, keepdims=True)
+    """Takes the number [N, 1] at an index [N] of each row of x [N, n]."""
+    # jnp.max's gradient divides by the number of maxima. A compiler that computes x again, rounded differently, finds
+    # none, and the gradient is NaN.
+    at_index = jnp.arange(x.shape[1])[None] == index[:, None]
+    return jnp.sum(jnp.where(at_index, x, 0.0), axis=1, keepdims=True)

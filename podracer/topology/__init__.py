@@ -1,4 +1,4 @@
-"""Where a run lives: platforms, devices, logical shards, replicas and processes."""
+"""The hardware of a run: platforms, devices, logical shards, replicas and processes."""
 
 from podracer.topology.arrays import here, host_cpu, host_cpus, is_key, spread, together
 from podracer.topology.backend import (

@@ -12,28 +12,28 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 @functools.cache
-def _spreader(where: NamedSharding) -> Any:
-    # One function for each: a new one would be compiled at every call.
-    return jax.jit(lambda tree: tree, out_shardings=where)
+def _replicate(sharding: NamedSharding) -> Any:
+    # Cached, because a new function would be compiled at every call.
+    return jax.jit(lambda tree: tree, out_shardings=sharding)
 
 
 def here(tree: Any) -> Any:
-    """Arrays, whole, as this process's own; the processes of a pod must all ask at once."""
-    afar = [x for x in jax.tree.leaves(tree) if not x.is_fully_addressable]
-    if not afar:
+    """Gathers whole arrays into this process's memory; all processes of a pod must call it together."""
+    remote = [x for x in jax.tree.leaves(tree) if not x.is_fully_addressable]
+    if not remote:
         return tree
-    if not all(x.is_fully_replicated for x in afar):
-        tree = _spreader(NamedSharding(afar[0].sharding.mesh, PartitionSpec()))(tree)
+    if not all(x.is_fully_replicated for x in remote):
+        tree = _replicate(NamedSharding(remote[0].sharding.mesh, PartitionSpec()))(tree)
     return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def spread(tree: Any, where: NamedSharding) -> Any:
-    """Arrays that every process has alike, as arrays of a mesh."""
+    """Puts arrays that are equal in every process onto a mesh."""
     return jax.tree.map(lambda x: jax.make_array_from_callback(np.shape(x), where, np.asarray(x).__getitem__), tree)
 
 
 def together(tree: Any, where: NamedSharding) -> Any:
-    """Arrays of which every process has its part, as arrays of a mesh."""
+    """Puts arrays onto a mesh, of which every process has its own part."""
 
     def whole(x: Any) -> jax.Array:
         if is_key(x):
@@ -44,18 +44,18 @@ def together(tree: Any, where: NamedSharding) -> Any:
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array is of random keys."""
+    """Returns True for an array of random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def host_cpu(what: str) -> Any:
-    """The host's CPU as a device.
+    """Returns the host's CPU as a device.
 
     Args:
-      what: needs it, for the message.
+      what: the user of the device, for the message.
 
     Raises:
-      ValueError: where JAX was told not to use it.
+      ValueError: if JAX_PLATFORMS excludes it.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -67,14 +67,14 @@ def host_cpu(what: str) -> Any:
 
 
 def host_cpus(what: str, mesh: Mesh) -> list[Any]:
-    """A CPU of every process that has devices of a mesh, in the order of the mesh.
+    """Returns a CPU of every process with devices in a mesh, in the order of the mesh.
 
     Args:
-      what: needs them, for the message.
-      mesh: the devices.
+      what: the user of the devices, for the message.
+      mesh: the mesh.
 
     Raises:
-      ValueError: where JAX was told not to use them.
+      ValueError: if JAX_PLATFORMS excludes them.
     """
     processes = dict.fromkeys(device.process_index for device in mesh.devices.flat)
     if len(processes) == 1:

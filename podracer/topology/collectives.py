@@ -1,4 +1,4 @@
-"""Reductions over all shards of all devices, which `learn` calls under `DATA_AXES` (docs/glossary.md: shard)."""
+"""Reductions over all shards of all devices, for `learn` under `DATA_AXES` (docs/glossary.md: shard)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DATA_AXES = (DATA_AXIS, "shard")
 
 
 def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The sums of some float32 arrays of one shape, on this shard alone.
+    """Sums each of some float32 arrays of one shape, on this shard alone.
 
-    Off CPU one reduction for all, where each by itself would be two launches.
+    Off CPU it is one reduction for all, because each alone would take two kernel launches.
     """
     if on_cpu():
         return [jnp.sum(x) for x in arrays]
@@ -33,23 +33,23 @@ def global_sum(tree: ArrayTree) -> ArrayTree:
 
 
 def global_average(tree: ArrayTree) -> ArrayTree:
-    """The mean of every leaf over all shards of all devices."""
+    """Averages every leaf over all shards of all devices."""
     return lax.pmean(tree, DATA_AXES)
 
 
 def global_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The mean of `x` weighted by `weight` (same shape) over all elements of all shards; 0 where all weights are 0."""
+    """Computes the mean of `x` weighted by `weight` (same shape) over all shards; 0 if all weights are 0."""
     total, count = global_sum((jnp.sum(x * weight), jnp.sum(weight)))
     return total / jnp.maximum(count, 1e-8)
 
 
 def global_max(x: jax.Array, axis: int | None = None) -> jax.Array:
-    """The largest element over all shards, along an axis or of all."""
+    """Computes the largest element over all shards, along an axis or of all."""
     return lax.pmax(jnp.max(x, axis), DATA_AXES)
 
 
 def global_moments(x: jax.Array, weight: jax.Array, axis: Any = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Weighted mean, variance and total weight of `x` over `axis` and all shards.
+    """Computes the weighted mean, variance and total weight of `x` over `axis` and all shards.
 
     Args:
       x: float32 array.

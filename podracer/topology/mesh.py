@@ -21,12 +21,12 @@ DATA_AXIS = "data"
 
 
 class LayoutError(ValueError):
-    """Shards or replicas do not divide over the devices and processes that there are."""
+    """Shards or replicas do not divide over the devices and processes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """How a run is laid out.
+    """The mesh, shards and lanes of a run.
 
     Attributes:
       mesh: devices as (population, data).
@@ -73,19 +73,19 @@ def make(
 ) -> Topology:
     """Lays a run out over devices.
 
-    Population members fill devices first; what is left over of them shares the data of each member.
+    Population members fill devices first. Devices left over share the data of each member.
 
     Args:
       num_envs: global lanes of each member; `envs_per_device` times its devices (or shards, where
-        those are more) if None.
+        there are more) if None.
       envs_per_device: the agent's default.
       num_shards: S; one per device of a member if None.
       population: number of members.
       devices: all local devices if None.
 
     Raises:
-      LayoutError: where shards do not divide over devices.
-      ValueError: where lanes do not divide over shards.
+      LayoutError: if shards do not divide over devices.
+      ValueError: if lanes do not divide over shards.
     """
     devices = list(devices if devices is not None else jax.local_devices())
     population_devices = math.gcd(population, len(devices))

@@ -1,4 +1,4 @@
-"""The processes that share a run: of a local one there is one, of a pod several (`podracer.pod.peers.Peers`)."""
+"""The processes that share a run: one of a local run, several of a pod (`podracer.pod.peers.Peers`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Processes:
-    """One process, which has nobody to ask.
+    """The single process of a local run; the base class of a pod's.
 
     Attributes:
-      index: of this process.
-      count: P.
-      hosts: machines that they are on.
+      index: int; index of this process.
+      count: int; P, number of processes.
+      hosts: int; number of machines.
     """
 
     index = 0
@@ -23,50 +23,50 @@ class Processes:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Tells the others of an error."""
+        """Tells the other processes of an error."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is process 0, which writes and speaks for all."""
+        """True in process 0, which writes files and prints for all."""
         return self.index == 0
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Checks that all processes have the same facts, which JSON can hold.
 
         Raises:
-          DisagreementError: in every process, with the first fact that differs and who has what.
+          DisagreementError: in every process, with the first fact that differs and its value in each process.
         """
 
     def told(self, value: Any = None) -> Any:
-        """What process 0 says here, in every process; JSON can hold it."""
+        """Broadcasts a JSON value from process 0; returns it in every process."""
         return value
 
     def everyones(self, value: Any) -> list[Any]:
-        """What every process says here, by process; JSON can hold it."""
+        """Gathers a JSON value from every process; returns all of them, by process."""
         return [value]
 
     def doing(self, what: str) -> None:
-        """Notes what this process does now, for those that wait for it."""
+        """Sets this process's status, for the messages of processes that wait for it."""
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """A round: what is done within waits for the other processes, which must all do it in the same order.
+        """Marks a collective: code within waits for the other processes, which must all run it in the same order.
 
-        Whatever waits for a program of all processes while training belongs into one of its own, and nothing else: who
-        stays out of a round that another is in for too long is stuck.
+        During training, each wait for a program of all processes belongs in a collective of its own, and nothing else
+        does: a process that stays out of another's collective for too long counts as stuck.
         """
         return contextlib.nullcontext()
 
     @property
     def stopping(self) -> bool:
-        """Whether another process wants to stop; what all do is decided by votes."""
+        """True if another process wants to stop; votes then decide for all."""
         return False
 
     def stop(self) -> None:
-        """Tells the others that this one wants to stop."""
+        """Tells the other processes that this one wants to stop."""
 
     def barrier(self) -> None:
-        """Waits until all processes are here."""
+        """Waits until all processes have called it."""
 
 
 ALONE = Processes()
-"""Of a local run."""
+"""The process of a local run."""

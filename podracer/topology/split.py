@@ -16,10 +16,10 @@ from podracer.topology.mesh import DATA_AXIS, LayoutError
 
 @dataclasses.dataclass(frozen=True)
 class HostTopology:
-    """How a run with host environments is laid out: replicas of actor threads, and one mesh of learners.
+    """The devices of a run with host environments: replicas of actor threads, and one mesh of learners.
 
-    A replica is what a host of the paper is: A actor threads, whose rollouts are learnt from in turn, and S / R of the
-    shards. An update learns from one rollout of every replica. Actors, lanes and shards are numbered by replica first,
+    A replica is a host of the paper: A actor threads, whose rollouts are learnt from in turn, and S / R of the shards.
+    An update learns from one rollout of every replica. Actors, lanes and shards are numbered by replica first,
     so equal (S, R, A) give equal results on any number of processes and devices (docs/adr/0024-replicas.md).
 
     Attributes:
@@ -28,10 +28,10 @@ class HostTopology:
       num_shards: S, logical shards of every trajectory.
       num_envs: environment lanes over all actor threads of all replicas.
       replicas: R.
-      processes: P, each of which has R / P replicas.
-      process: of these the one that this is.
-      devices: those of all processes, each once.
-      reanalysers: the devices that hold the replay and reanalyse, as a mesh with the one axis `data`, or None.
+      processes: P; each has R / P replicas.
+      process: index of this process.
+      devices: the devices of all processes, each once.
+      reanalysers: devices for the replay and for reanalysis, as a mesh with the one axis `data`, or None.
     """
 
     actors: tuple[Any, ...]
@@ -104,24 +104,24 @@ def make_host(
     Args:
       num_envs: lanes over all actor threads; `envs_per_actor` for each if None.
       envs_per_actor: the agent's default.
-      num_shards: S; one per learner device, or replica where those are more, if None.
+      num_shards: S; if None, one per learner device, or per replica if there are more of them.
       replicas: R; one per process if None. The replicas of a process share its devices out.
-      actor_devices: how many devices of a process act; a quarter of them, at least one, if None (the paper's 1 to 3).
+      actor_devices: actor devices of a process; a quarter of its devices, at least one, if None (the paper's 1 to 3).
         A single device acts and learns.
-      actor_threads: of every actor device of a replica.
-      reanalyser_devices: how many devices of a process hold the replay and reanalyse, behind those that act.
-      updates_per_batch: how many parts of every shard's lanes are learnt from in turn.
-      devices: all local devices if None; those of several processes by process.
+      actor_threads: threads of every actor device of a replica.
+      reanalyser_devices: devices of a process for the replay and for reanalysis, next after the actor devices.
+      updates_per_batch: parts of every shard's lanes that are learnt from in turn.
+      devices: all local devices if None; those of several processes in the order of processes.
 
     Raises:
-      LayoutError: where shards or replicas do not divide.
-      ValueError: where there are too few devices, or lanes do not divide.
+      LayoutError: if shards or replicas do not divide.
+      ValueError: if there are too few devices, or lanes do not divide.
     """
     devices = list(devices if devices is not None else jax.local_devices())
     owners = list(dict.fromkeys(device.process_index for device in devices))
-    here = jax.process_index() if len(owners) > 1 else owners[0]
+    this_process = jax.process_index() if len(owners) > 1 else owners[0]
     by_process = [[device for device in devices if device.process_index == owner] for owner in owners]
-    local, P = by_process[owners.index(here)], len(owners)
+    local, P = by_process[owners.index(this_process)], len(owners)
     acting = actor_devices or max(1, len(local) // 4)
     if acting >= len(local) > 1:
         raise ValueError(f"actor_devices={acting}: of {len(local)} devices at least one must learn.")
@@ -131,21 +131,23 @@ def make_host(
         raise ValueError(
             f"reanalyser_devices={reanalyser_devices}: of {len(local)} devices {acting} act(s), and one must learn."
         )
-    behind = acting + reanalyser_devices
-    learners = [device for there in by_process for device in (there[behind:] or there)]
-    reanalysers = [device for there in by_process for device in there[acting:behind]]
+    # Actors, reanalysers, learners, in the order of a process's devices; a single device is both actor and learner.
+    not_learning = acting + reanalyser_devices
+    learners = [device for owned in by_process for device in (owned[not_learning:] or owned)]
+    reanalysers = [device for owned in by_process for device in owned[acting:not_learning]]
     replicas = replicas or P
     if replicas % P:
         raise LayoutError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
-    R, own = replicas, replicas // P
-    for what, number in (("actor", acting), ("learner", len(learners) // P)):
-        if not _share_out(number, own):
+    R, per_process = replicas, replicas // P
+    for role, number in (("actor", acting), ("learner", len(learners) // P)):
+        if not _divides(number, per_process):
             raise LayoutError(
-                f"replicas={R}: the {own} of a process cannot share its {number} {what} devices out evenly; use "
-                f"{what} devices that divide them, or are a multiple."
+                f"replicas={R}: the {per_process} of a process cannot share its {number} {role} devices out evenly; "
+                f"use {role} devices that divide them, or are a multiple."
             )
-    each = max(1, acting // own)  # actor devices of a replica
-    actors = [local[(r * each + i) % acting] for r in range(own) for i in range(each) for _ in range(actor_threads)]
+    each = max(1, acting // per_process)  # actor devices of a replica
+    replica_devices = [local[(r * each + i) % acting] for r in range(per_process) for i in range(each)]
+    actors = [device for device in replica_devices for _ in range(actor_threads)]
     unit = math.lcm(len(learners), len(reanalysers) or 1, R)
     num_shards = num_shards or unit
     if num_shards % unit:
@@ -162,26 +164,33 @@ def make_host(
             f"num_envs={num_envs} is not divisible by {of} x {updates_per_batch} update(s) per batch; use "
             f"{f'{below} or {above}' if below else above}."
         )
-    mesh = lambda some: Mesh(np.asarray(some), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
-    apart = mesh(reanalysers) if reanalysers else None
+    mesh = lambda devices: Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
     return HostTopology(
-        tuple(actors), mesh(learners), num_shards, num_envs, R, P, owners.index(here), tuple(devices), apart
+        actors=tuple(actors),
+        mesh=mesh(learners),
+        num_shards=num_shards,
+        num_envs=num_envs,
+        replicas=R,
+        processes=P,
+        process=owners.index(this_process),
+        devices=tuple(devices),
+        reanalysers=mesh(reanalysers) if reanalysers else None,
     )
 
 
-def _share_out(devices: int, replicas: int) -> bool:
-    """Whether the replicas of a process can have as many of its devices each, or as many of them share one."""
+def _divides(devices: int, replicas: int) -> bool:
+    """Returns True if a process's replicas get equally many devices each, or equally many replicas share a device."""
     return devices % replicas == 0 or replicas % devices == 0
 
 
 def continues_on(num_shards: int, replicas: int | None = None) -> str:
-    """What a run with these shards, and these replicas under Sebulba, can continue on, in words."""
+    """Describes the devices that a run with these shards, and these replicas under Sebulba, can continue on."""
     if replicas is None:
-        return f"this run has {num_shards} shards: it continues on {_these(_divisors(num_shards))} devices"
+        return f"this run has {num_shards} shards: it continues on {_listing(_divisors(num_shards))} devices"
     ways = []
     for processes in _divisors(replicas):
-        learners = [n for n in _divisors(num_shards // processes) if _share_out(n, replicas // processes)]
-        ways.append(f"{_these([processes])} process(es) with {_these(learners)} learner devices each")
+        learners = [n for n in _divisors(num_shards // processes) if _divides(n, replicas // processes)]
+        ways.append(f"{_listing([processes])} process(es) with {_listing(learners)} learner devices each")
     has = f"{replicas} replicas and {num_shards} shards" if replicas > 1 else f"{num_shards} shards"
     return f"this run has {has}: it continues on {'; '.join(ways)}"
 
@@ -190,6 +199,6 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _these(numbers: Sequence[int]) -> str:
-    *some, last = map(str, numbers)
-    return f"{', '.join(some)} or {last}" if some else last
+def _listing(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last

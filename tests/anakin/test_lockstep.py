@@ -44,7 +44,7 @@ def test_it_is_a_rollout_the_updates_and_then_the_adding():
     settings = rollout.Settings(T)
 
     def by_hand(state):
-        member = jax.tree.map(lambda x: x[0], program.Member.of(state))
+        member = jax.tree.map(lambda x: x[0], program.Member.from_state(state))
         counts, before = state.experience.counts, member.learner
         actors, ring = jax.tree.map(lambda x: x[0], (member.actors, member.ring))
         keys = jax.random.split(actors.key, 4 + T)

@@ -309,7 +309,7 @@ def test_population_members_are_single_runs(name: str, runs: dict[str, Run]) -> 
     np.testing.assert_allclose(used, rates, rtol=0.05)
     for i, rate in enumerate(rates):
         single, alone = run.advance(run.start(seed=5 + i, learning_rate=[rate]), 10)
-        member = jax.tree.map(lambda x, i=i: x[i : i + 1], (program.Member.of(state), report))
+        member = jax.tree.map(lambda x, i=i: x[i : i + 1], (program.Member.from_state(state), report))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
             harness.numbers_of((member[0].learner.params, member[0].learner.hyper, member[0].env_steps)),
@@ -387,7 +387,7 @@ def test_rewards_that_are_not_finite_are_reported(name: str) -> None:
 def one_update(agent: Agent, reset_pool: int) -> Any:
     """An update of one shard, with no key in a batch: JAX's checker takes the transpose that makes for a use."""
     prog = harness.make_program(agent, COUNTING, num_envs=2, reset_pool=reset_pool)
-    member = program.Member.of(harness.initial(prog, agent, [0]))
+    member = program.Member.from_state(harness.initial(prog, agent, [0]))
     state = jax.tree.map(lambda x: x[0], member.learner)
     actors, ring = jax.tree.map(lambda x: x[0, 0], (member.actors, member.ring))
     settings = rollout.Settings(T, reset_pool)

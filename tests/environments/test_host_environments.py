@@ -272,9 +272,9 @@ def test_spaces():
 
 def test_images_move_their_channels():
     image = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
-    moved = gate.seen(image, spaces.Box(0, 255, (4, 5, 3), np.uint8), (2,))
+    moved = gate.to_agent(image, spaces.Box(0, 255, (4, 5, 3), np.uint8), (2,))
     np.testing.assert_array_equal(moved[1, 2, 3], image[1, :, 2, 3])
-    grey = gate.seen(image[:, :1], spaces.Box(0, 255, (4, 5), np.uint8), (2,))
+    grey = gate.to_agent(image[:, :1], spaces.Box(0, 255, (4, 5), np.uint8), (2,))
     np.testing.assert_array_equal(grey, image[:, 0])
 
 

@@ -224,7 +224,7 @@ def test_states_are_small(size):
 
 
 def test_symmetries_of_a_square_are_all_eight():
-    cells, actions = board_game.of_square(3, passes=True)
+    cells, actions = board_game.square_symmetries(3, passes=True)
     assert len({tuple(row) for row in cells}) == 8
     np.testing.assert_array_equal(actions, np.concatenate([cells, np.full((8, 1), 9)], axis=1))
     corners = cells[:, [0, 2, 6, 8]]

@@ -71,7 +71,7 @@ class Sweeper:
     def found(self):
         """Priorities by lane and row; all others are 0."""
         priority, there = np.asarray(self.ring.priority), eligible(self.plan, self.spec, self.streams)
-        at = {(lane, row): lane * self.plan.places + row % self.plan.places for lane, row in there}
+        at = {(lane, row): lane * self.plan.starts_per_lane + row % self.plan.starts_per_lane for lane, row in there}
         assert np.count_nonzero(priority) == len(at)
         return {key: priority[index] for key, index in at.items()}
 
@@ -144,7 +144,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
             plan, agent.replay, ring, counts.rollouts, renew, jnp.int32(7), (jnp.int32(0), 1), part.observation, 1
         )
     )
-    found = np.asarray(sweep(ring).priority).reshape(L, plan.places)
+    found = np.asarray(sweep(ring).priority).reshape(L, plan.starts_per_lane)
     model = prefix_models.make(nets.stacked_spec(spec, frames), config)
     flat = jnp.asarray(stacks.reshape(-1, *nets.stacked_spec(spec, frames).observation_space.shape))
     said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))[1]
@@ -153,7 +153,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     x = jax.tree.map(np.asarray, rows)
     seen, horizons = 0, set()
     for i, row in itertools.product(range(L), range(rollouts * T)):
-        if found[i, row % plan.places] == 0 or row + plan.places < rollouts * T:
+        if found[i, row % plan.starts_per_lane] == 0 or row + plan.starts_per_lane < rollouts * T:
             continue
         horizon = min(max(n - (rollouts * T - row) * L // 30, 1), n)
         z, scale, at = 0.0, 1.0, row
@@ -163,7 +163,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
             at += 1
         z += scale * value[at, i] * (at > row or x.discount[row, i])
         priority = max(abs(value[row, i] - z), 1e-6) ** config.priority_exponent
-        assert found[i, row % plan.places] == pytest.approx(priority, rel=1e-5, abs=1e-5)
+        assert found[i, row % plan.starts_per_lane] == pytest.approx(priority, rel=1e-5, abs=1e-5)
         horizons.add(horizon)
         seen += 1
     assert seen == np.count_nonzero(found) > 60

@@ -14,6 +14,7 @@ import envs_jax
 import podracer
 from podracer import agents, nets, replay
 from podracer.learning import learner
+from podracer.replay import ring as ring_buffer
 from podracer.types import Replay, TimeStep, Trajectory
 from tests.support import harness
 
@@ -168,8 +169,8 @@ def check_sequences(spec, order, T):
     plan, ring, streams = filled(spec, order, T=T)
     counts, context = jnp.asarray(streams.counts), spec.context
     index = np.flatnonzero(np.asarray(ring.priority) > 0)
-    lanes = index // plan.places
-    slot, within = np.divmod(index % plan.places, plan.starts)
+    lanes = index // plan.starts_per_lane
+    slot, within = np.divmod(index % plan.starts_per_lane, plan.starts_per_rollout)
     newest = streams.counts[lanes // B] - 1
     rollouts = newest - (newest - slot) % plan.slots
     starts = rollouts * T + within * plan.stride
@@ -220,7 +221,7 @@ def test_what_is_new_is_as_likely_as_the_likeliest():
     plan, ring, streams = filled(spec, [0, 1] * 3)
     masses = np.asarray(ring.priority)
     for lane, row in eligible(plan, spec, streams):
-        index = lane * plan.places + row % plan.places
+        index = lane * plan.starts_per_lane + row % plan.starts_per_lane
         assert masses[index] == max(sum(2.0 * streams.rows[lane][row + i][5] for i in range(2)), 1e-6)
 
 
@@ -282,7 +283,8 @@ def test_sequences_are_drawn_by_priority(alpha, make):
     weights /= weights.max(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(drawn.weight, weights, rtol=1e-4)
     np.testing.assert_array_equal(
-        drawn.age, np.asarray(streams.counts)[np.asarray(drawn.index) // plan.places // B] - 1 - drawn.generation
+        drawn.age,
+        np.asarray(streams.counts)[np.asarray(drawn.index) // plan.starts_per_lane // B] - 1 - drawn.generation,
     )
 
 
@@ -312,15 +314,15 @@ def test_small_masses_and_large_ones():
     masses[rng.random(1_024_000) < 0.5] = 0.0
     blocks = masses.reshape(-1, replay.BLOCK)[:64]
     u = jnp.asarray(rng.random((64, 400)), jnp.float32)
-    within = jax.jit(jax.vmap(lambda m, u: replay._invert(m[None], u)))(blocks, u)
+    within = jax.jit(jax.vmap(lambda m, u: ring_buffer._invert(m[None], u)))(blocks, u)
     assert np.all(np.take_along_axis(blocks, np.asarray(within), 1) > 0)
     sums = jnp.asarray(masses.reshape(-1, replay.BLOCK).sum(1))
     strata = (jnp.arange(4096, dtype=jnp.float32) + 0.5) / 4096
-    drawn = np.bincount(np.asarray(replay._invert(sums[None], strata)), minlength=len(sums))
+    drawn = np.bincount(np.asarray(ring_buffer._invert(sums[None], strata)), minlength=len(sums))
     expected = np.asarray(sums, np.float64) / np.sum(np.asarray(sums, np.float64)) * 4096
     assert np.max(np.abs(drawn - expected)) <= 1.5
     for edge in (0.0, 1.0 - 2**-24, 1.0):
-        assert masses.reshape(-1)[replay._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
+        assert masses.reshape(-1)[ring_buffer._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,10 @@ def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
     before = jnp.asarray(streams.counts)
     drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
     index = np.asarray(drawn.index)
-    lanes, starts = index // plan.places, np.asarray(drawn.generation) * T + index % plan.starts * plan.stride
+    lanes, starts = (
+        index // plan.starts_per_lane,
+        np.asarray(drawn.generation) * T + index % plan.starts_per_rollout * plan.stride,
+    )
     assert set(zip(lanes, starts)) <= eligible(plan, spec, streams)
     for i in range(plan.slots if all_of_them else 1):
         ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0] + i)
@@ -437,7 +442,7 @@ def test_more_than_two_billion_numbers():
     add = jax.jit(functools.partial(replay.add, plan, spec), donate_argnums=0)
     ring = add(ring, trajectory, jnp.int32(0), jnp.int32(plan.slots - 1))
     within = np.array([0, 7, rows - 2], np.int32)
-    index = jnp.asarray(plan.places - rows + within)
+    index = jnp.asarray(plan.starts_per_lane - rows + within)
     assert np.all(np.asarray(ring.priority)[index] == 1)
     at = replay.Sample(index, jnp.full(3, plan.slots - 1, jnp.int32), None, None)
     found = jax.jit(lambda ring: replay.gather(plan, spec, ring, at, steps.observation))(ring)

@@ -32,18 +32,20 @@ def test_every_node_after_every_simulation(config):
     mdp, lanes = MDP(0), np.arange(8)
     noise = np.random.default_rng(1).gumbel(size=(len(lanes), A)) * (1 if config.algorithm == "gumbel" else 0.01)
     references = [mdp.reference(config, state, noise[state]) for state in lanes]
-    rule, model = search.rule(config), table_model()
-    wanted = np.array(
+    tree_config, model = search.tree_config(config), table_model()
+    target_visits = np.array(
         [reference.halving(min(config.considered, reference.nodes[0].legal.sum()))[:24] for reference in references]
     )
     root = model.root(mdp.tables, jnp.asarray(lanes))
-    aid = search.Aid(jnp.asarray(noise, jnp.float32), jnp.asarray(wanted) if config.algorithm == "gumbel" else ())
-    seed = tree.Seed(rule.prior(root.logits, root.legal), root.value, root.embedding, aid)
-    state = jax.jit(functools.partial(tree.begin, rule))(seed)
-    advance = jax.jit(functools.partial(tree.simulate, model.step, rule, 2))
+    inputs = search.SelectionInputs(
+        jnp.asarray(noise, jnp.float32), jnp.asarray(target_visits) if config.algorithm == "gumbel" else ()
+    )
+    roots = tree.RootInputs(tree_config.prior(root.logits, root.legal), root.value, root.embedding, inputs)
+    state = jax.jit(functools.partial(tree.init, tree_config))(roots)
+    advance = jax.jit(functools.partial(tree.simulate, model.step, tree_config, 2))
     for i in range(config.simulations):
-        state = advance(mdp.tables, seed, jnp.int32(i), state)
-        found = jax.tree.map(np.asarray, tree.kept(state))
+        state = advance(mdp.tables, roots, jnp.int32(i), state)
+        found = jax.tree.map(np.asarray, tree.as_tree(state))
         for reference in references:
             reference.simulate()
         expected = [np.array(x) for x in zip(*map(as_arrays, references))]

@@ -35,7 +35,7 @@ def test_lanes_do_not_see_each_other(config, monkeypatch):
     chex.assert_trees_all_equal(find(state=BATCH[::-1]), jax.tree.map(lambda x: x[::-1], expected))
     split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(2, -1))
     chex.assert_trees_all_equal(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
-    monkeypatch.setattr(tree, "block", lambda: 1)
+    monkeypatch.setattr(tree, "levels_per_iteration", lambda: 1)
     run.clear_cache()
     chex.assert_trees_all_equal(find(state=BATCH), expected)
     run.clear_cache()
@@ -55,9 +55,9 @@ def test_lanes_do_not_see_each_other_at_length(config, monkeypatch):
     for size in (1, 8):
         split = jax.vmap(lambda state: find(state=state))(BATCH.reshape(size, -1))
         alike(jax.tree.map(lambda x: x.reshape(M, *x.shape[2:]), split), expected)
-    assert tree.block() == 2, "what was expected"
+    assert tree.levels_per_iteration() == 2, "what was expected"
     for levels in (1, 4, 8):
-        monkeypatch.setattr(tree, "block", lambda levels=levels: levels)
+        monkeypatch.setattr(tree, "levels_per_iteration", lambda levels=levels: levels)
         run.clear_cache()
         chex.assert_trees_all_equal(find(state=BATCH), expected)
     run.clear_cache()

@@ -81,7 +81,7 @@ def test_states_of_images():
         np.testing.assert_allclose(np.max(x, axis=(1, 2, 3)), np.ones(3), rtol=1e-6)
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(same[i] - same[j]).max() > 0.01
-    assert np.isfinite(world_models._between_0_and_1(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
+    assert np.isfinite(world_models._rescale(jnp.ones((1, 2, 2, 1)))).all(), "a state of one number"
 
 
 @pytest.mark.parametrize("make", [world_models.make, prefix_models.make], ids=lambda make: make.__module__)
