@@ -30,10 +30,9 @@ from podracer.run.record import Experiment
 from podracer.system.stopping import StopSignal
 from podracer.topology import here as local
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import choices
+from podracer.training import choices, summary
 from podracer.training.callback import StopRequests, UserCallback
 from podracer.training.evaluations import Evaluations, actor_params
-from podracer.training.train import summary
 from podracer.training.training_log import TrainingLog
 from podracer.training.transfer import transferred
 

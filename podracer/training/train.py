@@ -31,11 +31,10 @@ from podracer.system.console import note
 from podracer.system.lock import RunLock
 from podracer.system.stopping import StopSignal
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import masks, presets
+from podracer.training import masks, presets, shared
 from podracer.training.choices import flat_images
 from podracer.training.resolve import resolve, stored_options
 from podracer.training.session import Session
-from podracer.training.train import shared
 from podracer.training.transfer import transferred
 from podracer.training.workers import Workers
 from podracer.types import Agent, Environment, HostEnvironments

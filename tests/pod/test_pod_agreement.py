@@ -15,8 +15,8 @@ from podracer.errors import CheckpointError, TrainingDivergedError
 from podracer.run import checkpoint
 from podracer.run.checkpoint import Checkpoints
 from podracer.sebulba.metrics import Report
-from podracer.training.train import shared, train
-from podracer.training.train import summary as summaries
+from podracer.training import shared, train
+from podracer.training import summary as summaries
 from tests.support import pods
 
 

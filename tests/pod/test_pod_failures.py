@@ -23,8 +23,8 @@ from podracer.pod import peers
 from podracer.pod.launch import Launch, environment
 from podracer.run import checkpoint
 from podracer.sebulba import runner
+from podracer.training import shared
 from podracer.training.session import Session
-from podracer.training.train import shared
 from tests.support import pods
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ from podracer.result.result import Result
 from podracer.run import checkpoint, metrics, rundir
 from podracer.run.config import RunConfig
 from podracer.training import resolve
-from podracer.training.train import summary as summaries
+from podracer.training import summary as summaries
 from podracer.training.train import train as training
 from podracer.types import Caution, EnvSpec, Transition
 from tests.support import harness
