@@ -25,7 +25,7 @@ from podracer.sebulba import runner
 from podracer.sebulba.channels import Channel
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.training.session import Session
-from podracer.training.train import train as training
+from podracer.training import train as training
 from tests.support import harness
 
 pytestmark = pytest.mark.slow

@@ -31,7 +31,7 @@ from podracer.run import checkpoint, metrics, rundir
 from podracer.run.config import RunConfig
 from podracer.training import resolve
 from podracer.training import summary as summaries
-from podracer.training.train import train as training
+from podracer.training import train as training
 from podracer.types import Caution, EnvSpec, Transition
 from tests.support import harness
 from tests.support.counting import CountingEnvironment
