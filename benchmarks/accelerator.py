@@ -1,4 +1,4 @@
-"""What podracer does on an accelerator: does it learn there, and how fast is it?
+"""Runs podracer on an accelerator: does it learn there, and how fast is it?
 
     python benchmarks/accelerator.py learning anakin           # some parts; all if none is named
     python benchmarks/accelerator.py --output results.json
@@ -63,7 +63,7 @@ SPEED: dict[str, dict[str, str]] = {
     },
 }
 SECONDS = 300
-"""That a command may take."""
+"""The time limit of a command, in seconds."""
 
 
 def start(arguments: list[str], log: Any, **variables: str) -> subprocess.Popen[Any]:

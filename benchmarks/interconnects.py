@@ -1,4 +1,4 @@
-"""What an all-reduce and an update should cost on more devices than anybody here has: a model, not a measurement.
+"""The cost of an all-reduce and of an update on many devices: a model, not a measurement.
 
     E = 1 / (1 + t_comm / t_c)        t_comm: sum over an update's all-reduces of  latency + 2 (n - 1) / n bytes / W
 
@@ -50,7 +50,7 @@ NETWORKS = (
     Network("R2D2, Nature, LSTM 512; 64 x 121 rows", 4_326_567, 620e9, 1, 8),
 )
 CATCH_SECONDS = 1e-3
-"""Of an update of the first, which is too small for its arithmetic to say how long it takes."""
+"""The seconds of an update of catch, which is too small for its arithmetic to predict them."""
 
 
 def torus(bytes: float, axes: tuple[int, ...], wrapped: Callable[[int], bool], bandwidth: float) -> float:
@@ -90,7 +90,7 @@ def h200(bytes: float, n: int) -> float:
 
 
 DEVICES = {"v4": (v4, 20e12), "v5e": (v5e, 14e12), "H200": (h200, 30e12)}
-"""How long an all-reduce takes, and the arithmetic that a device does in a second, by device."""
+"""The time of an all-reduce and the arithmetic of a second, by device."""
 
 
 def efficiency(network: Network, device: str, n: int, packed: bool = False) -> float:

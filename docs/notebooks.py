@@ -44,7 +44,8 @@ def read(path: pathlib.Path) -> Notebook:
 
 
 def repository() -> str:
-    """Where the library is published: `project.urls.Repository` of pyproject.toml, the only place that says so."""
+    """The address of the library's repository: `project.urls.Repository` of pyproject.toml, the only place that has
+    it."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 

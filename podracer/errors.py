@@ -103,7 +103,7 @@ REMEDIES = {
     "immutable|batch_stats|BatchNorm": PURE,
     "called with an RNG": "use hk.without_apply_rng(net).apply",
 }
-"""What to do about an error whose type or text matches, the special before the general."""
+"""The remedy for an error whose type or text matches, the special before the general."""
 
 
 def explain(error: BaseException) -> str:

@@ -31,7 +31,7 @@ LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), ("efficientzero-batch_norm", "small sgd"))
-"""Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
+"""The cases with populations: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
 compared below."""
 ON_TWO = (("ppo", "adam"), ("efficientzero-batch_norm", "small sgd"))
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
@@ -128,7 +128,7 @@ def assert_close(a, b, member=None):
 
 
 def moved(a):
-    """How far the biases are from 0, where all runs begin."""
+    """The largest distance of a bias from 0, where all runs begin."""
     return max(float(np.abs(x).max()) for name, x in a.items() if name.startswith(".params") and "bias" in name)
 
 
@@ -183,7 +183,7 @@ def rates(n, name="adam"):
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    """What eight devices made."""
+    """The directory of the runs on eight devices."""
     directory = tmp_path_factory.mktemp("eight")
     elsewhere(on_eight_devices, 8, directory)
     return directory
@@ -197,7 +197,7 @@ def test_eight_devices_are_as_one(agent, name, eight):
 
 
 def half_a_run(agent, name, devices, eight):
-    """What eight devices did until the first of two checkpoints."""
+    """Copies a run on eight devices up to the first of its two checkpoints."""
     run_dir = eight / f"{agent}-{name}-on-{devices}"
     shutil.copytree(eight / f"{agent}-{name}", run_dir)
     first, last = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
@@ -208,7 +208,7 @@ def half_a_run(agent, name, devices, eight):
 
 @pytest.fixture(scope="module")
 def two(eight):
-    """What two devices made of that."""
+    """The directory of those runs, resumed on two devices."""
     for agent, name in ON_TWO:
         half_a_run(agent, name, 2, eight)
     elsewhere(on_two_devices, 2, eight)

@@ -166,7 +166,7 @@ GAMES26 = (
 """The games of Atari 100k (Kaiser et al. 2020)."""
 
 SETS: Mapping[str, tuple[str, ...]] = {"atari57": GAMES57, "nature49": NATURE49, "atari100k": GAMES26}
-"""What papers call them."""
+"""The sets of games by the names that papers give them."""
 
 
 def name(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Difference(NamedTuple):
-    """What a preset changes.
+    """The changes that a preset makes.
 
     Attributes:
       base: the preset that it changes; the agent's defaults if None.
@@ -99,8 +99,8 @@ DQN: dict[str, Difference] = {
         },
     ),
 }
-"""Of `dqn`. `noisy` is no paper's: C51 that explores by noise, which Rainbow is built on. Where the mode is lockstep,
-rollouts are one period long (`rollout_length`)."""
+"""Presets of `dqn`. `noisy` is no paper's: C51 that explores by noise, which Rainbow is built on. Where the mode is
+lockstep, rollouts are one period long (`rollout_length`)."""
 
 PAPERS: dict[str, Difference] = {
     "muzero": Difference(
@@ -130,11 +130,11 @@ PAPERS: dict[str, Difference] = {
     "r2d2": Difference(protocol="seed"),
     "vtrace": Difference(protocol="impala"),
 }
-"""What goes with an agent's `CONFIG.atari()`, or is all there is where an agent has none, by agent. PQN's authors play
-as PPO's do, for 200M frames. Of MuZero's paper are search, targets, batches, priorities and discount; `samples_per_row`
-is that of Schrittwieser et al. 2021. The rest is not: a network of 64 channels, fewer blocks and LayerNorm; 4 grey
-frames of 84x84 and not 32 in colour of 96x96; Adam, clipped gradients and no decay of weights; a replay of 1M rows and
-not 25M; 200M frames and not 20G."""
+"""Presets from papers, by agent: added to the agent's `CONFIG.atari()`, or all there is where an agent has none. PQN's
+authors play as PPO's do, for 200M frames. Of MuZero's paper are search, targets, batches, priorities and discount;
+`samples_per_row` is that of Schrittwieser et al. 2021. The rest is not: a network of 64 channels, fewer blocks and
+LayerNorm; 4 grey frames of 84x84 and not 32 in colour of 96x96; Adam, clipped gradients and no decay of weights; a
+replay of 1M rows and not 25M; 200M frames and not 20G."""
 
 
 EFFICIENTZERO: dict[str, Difference] = {
@@ -187,9 +187,9 @@ EFFICIENTZERO: dict[str, Difference] = {
     ),
     "gumbel": Difference("atari", {"search": "gumbel", "simulations": 16, "considered": 8}),
 }
-"""Of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
-(SpeedyZero), whose batches have eight shards, also on one device, for statistics are of a shard; and the first with the
-search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
+"""Presets of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
+(SpeedyZero), whose batches have eight shards, also on one device, because statistics are of a shard; and the first with
+the search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
 
 SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
 """Agents that have several presets for Atari."""

@@ -1,4 +1,4 @@
-"""How papers play Atari and what they report of it, by name.
+"""The protocols by which papers play Atari and report scores, by name.
 
 All of them skip 4 frames, take the maximum of the last two, in grey at 84 x 84, and report unclipped scores of whole
 games. What differs is in `PROTOCOLS`. What EnvPool (1.2.5, looked at and run) does otherwise than any of them:
@@ -25,7 +25,7 @@ Figure = Literal["best", "final", "last_100", "each_million"]
 
 
 class Protocol(NamedTuple):
-    """How games are played, in training and in evaluation, and which number a paper reports.
+    """A protocol: the settings of games in training and in evaluation, and the number that a paper reports.
 
     Attributes:
       source: where it is from, and what is not as there.

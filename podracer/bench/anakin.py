@@ -97,7 +97,7 @@ class AnakinArguments:
         self.environment("ppo")
 
     def environment(self, agent: str) -> Environment:
-        """What to measure an agent on."""
+        """The environment on which an agent is measured."""
         try:
             options = json.loads(self.env_options)
         except json.JSONDecodeError as error:

@@ -47,12 +47,12 @@ KINDS = {
     "synchronised": ("lanes", "serial"),
     "both": ("lanes", "lockstep"),
 }
-"""How W lanes are acted, and in which order things go."""
+"""The kinds of loops: the way W lanes are acted for, and the order of acting and learning."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured: an environment and the agent's settings; `paced` lanes wait instead of computing."""
+    """One setting to measure: an environment and the agent's settings; `paced` lanes wait instead of computing."""
 
     env: str
     config: Mapping[str, Any]

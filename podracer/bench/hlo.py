@@ -52,7 +52,7 @@ def _opcode(line: str) -> str:
 
 
 def _bytes(line: str) -> int:
-    """Of an instruction's result."""
+    """The size in bytes of an instruction's result."""
     types = line.split(" = ", 1)[1].split(" all-reduce", 1)[0]
     arrays = re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", types)  # `pred` has no number and is not reduced
     return sum(int(bits) // 8 * math.prod(int(n) for n in dims.split(",") if n) for bits, dims in arrays)
@@ -99,7 +99,7 @@ def count(text: str) -> Counted:
     done: dict[str, Counted] = {}
 
     def turns(line: str, condition: str) -> int | None:
-        """How often a loop turns, if that is known: loops of JAX count up from 0 by 1."""
+        """The number of iterations of a loop, or None if unknown: loops of JAX count up from 0 by 1."""
         if known := _TURNS.search(line):
             return int(known[1])
         text = "\n".join(computations[condition])

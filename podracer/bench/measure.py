@@ -1,4 +1,4 @@
-"""How speed is measured: in turns, on a machine that is named, next to loops written by hand."""
+"""Measures speed: in turns, on a machine that is named, next to loops written by hand."""
 
 from __future__ import annotations
 

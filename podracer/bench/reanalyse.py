@@ -45,10 +45,10 @@ INTERVAL = 10
 
 
 SMALL = {"batch_size": 32, "simulations": 16, "channels": 16}
-"""Of the agent where no preset is given: what two cores can do."""
+"""The agent's settings if no preset is given: as much as two cores can do."""
 
 SIZE = 1024
-"""Of the matrices."""
+"""The size of the matrices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ RATIOS = (
     ("clipped lars", "sgd"),
     ("batch norm", "layer norm"),
 )
-"""Of seconds a sample."""
+"""The pairs of measurements whose seconds a sample are compared."""
 
 
 def main(arguments: ReanalyseArguments) -> int:

@@ -209,7 +209,8 @@ class Together:
 
 
 class Metered:
-    """What is measured, with this process's processor time a row, and how busy the loop of remote environments was."""
+    """A measurement, with this process's processor time a row, and the busy fraction of the loop of remote
+    environments."""
 
     def __init__(self, measured: Any, remote: Any):
         self._measured, self._remote = measured, remote
@@ -281,7 +282,7 @@ def latency(arguments: RemoteArguments) -> dict[str, Any]:
 
 
 def _processor_time(pid: int) -> float:
-    """Of another process, in seconds."""
+    """The processor time of another process, in seconds."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""What the figures of `podracer bench remote` mean: beside their targets, and what larger runs need by them.
+"""The figures of `podracer bench remote` beside their targets, and the needs of larger runs by these figures.
 
 Everything is computed from `results`, what the benchmark measured, so that pages can be made from its file.
 """
@@ -18,7 +18,7 @@ NETWORKS = (1, 10, 25, 100, 400)
 GOODPUT = 0.9
 
 NETWORK_FLOPS = {"shallow": 24e6, "ResNet": 434e6}
-"""Of acting and learning, a frame of 84 x 84: eight times the multiplications of a forward pass."""
+"""The FLOPs of acting and learning on a frame of 84 x 84: eight times the multiplications of a forward pass."""
 
 H200_FLOPS = 30e12
 """A second that these networks may get of an H200, 3 % of its peak in bfloat16: an assumption, not a measurement."""
@@ -32,7 +32,7 @@ REPORTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a figure should be.
+    """The target of a figure.
 
     Attributes:
       what: in words.

@@ -44,7 +44,7 @@ OF_SEBULBA = {"sebulba": "cartpole", "sebulba-pong": "pong"}
 """Presets that are among those of `podracer bench sebulba`, by their names there."""
 
 ROUNDS = 20
-"""Of the all-reduces alone in one call; and updates that are timed one by one."""
+"""The number of all-reduces in one call when they are timed alone, and of updates that are timed one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def main(arguments: ScalingArguments) -> int:
 
 
 def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[str, Any]]:
-    """What process 0 of a layout finds.
+    """Measures a layout in processes of its own and returns the result of process 0.
 
     Raises:
       RuntimeError: where one fails.
@@ -293,7 +293,8 @@ def _jitter(call: Callable[[int], int]) -> float:
 
 
 def _seconds(call: Callable[[int], int], seconds: float, processes: Processes) -> float:
-    """Of one repetition; `call` does n of them and says how many. All processes do as many as process 0 says."""
+    """The seconds of one repetition; `call` does n of them and returns how many. All processes do as many as process
+    0."""
     call(1)
     n, elapsed = 1, 0.0
     while processes.told(elapsed < seconds / 4):

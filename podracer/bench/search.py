@@ -101,7 +101,7 @@ def main(arguments: SearchArguments) -> int:
 
 
 def growth(results: list[dict[str, Any]]) -> list[str]:
-    """How much longer a simulation takes among many than among few, by cell and algorithm."""
+    """The ratio of a simulation's time among many to that among few, by cell and algorithm."""
     lines = []
     for N, A in dict.fromkeys((r["N"], r["A"]) for r in results):
         cells = {r["S"]: r["programs"] for r in results if (r["N"], r["A"]) == (N, A)}

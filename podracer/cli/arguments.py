@@ -17,11 +17,11 @@ from podracer import configs
 Arguments = TypeVar("Arguments")
 REGISTRY = tyro.constructors.ConstructorRegistry()
 INSTEAD = {"--seed": "; --seeds trains a run for each"}
-"""What those may want who give an option more values than it takes."""
+"""The hint for an option that was given more values than it takes."""
 
 
 class InputError(ValueError):
-    """What the user typed cannot be used."""
+    """An error in what the user typed."""
 
 
 def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
@@ -91,7 +91,8 @@ def _integer(text: str) -> int:
 
 
 def _unbox(box: str) -> tuple[str, str]:
-    """What tyro's box says, without its title, borders and help, in one line; and the flag that it suggests, or ''."""
+    """Returns the message of tyro's box in one line, without title, borders and help, and the flag that it suggests, or
+    ''."""
     # Sections are separated by lines of box characters, or of hyphens where the terminal has no others.
     sections = [" ".join(section.split()) for section in re.split(r".*[─-]{5,}.*", re.sub("[│╭╮╰╯]", " ", box))]
     message, hints = sections[1], sections[2:]
@@ -110,7 +111,7 @@ def _other_name(unknown: str, flags: Iterable[str]) -> str:
 
 
 def _too_many(argv: list[str], unknown: list[str]) -> str:
-    """What to say of values behind an option that takes fewer, or '' where that is not what is wrong."""
+    """Returns the message for values after an option that takes fewer, or '' if that is not the error."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     flags = [i for i, word in enumerate(words) if re.match("--?[a-z]", word)] + [len(words)]
     for i, end in itertools.pairwise(flags):
@@ -122,7 +123,7 @@ def _too_many(argv: list[str], unknown: list[str]) -> str:
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """Whether help is wanted instead."""
+    """Returns True if the arguments ask for help."""
     return not {"-h", "--help"}.isdisjoint(argv)
 
 

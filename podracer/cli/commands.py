@@ -47,7 +47,7 @@ FAILURES = (
     podracer.TrainingDivergedError,
     OSError,
 )
-"""What can end a run that was asked for well."""
+"""The errors that can end a run whose arguments are sound."""
 
 
 def run(argv: list[str]) -> int:

@@ -20,7 +20,7 @@ from podracer.system import console
 
 
 class Name(NamedTuple):
-    """What `RUN_DIR[@STEP][:SIMULATIONS]` says."""
+    """The parts of `RUN_DIR[@STEP][:SIMULATIONS]`."""
 
     directory: pathlib.Path
     step: int | None

@@ -131,7 +131,7 @@ def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
 
 
 def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
-    """What decides the results of all jobs."""
+    """The settings that decide the results of all jobs."""
     from podracer import atari
     from podracer.run.config import RunConfig
 

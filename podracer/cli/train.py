@@ -131,7 +131,8 @@ def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
 
 
 def settings(argv: list[str]) -> dict[str, Any]:
-    """What decides the result of `podracer train` with these arguments, as JSON has it; nothing is made or compiled.
+    """The settings that decide the result of `podracer train` with these arguments, in JSON's types; nothing is made or
+    compiled.
 
     Raises:
       ValueError: for what it would refuse.
@@ -204,7 +205,8 @@ def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: 
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """What follows training; returns the exit code, which for a run that a signal stopped is a shell's."""
+    """Evaluates, plots and reports after training. Returns the exit code; for a run that a signal stopped, a
+    shell's."""
     if not result.summary["complete"]:
         return 128 + signal.Signals[result.summary["stopped_by"]]
     if jax.process_index():
@@ -219,12 +221,12 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
 
 
 def _topology(arguments: Any) -> Any:
-    """What was asked for; settings of a pod ask for one."""
+    """The topology of the arguments; any setting of a pod asks for a pod."""
     return arguments.pod if arguments.pod != Pod() else arguments.topology
 
 
 def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
-    """What was asked for."""
+    """The settings of remote environments that were typed, or None."""
     return _given(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
@@ -233,7 +235,7 @@ def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
 
 
 def _wants_sebulba(environment: str, argv: list[str]) -> bool:
-    """Whether its settings are for this run, or typed anyway: others are spared the box of help."""
+    """Returns True if help should list Sebulba's settings: they apply to this run, or one of them was typed."""
     words = {part.replace("_", "-") for word in argv for part in word.split("=")}
     return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
 
@@ -247,7 +249,8 @@ def _given(argv: list[str], prefix: str, shown: Mapping[str, Any], parsed: Mappi
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
-    """What the other flags change: settings of a preset and protocol, if any, or of the agent, environment and run."""
+    """The defaults of all other flags: settings of a preset and protocol, if any, or of the agent, environment and
+    run."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--preset", nargs="?")
     flags.add_argument("--protocol", nargs="?")

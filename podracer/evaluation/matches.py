@@ -27,7 +27,7 @@ RESAMPLES = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """What became of a match.
+    """The scores of a match.
 
     Attributes:
       players: the names of both.

@@ -89,7 +89,7 @@ def random_move(observation: ArrayTree, key: jax.Array) -> jax.Array:
 
 
 def _after(environment: Environment, state: ArrayTree) -> tuple[ArrayTree, Any]:
-    """What each move [A] leads to from one state: states and transitions [A]."""
+    """The state and the transition after each move, both [A], from one state."""
     actions = jnp.arange(environment.spec.action_space.num_values, dtype=jnp.int32)  # type: ignore[union-attr]
     return jax.vmap(lambda action: environment.step(state, action, jax.random.key(0)))(actions)
 
@@ -116,7 +116,8 @@ def _mcts(environment: Environment, simulations: int, observation: ArrayTree, ke
     """PUCT with a uniform prior, and one random game from every position as its value."""
 
     def value(state: ArrayTree) -> jax.Array:
-        """What the mover comes to in a random game from a state, which itself says how it goes."""
+        """The mover's return in a random game from a state. The key is a hash of the state, so equal states have equal
+        values."""
         words = [jnp.ravel(x).astype(jnp.uint32) for x in jax.tree.leaves(state)]
         words = jnp.concatenate(words)
         mixed = (words + jnp.arange(1, len(words) + 1, dtype=jnp.uint32)) * jnp.uint32(2654435761)

@@ -1,4 +1,4 @@
-"""How each process of a pod learns within seconds that another one is gone, stuck or has failed.
+"""Heartbeats in a pod: each process learns within seconds that another one is gone, stuck or has failed.
 
 Each has a connection to process 0, over which it says every second what it does. Where one falls silent, raises an
 error or stays behind the others for too long, process 0 tells all why the run ends. JAX by itself says nothing for
@@ -38,7 +38,8 @@ LONGEST = 8192
 """Bytes of a line; who sends more is no process of ours."""
 
 WORKING, WAITING = "training", "waiting for the others"
-"""What a process does that stays behind others only where it is stuck; other work takes as long as it takes."""
+"""The statuses in which a process that stays a round behind the others is stuck; other work takes as long as it
+takes."""
 
 
 class Lifeline:
@@ -130,7 +131,7 @@ class Lifeline:
                 member.send({"end": reason})
 
     def wait(self, seconds: float) -> str | None:
-        """Why another process has ended the run, if that becomes known in time."""
+        """Waits for another process to end the run; returns its reason, or None after `seconds`."""
         self._news.wait(seconds)
         return self.ended
 
@@ -234,7 +235,7 @@ class Lifeline:
         self._say()
 
     def _hear(self, reason: str) -> None:
-        """What another process, or process 0's watch, has ended the run with."""
+        """Stores the reason why another process, or process 0's watch, has ended the run."""
         self.ended = self.ended or reason
         self._deadline = time.monotonic() + (GRACE if self._zero else GRACE + 1)
         self._news.set()
@@ -290,7 +291,7 @@ class Lifeline:
             self._say()  # JAX aborts before the main thread gets a word in
 
     def _introduced(self, member: _Member, line: dict[str, Any]) -> bool:
-        """Whether a stranger is one of us."""
+        """Returns True if a stranger shows the pod's token and an index that is missing."""
         index = line.get("index")
         known = hmac.compare_digest(str(line.get("token")), self._token)
         if not known or index not in self._missing:
@@ -322,7 +323,7 @@ class Lifeline:
 
 
 class _Status(NamedTuple):
-    """What a process does, in which round of training, and since when it has been at that."""
+    """The status of a process: its work, its round of training, and the time since which it has been at that."""
 
     doing: str = "starting"
     round: int = 0

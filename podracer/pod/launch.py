@@ -120,7 +120,7 @@ class Group:
 
 
 def environment(arguments: Launch, index: int, port: int) -> dict[str, str]:
-    """What a process finds the others by, beside what is set here."""
+    """The environment variables by which a process finds the others, added to those that are set here."""
     D = arguments.devices_per_process
     where = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
@@ -138,7 +138,7 @@ def environment(arguments: Launch, index: int, port: int) -> dict[str, str]:
 
 
 def _own_platform() -> str:
-    """What JAX takes where nobody says, found without starting it; on CPUs the ids of GPUs do no harm."""
+    """The platform that JAX chooses by default, found without starting JAX; on CPUs the ids of GPUs do no harm."""
     return "cuda" if shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia") else "cpu"
 
 

@@ -37,7 +37,7 @@ POLL = 0.2
 
 
 _SAID = itertools.count()
-"""Of what was said since this process began; a key is written once."""
+"""Numbers of the messages since this process began; a key is written once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _end(error: Exception) -> None:
 
 
 def _is_of_runtime(error: BaseException | None) -> bool:
-    """Whether a program failed and not what called it, as where a process is gone from a collective."""
+    """Returns True if a program failed and not its caller, as when a process has left a collective."""
     # Where an array is waited for decides which of the two it is.
     status = isinstance(error, ValueError) and re.match(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED)", str(error))
     return isinstance(error, jax.errors.JaxRuntimeError) or bool(status)
@@ -309,7 +309,7 @@ def _client() -> Any:
 
 
 def _coordinator_host() -> str:
-    """Where the others reach process 0."""
+    """The host at which the others reach process 0."""
     from jax._src import distributed
 
     address = distributed.global_state.coordinator_address or socket.gethostname()

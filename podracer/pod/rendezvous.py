@@ -1,4 +1,5 @@
-"""Who has come: asked at the coordinator's port before JAX listens there, for JAX waits without saying for whom."""
+"""The rendezvous of a pod's processes, at the coordinator's port before JAX listens there: JAX itself waits without
+naming the processes that are missing."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def apart(where: str, seconds: float, why: str) -> NoClusterError:
 
 
 def not_there(missing: Sequence[object]) -> str:
-    """Who has not come, in words."""
+    """The processes that did not come, in words."""
     return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come"
 
 

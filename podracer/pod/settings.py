@@ -1,4 +1,4 @@
-"""Where the processes of a pod meet, found without starting JAX.
+"""The address and size of a pod, found without starting JAX.
 
 Each of four things is what `Pod` says, or else an environment variable, or else the cluster that JAX recognises: Open
 MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
@@ -23,7 +23,7 @@ VARIABLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """How the processes of a pod find each other, and how long they wait; all of it may be left out in a cluster.
+    """Settings by which the processes of a pod find each other, and their timeouts; all may be left out in a cluster.
 
     Attributes:
       coordinator: host:port, where process 0 listens.
@@ -57,7 +57,7 @@ class NoClusterError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What `jax.distributed.initialize` is told; None is for JAX to find.
+    """The arguments of `jax.distributed.initialize`; JAX finds those that are None.
 
     Attributes:
       coordinator: host:port.
@@ -75,7 +75,7 @@ class Place:
 
 
 def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
-    """Where this process is.
+    """Finds the place of this process in its pod.
 
     Args:
       pod: what was said.
@@ -126,7 +126,7 @@ _KIND = {"processes": "a number", "process_id": "a number", "local_devices": "nu
 
 
 def processes_of_host(environ: Mapping[str, str]) -> int | None:
-    """How many processes of a pod are on this host, as a launcher says; None where none does."""
+    """The number of a pod's processes on this host by the launcher's variables; None if no launcher set one."""
     for key in ("PODRACER_LOCAL_COUNT", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         # SLURM: for hosts in order, such as 2(x3),1; one number where all have as many, and else this is not known.
         if found := re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get(key, "")):

@@ -37,7 +37,7 @@ def of(
     board: tuple[int, int] | None = None,
     lane: int = 0,
 ) -> Explanation:
-    """What one root of a search came to.
+    """The explanation of one root of a search.
 
     Args:
       found: of `podracer.search.search(..., keep_tree=True)`.
@@ -111,7 +111,8 @@ def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[
 
 
 def boards(environment: Any, observation: ArrayTree) -> Look | None:
-    """How boards look behind actions, of games for two that can be rendered."""
+    """Returns the function that draws the board after each action, or None for environments other than games that can
+    be rendered."""
     if not all(hasattr(environment, name) for name in ("position", "render", "observe")):
         return None
 

@@ -1,4 +1,5 @@
-"""What a search thought at one observation: numbers of every legal action, the line that it expects, and pictures.
+"""The explanation of a search at one observation: numbers of every legal action, the line of play that it expects, and
+pictures.
 
     explanation = result.explain(observation)
     print(explanation)
@@ -135,7 +136,7 @@ class Explanation:
 
 
 INK, QUIET, CHOSEN = "#1f2937", "#9ca3af", "#c2410c"
-"""Of words and edges, of what matters less, and of what the agent does."""
+"""The colours of text and edges, of what matters less, and of the agent's choice."""
 
 COLUMNS = {"prior": "#cbd5e1", "visits": "#60a5fa", "policy": "#1d4ed8"}
 
@@ -281,7 +282,7 @@ def _edge(
 
 
 def _layout(nodes: Sequence[Node]) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Where nodes are, (depth, row): leaves one below the other, others in the middle of their children."""
+    """The position of each node, (depth, row): leaves one below the other, others in the middle of their children."""
     children: dict[tuple[int, ...], list[tuple[int, ...]]] = {node.actions: [] for node in nodes}
     for node in nodes:
         if node.actions:

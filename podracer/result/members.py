@@ -106,7 +106,8 @@ def _by(key: Any, members: Sequence[Member]) -> dict[tuple[str, ...], list[Membe
 
 
 def _labels(lines: Mapping[tuple[str, ...], Sequence[Member]], precision: str) -> list[str]:
-    """What distinguishes each line: its run, its agent and environment, the settings in which those like it differ."""
+    """The label of each line: its run, its agent and environment, and the settings in which runs of the same two
+    differ."""
     of_all = {(member.agent, member.env) for member, *_ in lines.values()}
     labels = []
     for (name, *_), (member, *_) in lines.items():

@@ -43,7 +43,7 @@ def image_tag(data: bytes, kind: str) -> str:
 
 
 def default_path(run_dir: pathlib.Path | None, name: str) -> pathlib.Path:
-    """Where a picture goes if nobody says so: into the run directory, or into a new temporary one."""
+    """The default path of a picture: in the run directory if there is one, else in a new temporary directory."""
     return (run_dir or pathlib.Path(tempfile.mkdtemp(prefix="podracer-"))) / name
 
 

@@ -22,12 +22,13 @@ from podracer.environments import gate
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
-"""What later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its observation alone.
-Where actions depend on chance, the first one is the data of the next random key, without a dim for lanes."""
+"""The memory that later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its
+observation alone. Where actions depend on chance, the first one is the data of the next random key, without a dim for
+lanes."""
 
 
 class Policy(NamedTuple):
-    """How actions are chosen, with what was learnt inside.
+    """A policy: functions that choose actions, with the learnt parameters inside.
 
     Attributes:
       spec: of the environment.
@@ -46,7 +47,7 @@ class Policy(NamedTuple):
 
     @property
     def remembers(self) -> bool:
-        """Whether an action depends on anything but the observation at hand."""
+        """True if an action depends on anything but its observation."""
         return self.uses_reward or bool(jax.eval_shape(lambda: self.start(1)))
 
 
@@ -125,7 +126,7 @@ def _what_matters(
 
 
 def _sources(jaxpr: Any) -> list[frozenset[int]]:
-    """Which arguments of a jaxpr each of its results may depend on."""
+    """The indices of the arguments on which each result of a jaxpr may depend."""
     known = {variable: frozenset([i]) for i, variable in enumerate(jaxpr.invars)}
     of = lambda atom: frozenset() if hasattr(atom, "val") else known.get(atom, frozenset())  # noqa: E731
     for equation in jaxpr.eqns:

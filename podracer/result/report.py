@@ -1,4 +1,4 @@
-"""What a run came to, in a line, in a sentence and as a notebook shows it."""
+"""The summary of a run: in a line, in a sentence, and as a notebook shows it."""
 
 from __future__ import annotations
 

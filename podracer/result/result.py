@@ -1,4 +1,4 @@
-"""What a run leaves behind: the trained agent, its history, and what to do with them."""
+"""The result of a run: the trained agent, its history, and what to do with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Result:
         return metrics.best_member(self.history)
 
     def actor_params(self, member: int | None = None, *, step: int | None = None) -> ActorParams:
-        """What acting needs, of one member; the best one if None.
+        """The parameters that acting needs, of one member; of the best one if None.
 
         Args:
           member: of a population.
@@ -192,7 +192,7 @@ class Result:
         search: Literal["puct", "gumbel"] | None = None,
         member: int | None = None,
     ) -> explanation.Explanation:
-        """What the agent's search thinks at one observation, without noise: numbers, a line of play, pictures.
+        """Explains the agent's search at one observation, without noise: numbers, a line of play, pictures.
 
             game = result.environment
             print(result.explain(game.observe(game.start())))

@@ -1,4 +1,4 @@
-"""What a session needs of a driver, whichever it is: the state of a run, its progress, and how it can fail."""
+"""The interface between a session and a driver: the state of a run, its progress, and the ways in which it can fail."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WHAT_TO_LOWER = (
     "lower num_envs, rollout_length or, with a replay, batch_size and replay_capacity; choose a smaller network, or "
     "use more devices."
 )
-"""What decides how much memory a program takes."""
+"""The settings that decide how much memory a program takes."""
 
 
 def program_bytes(compiled: Any) -> int | None:
@@ -107,7 +107,7 @@ def memory_explained() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What the host knows after some updates.
+    """The progress of a run after some updates, as the host knows it.
 
     Attributes:
       env_steps: real transitions per member, the least of all members.
@@ -136,7 +136,7 @@ class Driver(Protocol):
 
     @property
     def mesh(self) -> Mesh:
-        """Of the devices that learn."""
+        """The mesh of the devices that learn."""
         ...
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""Where metrics go: memory, a JSONL file, TensorBoard, a callback and a progress bar."""
+"""The sinks of metrics: memory, a JSONL file, TensorBoard, a callback and a progress bar."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ FREE_TO_CHANGE = (
 """Run settings that do not change what is learnt, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
-"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
-`imports` too, where such parts are imported from, `init_from`, the run that this one began with, and `extended`, what
-`total_steps` was before it grew; `chosen`, what settings came to that say "auto"; and `NAMES`, which say no more than
-the settings do."""
+"""The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
+`imports`, the modules of such parts; `init_from`, the run whose parameters this one began with; `extended`, the former
+values of `total_steps`; `chosen`, the values that "auto" was resolved to; and `NAMES`, which repeat what the settings
+say."""
 
 NAMES = ("preset", "protocol")
-"""What its settings were called when it began."""
+"""The names of a run's settings when it began."""
 
 
 class WriteError(OSError):
@@ -49,7 +49,7 @@ def writing(path: pathlib.Path) -> Iterator[None]:
 
 
 def how_to_resume(directory: pathlib.Path, own: Sequence[str]) -> str:
-    """What to type to continue a run, of which some parts were given as objects."""
+    """The line to type to continue a run; `own` names the parts that were given as objects."""
     if own:
         return f"podracer.resume('{directory}', {', '.join(f'{part}=...' for part in own)})"
     return f"podracer resume {directory}"
@@ -74,7 +74,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def stored_names(directory: pathlib.Path) -> dict[str, str]:
-    """What the settings of the run in a directory are called (`NAMES`); {} where there is no run yet."""
+    """The names of the settings (`NAMES`) of the run in a directory; {} if there is no run yet."""
     stored = read(directory) if (directory / "config.json").exists() else {}
     return {name: stored[name] for name in NAMES if name in stored}
 

@@ -1,4 +1,4 @@
-"""What scores on many games come to, in one number with an interval (Agarwal et al. 2021, arXiv:2108.13264).
+"""Aggregates of scores on many games: one number with an interval (Agarwal et al. 2021, arXiv:2108.13264).
 
 Scores are human-normalised, float [..., seeds, games]: 0 is random play and 1 a human. Games may have different numbers
 of seeds; a seed that a game lacks is NaN, and every game has at least one.
@@ -84,7 +84,7 @@ def iqm(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray) -> np.ndarray:
-    """How much all runs fall short of 1 in the mean, those above it by nothing, [...]."""
+    """The mean amount by which runs fall short of 1, [...]; runs above 1 count as 0."""
     return 1.0 - np.nanmean(np.minimum(scores, 1.0), axis=(-2, -1))
 
 

@@ -1,4 +1,4 @@
-"""Who runs a job, as files that workers share: on one machine, or on many with one disk.
+"""Claims on jobs, as files that workers share: on one machine, or on many with one disk.
 
 The claim number g on a job is the file NAME.g, which one worker alone can create. Its holder touches it while it works.
 A claim that is stale, or was given back, is not removed: whoever wants the job creates claim g + 1, which again one
@@ -23,7 +23,7 @@ STALE_SECONDS = 600.0
 """The claim of another machine is stale that long after the last touch."""
 
 State = Literal["free", "held", "ending"]
-"""Of a job: nobody works at it, somebody does, or a process does whose worker on this machine has died."""
+"""The state of a job: no worker runs it, one does, or a process does whose worker on this machine has died."""
 
 
 class Claim(NamedTuple):
@@ -76,7 +76,7 @@ def claim(directory: pathlib.Path, name: str) -> Claim | None:
 
 
 def state(directory: pathlib.Path, name: str) -> State:
-    """Whether a job is worked at."""
+    """The state of the newest claim on a job."""
     return _state(directory, name, newest(directory, name))
 
 

@@ -18,7 +18,7 @@ from podracer.suite.jobs import Job, read_json
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """What is in a directory.
+    """The results in a directory.
 
     Attributes:
       label: the directory's name, or as much of it as tells it from others.
@@ -36,7 +36,7 @@ class Collection:
 
     @property
     def games(self) -> list[str]:
-        """Those that were asked for."""
+        """The games that were asked for."""
         return list(dict.fromkeys(job.game for job in (*self.results, *self.missing)))
 
     def values(self, field: str) -> dict[str, list[float]]:
@@ -55,7 +55,7 @@ class Collection:
 
     @property
     def part(self) -> str:
-        """What aggregates are of if not of a whole set of games that has a name, or ''."""
+        """The part of a set of games that aggregates cover, in words; '' if they cover all of a set that has a name."""
         counted = set(self.values("hns"))
         wanted = counted | {job.game for job in self.missing if job.game in games.TABLES[self.settings["table"]]}
         if not self.missing and any(wanted == set(known) for known in games.SETS.values()):
@@ -110,7 +110,7 @@ def published(name: str) -> Collection:
 
 
 def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
-    """Why a job has no result."""
+    """The reason why a job has no result."""
     error = found.get(directory / "results" / f"{job.name}.error.json")
     if error:
         return f"failed: {error['error']}"

@@ -60,7 +60,7 @@ class Suite:
         return [Job(game, seed) for seed in self.seeds for game in self.games]
 
     def command(self, job: Job) -> list[str]:
-        """What trains a job, or goes on with it: the arguments of a process."""
+        """The arguments of the process that trains a job, or resumes it."""
         agent, *flags = self._train
         own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
         return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
@@ -98,7 +98,7 @@ class Suite:
         return self.directory / "claims"
 
     def done(self, job: Job) -> bool:
-        """Whether there is a result; one that is no whole JSON is none.
+        """Returns True if there is a result; a file that is not whole JSON does not count.
 
         Raises:
           ValueError: for a result of other settings, saying what differs.
@@ -134,7 +134,7 @@ class Suite:
             raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
 
     def _with_others(self, path: pathlib.Path) -> dict[str, Any]:
-        """What is asked for, and was before."""
+        """The settings, games and seeds of this suite, after those that its file already has."""
         stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
         self._require_equal(path, stored["settings"])
         return {
@@ -150,7 +150,8 @@ class Suite:
 
 
 def commit() -> str | None:
-    """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
+    """The commit of the checkout that holds the library, with `-dirty` if it is changed; None if the library is
+    installed."""
     package = pathlib.Path(__file__).parent
 
     def git(*arguments: str) -> str:

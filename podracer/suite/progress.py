@@ -1,4 +1,4 @@
-"""How a suite's jobs get on: a bar on a terminal (stderr), and lines everywhere."""
+"""The progress of a suite's jobs: a bar on a terminal (stderr), and lines everywhere."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NAMES = {
     "optimality_gap": "optimality gap",
     "human_level": "games of at least 75%",
 }
-"""What aggregates are called in tables."""
+"""The names of aggregates in tables."""
 
 
 def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool = False) -> list[pathlib.Path]:
@@ -65,7 +65,7 @@ def report(collections: Sequence[Collection], partial: bool = False) -> dict[str
 
 
 def mixed(settings: Sequence[Mapping[str, Any]]) -> str:
-    """What to say of suites that are normalised by different tables, or ''."""
+    """Returns a warning about suites that are normalised by different tables, or ''."""
     tables = sorted({one["table"] for one in settings})
     if len(tables) == 1:
         return ""

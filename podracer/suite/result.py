@@ -1,4 +1,4 @@
-"""What came of a job: the files of its run as one JSON object."""
+"""The result of a job: the files of its run as one JSON object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = 100
 MILLION = 1_000_000
 
 PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
-"""Those whose versions may decide a score."""
+"""The packages whose versions may decide a score."""
 
 
 def read(suite: Suite, job: Job) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[d
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Python and what decides a score."""
+    """The versions of Python and of the packages that may decide a score."""
     found = {"podracer": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -149,6 +149,6 @@ def versions() -> dict[str, str]:
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run was, at its end."""
+    """The machine and the devices of a run, at its end."""
     where = {"host": socket.gethostname(), "platform": platform.platform(), "cpus": os.cpu_count()}
     return where | {"devices": summary["devices"], "device": summary["device"]}

@@ -26,7 +26,7 @@ SCAN_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """How jobs stand when a worker ends.
+    """The jobs by their state when a worker ends.
 
     Attributes:
       done: those with a result.
@@ -159,7 +159,8 @@ class Runner:
                 self._start(job, claim)
 
     def _settled(self, job: Job) -> bool:
-        """Whether a job has a result, or has failed since this worker began: then it is not tried again here."""
+        """Returns True if a job has a result, or has failed since this worker began: then it is not tried again
+        here."""
         if self._suite.done(job):
             self._done.append(job)
         elif _modified(self._suite.error_path(job)) > self._began:

@@ -1,4 +1,4 @@
-"""Whoever calls at a port of this machine: what each says first, within a limit of time and of number."""
+"""Reads the first message of every caller at a port of this machine, within a limit of time and of number."""
 
 from __future__ import annotations
 

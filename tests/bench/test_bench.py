@@ -1,4 +1,4 @@
-"""What the benches measure, and what they do without."""
+"""Tests of the benches: their measurements, and their errors without optional packages."""
 
 import dataclasses
 import importlib

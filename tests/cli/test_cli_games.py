@@ -156,7 +156,7 @@ def test_a_game_keeps_what_acted_at_every_tenth(trained):
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_makes_its_snapshots_again(trained, tmp_path):
-    """Those that came after the checkpoint from which it goes on are of another future."""
+    """Snapshots after the checkpoint at which the run resumes are of another future."""
     directory = pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
     steps = podracer.load(trained).snapshots()
     shutil.rmtree(directory / "checkpoints" / str(newest(directory)))

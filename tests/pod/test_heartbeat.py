@@ -1,4 +1,4 @@
-"""What processes say to each other beside JAX, and whom they do not listen to."""
+"""Messages between processes beside JAX, and the strangers whom they ignore."""
 
 import contextlib
 import json
@@ -84,7 +84,7 @@ def test_who_stays_behind_is_named(lines):
 
 
 def test_who_stays_out_of_what_others_wait_in_is_named(lines):
-    """Those who wait get no further than the round that one has not come to; process 0 says whom it waits for first."""
+    """The others get no further than the round that one has not come to; process 0 says whom it waits for first."""
     zero, one, two = lines(0, stall=1.0), lines(1), lines(2)
     zero.doing(heartbeat.WAITING, 2)
     one.doing(heartbeat.WAITING, 2)
@@ -106,7 +106,7 @@ def test_an_environment_may_take_longer(lines):
 
 
 def test_a_round_may_take_all_of_them_long(lines):
-    """Who is the first to be through with it is ahead for a moment; nobody has been behind for long."""
+    """The first to finish it is ahead for a moment; nobody has been late for long."""
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     every = (zero, one, two)
     for each in every:

@@ -1,4 +1,4 @@
-"""What a process says where a pod cannot be, and which cluster it takes a machine for; there is no other process."""
+"""The errors of a process where a pod cannot be, and the cluster that it recognises; there is no other process."""
 
 import socket
 import subprocess

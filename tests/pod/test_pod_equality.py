@@ -23,9 +23,9 @@ AGENTS = ("alphazero", "dqn", "efficientzero", "ppo", "vtrace", "r2d2")
 CASES = [*((agent, "sgd") for agent in AGENTS), ("ppo", "adam")]
 CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]
 OUTPUTS = ("ppo", "adam")
-"""Of which both processes keep what they return."""
+"""The cases in which both processes keep their outputs."""
 BEGUN = ("ppo", "r2d2", "vtrace")
-"""Of which the initial states are compared: with and without a replay, or states that environments carry along."""
+"""The cases whose initial states are compared: with and without a replay, or states that environments carry along."""
 
 
 def run(agent, name, directory, where="", **settings):

@@ -26,7 +26,7 @@ LAYOUT = {"num_shards": 4, "replicas": 2}
 AGENTS = ("dqn", "efficientzero", "ppo", "r2d2", "vtrace")
 CONTINUED = ("r2d2", "vtrace")
 BEGUN = ("ppo", "r2d2", "vtrace")
-"""Of which the initial states are compared."""
+"""The cases whose initial states are compared."""
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 OPTIMISERS = dict.fromkeys(AGENTS, "sgd") | {"vtrace": "adam"}
 

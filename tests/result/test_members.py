@@ -1,4 +1,4 @@
-"""Which rows share a line of a learning curve, what it is called, and what is drawn of it."""
+"""The lines of a learning curve: the rows that share one, its label, and its drawing."""
 
 import copy
 

@@ -89,8 +89,8 @@ class Case:
 
     @functools.cache  # noqa: B019 - as long as the module's cases
     def evaluated(self):
-        """What an evaluation without random actions does with these rows, [T, B, ...]: the agent's own functions, all
-        of its memory, and a key for each row."""
+        """The actions of an evaluation without random actions for these rows, [T, B, ...]: the agent's own functions,
+        all of its memory, and a key for each row."""
         agent = self.agent
         if hasattr(agent.config, "evaluation_epsilon"):
             make, config, spec = CASES[self.name]

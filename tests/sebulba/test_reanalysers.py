@@ -77,7 +77,7 @@ def mean(result, name):
 
 @contextlib.contextmanager
 def drawn():
-    """What is drawn meanwhile: places in the ring, by draw and shard in any order."""
+    """Records the draws meanwhile: slots in the ring, by draw and shard in any order."""
     sample, found = replay.sample, []
 
     def watched(*arguments):
@@ -160,7 +160,7 @@ def without_lockstep(run, run_dir, lockstep):
 
 
 def own_threads():
-    """How many there are, but for XLA's, which Python knows once they have called it."""
+    """The number of threads without XLA's, which Python knows once they have called it."""
     return sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())
 
 
@@ -202,7 +202,7 @@ def out_of_memory():
 
 @contextlib.contextmanager
 def broken_learner():
-    """What was learnt cannot be published; yields when."""
+    """Makes publishing fail; yields when."""
     publish, calls, since = runner.Learner._publish_to, iter(range(3)), []
 
     def failing(*arguments):
@@ -243,7 +243,7 @@ def broken_search():
 
 
 def targets_of_nan():
-    """What the reanalysers hand on is not finite; yields since when."""
+    """Makes the reanalysers' targets NaN; yields since when."""
     return changed_search(lambda x: x * np.float32(np.nan))
 
 

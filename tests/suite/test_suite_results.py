@@ -1,4 +1,4 @@
-"""What is read from a run's files, and what results come to in a report."""
+"""The result that is read from a run's files, and the report of several."""
 
 import json
 

@@ -295,7 +295,7 @@ def test_sigterm_stops_the_processes_and_gives_their_jobs_back(tmp_path):
 
 
 def test_sigkill_and_again(tmp_path):
-    """What the killed worker had begun ends with it, and the next one waits for that and finishes."""
+    """The process of the killed worker ends with it, and the next worker waits for that and finishes."""
     body = f"trap 'sleep 0.2; rmdir {tmp_path}/runs/*/alone; exit 143' TERM; touch {tmp_path}/trapped; sleep 30 & wait"
     process = fakes.worker(tmp_path, games="AB", bodies={"B-0": body})
     suite = fakes.FakeSuite(tmp_path, games="AB")

@@ -19,7 +19,7 @@ SHARED = "shared fixture"
 
 
 def processor_time() -> float:
-    """Of this process and of its children that have ended."""
+    """The processor time of this process and of its children that have ended, in seconds."""
     return sum(os.times()[:4])
 
 
