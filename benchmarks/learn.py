@@ -47,7 +47,7 @@ class Row:
     at_least: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Returns True if a mean return satisfies the claim."""
+        """Whether a mean return satisfies the claim."""
         if self.at_least is not None and value < self.at_least:
             return False
         return value <= self.bound if self.at_most else value >= self.bound

@@ -25,7 +25,7 @@ ACCELERATORS = ROOT / "docs" / "accelerators.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 NETWORKS = {"cartpole": "CartPole, 64-64 MLP", "pong": "Pong, shallow network", "pong-resnet": "Pong, deep ResNet"}
-"""The networks that `podracer bench sebulba` measures, by preset: IMPALA's."""
+"""What `podracer bench sebulba` measures, by preset: IMPALA's networks."""
 
 
 def anakin() -> list[str]:
@@ -88,7 +88,7 @@ SCALED = {
     "sebulba": "V-trace on EnvPool's CartPole, Sebulba",
     "sebulba-pong": "V-trace on EnvPool's Pong, Sebulba",
 }
-"""The runs that `podracer bench scaling` measures, by preset."""
+"""What `podracer bench scaling` measures, by preset."""
 
 
 def remote() -> list[str]:
@@ -115,13 +115,13 @@ def remote() -> list[str]:
 
 
 def remote_targets() -> list[str]:
-    """The measured figures beside their targets, misses first."""
+    """What was measured beside what it should be, misses first."""
     lines = ["| | measured | target | met |", "|---|---|---|---|"]
     return lines + ["| " + " | ".join(line) + " |" for line in remote_plan.beside_targets(_remote())]
 
 
 def remote_wire() -> list[str]:
-    """The speed of the wire itself, and the parts of a round trip's time."""
+    """What the wire itself does, and where the time of a round trip goes."""
     lines = ["| | |", "|---|---|"]
     for name, words in WIRE.items():
         values = _remote().get(name, {})
@@ -139,7 +139,7 @@ def _remote_plan(name: str) -> list[str]:
 
 
 def cartpole_seconds() -> str:
-    """The training times of the three seeds of README's first command."""
+    """How long the three seeds of README's first command train."""
     seeds = json.loads((RESULTS / "learning" / "cartpole-ppo.json").read_text())["seeds"]
     seconds = [seed["train_seconds"] for seed in seeds]
     return f"{min(seconds):.1f} to {max(seconds):.1f} seconds"
@@ -161,7 +161,7 @@ WIRE = {
 
 
 def _of_gpu(part: str) -> dict[str, Any]:
-    """The results of one part of `benchmarks/accelerator.py`."""
+    """What one part of `benchmarks/accelerator.py` found."""
     return json.loads((RESULTS / "accelerator.json").read_text())["results"][part]
 
 
@@ -235,7 +235,7 @@ def gpu_search() -> list[str]:
     return lines
 
 
-"""The rows of `podracer bench remote` about the wire, with an environment that does nothing."""
+"""What `podracer bench remote` measures of the wire, with an environment that does nothing."""
 
 
 def _figure(number: float) -> str:
@@ -270,11 +270,11 @@ TABLES = {
         "search": gpu_search,
     },
 }
-"""The functions that fill the markers of each page."""
+"""What fills the markers of each page."""
 
 
 def remote_churn() -> str:
-    """The memory growth of ten minutes in which workers come and die."""
+    """What ten minutes of workers that come and die left behind."""
     found = json.loads((RESULTS / "remote_churn.json").read_text())["results"]
     most = 100 * (max(found["growth"].values()) - 1)
     killed = f"{found['kills']} worker processes and {found['replacements']} times a supervisor with both of its own"
@@ -282,7 +282,7 @@ def remote_churn() -> str:
 
 
 def remote_floor() -> str:
-    """The cost of round trips, and so the limit of their number."""
+    """What round trips cost, and so how many there can be."""
     where, messages = _remote()["where"], _remote()["messages"]
     cpu = sum(where[who] for who in ("learner's loop", "learner's actor and gRPC's threads", "worker"))
     most = 2e6 / cpu
@@ -293,7 +293,7 @@ def remote_floor() -> str:
 
 
 def pod_churn() -> str:
-    """The outcome of a run of two processes that was hit again and again."""
+    """What became of a run of two processes that was hit again and again."""
     found = json.loads((RESULTS / "pod_churn.json").read_text())["results"]
     good, starts = sum(start["good"] for start in found["starts"]), len(found["starts"])
     slowest = max(start["seconds_to_the_end"] for start in found["starts"])
@@ -306,7 +306,7 @@ VALUES = {
     REMOTE: {"churn": remote_churn, "floor": remote_floor},
     PODS: {"churn": pod_churn},
 }
-"""The functions that fill the markers within lines."""
+"""What fills the markers within lines."""
 
 
 def filled(page: pathlib.Path) -> str:

@@ -184,7 +184,7 @@ LIMITS = {"low": "at least", "high": "at most"}
 
 
 def _attributes(cls: type) -> dict[str, str]:
-    """The Attributes section of a class's docstring, and of its bases', by name."""
+    """What the Attributes section of a docstring says, by name; of base classes too."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]

@@ -85,7 +85,7 @@ def _result(path: pathlib.Path, result: dict[str, Any]) -> str:
 
 
 TOLD = {"command", "commit", "machine", "versions", "podracer", "jax", "config"}
-"""The keys that a page of results shows elsewhere; the settings of a run are those of its command."""
+"""What a page of results says elsewhere; the settings of a run are those of its command."""
 
 
 def tables(tree: Any, title: str = "") -> str:
@@ -110,7 +110,7 @@ def tables(tree: Any, title: str = "") -> str:
 
 
 def _shallow(value: Any) -> bool:
-    """Returns True if a value fits one row: no list of dicts in it, and no dict of dicts."""
+    """Whether a value has its place in one row: no list of dicts in it, and no dict of dicts."""
     if isinstance(value, list):
         return not any(isinstance(item, dict) for item in value)
     return not isinstance(value, dict) or not any(

@@ -44,8 +44,7 @@ def read(path: pathlib.Path) -> Notebook:
 
 
 def repository() -> str:
-    """The address of the library's repository: `project.urls.Repository` of pyproject.toml, the only place that has
-    it."""
+    """Where the library is published: `project.urls.Repository` of pyproject.toml, the only place that says so."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 

@@ -21,8 +21,8 @@ class Estimate(NamedTuple):
 
     Attributes:
       value: of the scores.
-      interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None where a game has one seed, which says
-        nothing of how seeds vary.
+      interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None if a game has one seed, because its
+        variance is unknown.
     """
 
     value: float
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Games of which the mean over seeds is better, worse or equal."""
+    """The number of games with a better, worse or equal mean over seeds."""
 
     better: int
     worse: int
@@ -104,12 +104,12 @@ AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def resamplings(scores: np.ndarray, count: int = RESAMPLINGS, seed: int = 0) -> np.ndarray | None:
-    """Stratified bootstrap: as many seeds as there are of each game, drawn with replacement and for each game alone.
+    """Draws a stratified bootstrap: for each game as many seeds as it has, with replacement.
 
     Args:
       scores: [seeds, games].
-      count: of resamplings.
-      seed: of the draws.
+      count: number of resamplings.
+      seed: seed of the draws.
 
     Returns:
       [count, seeds, games], or None where a game has one seed.
@@ -150,7 +150,7 @@ def profile_band(scores: np.ndarray, tau: Sequence[float] | np.ndarray, seed: in
 
 
 def beats(scores: np.ndarray, others: np.ndarray) -> Comparison:
-    """On how many games the seed means of [seeds, games] are better, worse and equal; the games are the same.
+    """Compares the seed means of two arrays [seeds, games] of the same games, game by game.
 
     Raises:
       ValueError: where the numbers of games differ.

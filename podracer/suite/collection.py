@@ -1,4 +1,4 @@
-"""The results in a suite's directory, and what is missing of them."""
+"""The results in a suite's directory, and the jobs without one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Collection:
     """The results in a directory.
 
     Attributes:
-      label: the directory's name, or as much of it as tells it from others.
-      directory: the suite's; None of what is published.
-      settings: of all its jobs.
-      results: by job, in the order in which games and seeds were asked for.
-      missing: why there is no result, by job.
+      label: the directory's name, or the end of its path that distinguishes it from others.
+      directory: the suite's directory; None for published scores.
+      settings: the settings that all jobs share.
+      results: result by job, in the order of the suite's games and seeds.
+      missing: the reason why there is no result, by job.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Collection:
         return list(dict.fromkeys(job.game for job in (*self.results, *self.missing)))
 
     def values(self, field: str) -> dict[str, list[float]]:
-        """A number of the results, such as `score` or `hns`, by game and seed; those that are None are left out."""
+        """A number of the results, such as `score` or `hns`, by game and seed, without those that are None."""
         found: dict[str, list[float]] = {}
         for job, result in self.results.items():
             if result[field] is not None:
@@ -49,7 +49,7 @@ class Collection:
 
     @property
     def scores(self) -> np.ndarray | None:
-        """Human-normalised scores [seeds, games] with NaN for what is missing; None where there are none."""
+        """Human-normalised scores [seeds, games] with NaN for missing ones; None if there are none."""
         values = self.values("hns")
         return aggregates.matrix(values) if values else None
 
@@ -73,7 +73,7 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
     """The results in a suite's directory.
 
     Raises:
-      ValueError: where there are none, saying what there is, or one is of other settings, saying what differs.
+      ValueError: if there are none (the message says what there is), or one has other settings (it says which).
     """
     asked = read_json(directory / "suite.json")
     found = {path: read_json(path) for path in sorted((directory / "results").glob("*.json"))}
@@ -97,7 +97,7 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
 
 
 def published(name: str) -> Collection:
-    """Scores that papers print (see `podracer.atari.published`), as those of one seed, without curves.
+    """Scores from papers (see `podracer.atari.published`), as if of one seed, without curves.
 
     Raises:
       ValueError: for an unknown name.

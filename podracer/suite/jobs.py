@@ -29,17 +29,18 @@ class Job(NamedTuple):
 
 
 class Suite:
-    """Games, seeds and settings, and what there is of them in a directory.
+    """Games, seeds and settings, and the state of their jobs in a directory.
 
-    The directory holds `suite.json` (what was asked for), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log` and how
-    they began (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
-    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers agree on who does what.
+    The directory holds `suite.json` (games, seeds and settings), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log`
+    and the facts of their start (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
+    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers share the jobs.
 
     Args:
-      directory: of the suite.
-      settings: what decides results, as `podracer.configs.to_json` has it; all jobs in a directory have equal ones.
-      games: by EnvPool's names.
-      seeds: of each game.
+      directory: the suite's directory.
+      settings: the settings that decide results, from `podracer.configs.to_json`; all jobs in a directory have equal
+        ones.
+      games: names, as EnvPool has them.
+      seeds: the seeds of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
     """
 
@@ -56,7 +57,7 @@ class Suite:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them, every game of the first seed first."""
+        """All jobs, every game of the first seed first."""
         return [Job(game, seed) for seed in self.seeds for game in self.games]
 
     def command(self, job: Job) -> list[str]:
@@ -66,7 +67,7 @@ class Suite:
         return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
 
     def note_start(self, job: Job) -> None:
-        """Keeps the commit that a job begins with, if it does: the checkout may change in the days that it takes."""
+        """Stores the commit with which a job begins: the checkout may change in the days that it takes."""
         if not self.run_dir(job).exists():
             write_json(self.start_path(job), {"commit": commit()})
 
@@ -101,7 +102,7 @@ class Suite:
         """Returns True if there is a result; a file that is not whole JSON does not count.
 
         Raises:
-          ValueError: for a result of other settings, saying what differs.
+          ValueError: for a result of other settings; the message says which.
         """
         stored = read_json(self.result_path(job))
         if stored is None:
@@ -110,10 +111,10 @@ class Suite:
         return True
 
     def register(self) -> None:
-        """Writes what is asked for into the directory, together with what was asked for before.
+        """Writes games and seeds into the directory, together with those of earlier calls.
 
         Raises:
-          ValueError: where the directory holds a suite of other settings (saying what differs), or cannot be written.
+          ValueError: if the directory holds a suite of other settings (the message says which), or cannot be written.
         """
         path = self.directory / "suite.json"
         wanted = self._with_others(path)
@@ -166,7 +167,7 @@ def commit() -> str | None:
 
 
 def part(jobs: Sequence[Job], text: str) -> list[Job]:
-    """The share I of N of jobs, from `I/N`: all shares together have every job once.
+    """The share I of N of the jobs, from the text `I/N`; all shares together have every job once.
 
     Raises:
       ValueError: for anything else, or where I is not one of 1 to N.
@@ -180,7 +181,7 @@ def part(jobs: Sequence[Job], text: str) -> list[Job]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is none, or not all of it."""
+    """The JSON object in a file; None if there is no file, or only part of it."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         value = json.loads(path.read_text())
         return value if isinstance(value, dict) else None
@@ -188,5 +189,5 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes a file that others see as a whole or not at all."""
+    """Writes a JSON file atomically."""
     files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")

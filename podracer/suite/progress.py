@@ -12,16 +12,16 @@ from podracer.suite.jobs import Job, Suite
 from podracer.system import console as lines
 
 REFRESH_SECONDS = 2.0
-"""Between two looks at how far the running jobs are."""
+"""Seconds between two reads of the running jobs' progress."""
 
 
 class Display:
     """Shows a suite.
 
     Args:
-      suite: whose jobs they are.
-      jobs: how many there are to do.
-      title: before the bar.
+      suite: the suite of the jobs.
+      jobs: the number of jobs to do.
+      title: text before the bar.
     """
 
     def __init__(self, suite: Suite, jobs: int, title: str):
@@ -58,7 +58,7 @@ class Display:
             return 0
 
     def say(self, text: str) -> None:
-        """A line for everybody."""
+        """Prints a line above the bar."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
         else:

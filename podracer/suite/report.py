@@ -30,8 +30,8 @@ def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool
 
     Args:
       collections: results, of one suite or of several to compare.
-      output: the directory; or a file named `*.md` or `*.json`, of which there is then no other.
-      partial: whether there are aggregates of part of the games too; they say that they are.
+      output: the directory; or a file named `*.md` or `*.json`, which is then the only one.
+      partial: True also aggregates over part of the games, and labels such aggregates.
 
     Raises:
       OSError: where the output cannot be written.
@@ -59,7 +59,7 @@ def _write(path: pathlib.Path, figures: dict[str, Any]) -> None:
 
 
 def report(collections: Sequence[Collection], partial: bool = False) -> dict[str, Any]:
-    """All numbers, as JSON has them: `suites`, and `comparisons` of each two of them on the games that both have."""
+    """All numbers, in JSON's types: `suites`, and `comparisons` of each pair of them on the games that both have."""
     pairs = itertools.combinations(collections, 2)
     return {"suites": [_suite(one, partial) for one in collections], "comparisons": [_compare(a, b) for a, b in pairs]}
 

@@ -19,7 +19,7 @@ from podracer.suite.jobs import Job, Suite, read_json
 from podracer.version import __version__
 
 LAST = 100
-"""Games of training that count at a point of it (Machado et al. 2018)."""
+"""The number of training games in the mean at a point of training (Machado et al. 2018)."""
 
 MILLION = 1_000_000
 
@@ -30,9 +30,9 @@ PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
 def read(suite: Suite, job: Job) -> dict[str, Any]:
     """The result of a job whose run is complete.
 
-    Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`), and that of
-    the last evaluation without a protocol; `hns` is the score normalised by the protocol's table, or None where that
-    lacks the game. `commit` is the one that the run began with.
+    Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`); without a
+    protocol, the mean of the last evaluation. `hns` is the score normalised by the protocol's table, or None if the
+    table lacks the game. `commit` is the commit at the run's start.
 
     Raises:
       ValueError: where the run is not complete, has no files, or none of the numbers that its protocol reports.
@@ -87,7 +87,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
 
 
 def normalised(game: str, score: float, table: Any) -> float | None:
-    """The human-normalised score; None where the table lacks the game."""
+    """The human-normalised score; None if the table lacks the game."""
     return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
 
 
@@ -101,7 +101,7 @@ def _evaluations(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]
 
 
 def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, float]]:
-    """(frames, mean, number) of the games of training that ended between two rows."""
+    """The tuples (frames, mean, number) of the training games that ended between two rows."""
     return [
         (row["env_steps"] * skip, row["episode/return"], row["episode/count"])
         for row in rows
@@ -110,7 +110,7 @@ def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, flo
 
 
 def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]:
-    """The mean of the newest games of training at a point of it; fewer than `LAST` where there were no more."""
+    """The mean of the newest `LAST` training games after so many frames; of fewer if there are no more."""
     total, episodes = 0.0, 0.0
     for at, mean, number in reversed(_games(rows, skip)):
         if at <= frames and episodes < LAST:
@@ -120,9 +120,9 @@ def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]
 
 
 def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[dict[str, Any]]:
-    """The mean of the games of training in each million frames, of those in which one ended.
+    """The mean of the training games in each million frames in which a game ended.
 
-    What is left of the frames, to which runs are never equal, belongs to the last million unless it is most of one.
+    The remaining frames belong to the last million, unless they are most of a million themselves.
     """
     sums: dict[int, tuple[float, float]] = {}
     blocks = max(1, round(frames / MILLION))

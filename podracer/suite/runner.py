@@ -1,4 +1,4 @@
-"""Workers: the jobs of a suite as processes, some at a time, until none is left that nobody else has."""
+"""A worker: runs the jobs of a suite as processes, some at a time, until other workers have all that are left."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from podracer.suite.progress import Display
 from podracer.system.stopping import StopSignal
 
 POLL_SECONDS = 0.1
-"""Between two looks at the processes."""
+"""Seconds between two polls of the processes."""
 
 STOP_SECONDS = 60.0
-"""For processes to write a checkpoint, where an error ends their worker."""
+"""Seconds for processes to write a checkpoint when an error ends their worker."""
 
 SCAN_SECONDS = 5.0
-"""Between two looks for jobs that others have given back, while there is room for them."""
+"""Seconds between two scans for jobs that other workers gave back."""
 
 
 class Outcome(NamedTuple):
     """The jobs by their state when a worker ends.
 
     Attributes:
-      done: those with a result.
-      failed: those that failed since it began, here or elsewhere.
-      stopped: those whose process a signal stopped, though not the worker.
-      elsewhere: those that other workers have.
-      left: the others, for the worker was stopped.
+      done: jobs with a result.
+      failed: jobs that failed since the worker began, in any worker.
+      stopped: jobs whose process a signal stopped, though not the worker.
+      elsewhere: jobs of other workers.
+      left: all other jobs, if the worker was stopped.
     """
 
     done: list[Job]
@@ -53,14 +53,14 @@ class _Running:
 
 
 class Runner:
-    """Runs jobs.
+    """Runs a suite's jobs in processes.
 
     Args:
-      suite: whose jobs they are; its directory is there.
-      jobs: the share of this worker, in their order.
-      workers: processes at a time.
-      stop: a request to stop.
-      display: where lines go.
+      suite: the suite of the jobs; its directory exists.
+      jobs: this worker's share, in order.
+      workers: number of processes at a time.
+      stop: tells if a signal asked the worker to stop.
+      display: shows progress and lines.
       read: `(suite, job) -> result` of a job whose process has ended well (`podracer.suite.result.read`).
     """
 
@@ -81,7 +81,7 @@ class Runner:
         self._waits, self._passed_on, self._scan_at = False, False, 0.0
 
     def run(self) -> Outcome:
-        """Returns when no job is left, or all that are left are others', or after a request to stop.
+        """Runs until no job is left, or only other workers' jobs, or until a request to stop.
 
         Raises:
           ValueError: where a result of other settings appears in the directory; processes are stopped.
@@ -130,7 +130,7 @@ class Runner:
                 running.process.terminate()
 
     def _close(self, patience: float) -> None:
-        """Ends the processes that are left: those that have not ended by themselves after so many seconds, too."""
+        """Waits `patience` seconds for the processes to end, then kills those that are left."""
         self._pass_on()
         deadline = time.monotonic() + patience
         for running in self._running:
