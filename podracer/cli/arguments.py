@@ -1,4 +1,4 @@
-"""Flags into dataclasses, and what is wrong with them in one line."""
+"""Parses flags into dataclasses; errors take one line."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
 
     Args:
       cls: the dataclass.
-      argv: what the user typed.
-      prog: the command.
-      flags: those that may be meant by another library's name for them.
+      argv: the words that the user typed.
+      prog: the command's name.
+      flags: flags to suggest for another library's names.
     """
     return _parse(cls, argv, prog, flags, False)
 
 
 def parse_known(cls: Callable[..., Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
-    """As `parse`; what the dataclass does not know is returned too."""
+    """The same as `parse`, and the words that the dataclass does not know."""
     return _parse(cls, argv, prog, (), True)
 
 
@@ -60,7 +60,7 @@ def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[
 
 @REGISTRY.primitive_rule
 def _numbers(info: Any) -> Any:
-    """Integers may be written as 1e5, and several numbers with commas between them."""
+    """Lets users write integers as 1e5, and several numbers with commas between them."""
     if info.type is int:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
@@ -104,7 +104,7 @@ def _unbox(box: str) -> tuple[str, str]:
 
 
 def _other_name(unknown: str, flags: Iterable[str]) -> str:
-    """The flag for what another library calls so, or ''."""
+    """The flag for another library's name, or ''."""
     setting = lambda flag: flag.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")  # noqa: E731
     known = {setting(flag): flag for flag in flags}
     return next((known[name] for name in configs.OTHER_NAMES.get(setting(unknown), ()) if name in known), "")
@@ -128,6 +128,6 @@ def asks_for_help(argv: list[str]) -> bool:
 
 
 def refuse_arguments(command: str, argv: list[str]) -> None:
-    """For commands that take none."""
+    """Refuses arguments of a command that takes none."""
     if argv and not asks_for_help(argv):
         raise InputError(f"{command} takes no arguments, but got {' '.join(argv)}.")

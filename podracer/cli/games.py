@@ -1,4 +1,4 @@
-"""`podracer eval --opponent` and `podracer elo`: how well runs of a game for two play."""
+"""`podracer eval --opponent` and `podracer elo`: the strength of runs of a game for two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Name(NamedTuple):
 
 
 def named(text: str) -> Name | None:
-    """A run's player by name, or None where there is no such directory."""
+    """The parts of a run's player name, or None if there is no such directory."""
     if pathlib.Path(text).is_dir():
         return Name(pathlib.Path(text), None, False, None)
     found = re.fullmatch(r"(.+?)(?:@(\d+|best))?(?::(\d+))?", text)
@@ -40,7 +40,7 @@ def named(text: str) -> Name | None:
 
 
 def _load(name: Name, environment: Any, trust: bool) -> podracer.Result:
-    """A run, of the game of `environment` unless that is None."""
+    """Loads a run, of the game of `environment` unless that is None."""
     result = podracer.load(name.directory, step=checkpoint.BEST if name.best else None, trust=trust)
     if environment is not None and result.environment.spec != environment.spec:
         raise InputError(f"{name.directory} is of {result.environment.spec.name}, not of {environment.spec.name}.")
@@ -68,16 +68,16 @@ def match(arguments: Any, result: podracer.Result) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class EloArguments:
-    """Rate what runs of a game for two became, next to random and tactical play; draw how they did.
+    """Rate runs of a game for two, next to random and tactical play, and draw their ratings.
 
     Attributes:
-      run_dirs: what `podracer train` wrote, all of one game: each snapshot of each; or RUN_DIR@STEP[:SIMULATIONS].
-      games: of each match; every player plays the one before it, and tactical.
-      simulations: of every policy's search; 0 for the network's move alone.
-      seed: of the matches.
+      run_dirs: run directories of one game, for each snapshot of each; or RUN_DIR@STEP[:SIMULATIONS].
+      games: games of each match; every player plays the one before it, and tactical.
+      simulations: simulations of every policy's search; 0 for the network's move alone.
+      seed: seed of the matches.
       json: print JSON instead of words.
-      output: the picture; elo.png if None, in the run's directory where there is one.
-      trust: import the modules of the environments that the runs name, which runs their code.
+      output: file of the picture; elo.png if None, in the run's directory if there is one.
+      trust: import the modules of the runs' environments, which runs their code.
     """
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]

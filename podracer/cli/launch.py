@@ -7,7 +7,8 @@ from podracer.system import console
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command in every process; returns the exit code: the first that is neither 0 nor that of a follower."""
+    """Runs the command in every process; returns the exit code: the first that is neither 0 nor that of a process ended
+    by another one."""
     from podracer.pod.launch import Group, Launch  # which no other command has a use for
 
     ours, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])

@@ -1,4 +1,4 @@
-"""`podracer eval` and `podracer plot`: what became of a run."""
+"""`podracer eval`, `podracer export` and `podracer plot`: the results of a run."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class PlotArguments:
     """Draw learning curves.
 
     Attributes:
-      run_dirs: what `podracer train` wrote.
-      output: the picture; its suffix chooses the format.
-      metric: what to draw; return if None.
+      run_dirs: run directories.
+      output: file of the picture; its suffix chooses the format.
+      metric: name of the metric to draw; return if None.
       group: one line, with a band, for runs that differ only in their seeds; else one for each directory.
     """
 

@@ -1,4 +1,4 @@
-"""`podracer suite`: an agent on many games, and what its scores come to."""
+"""`podracer suite`: trains an agent on many games, and reports its scores."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ OWN = {
     "--gif": "podracer eval RUN_DIR --gif FILE draws one",
     "--quiet": "what a run says goes into runs/GAME-SEED.log",
 }
-"""Options of `podracer train` that a suite sets for every job, and what to do instead."""
+"""Options of `podracer train` that a suite sets for every job, with advice for users."""
 
 SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k"}
 """Suites by name, with the protocol of those that have one of their own."""
 
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
-"""Run settings that may differ among the jobs of one directory; evaluations decide what the best one is."""
+"""Run settings that may differ among the jobs of one directory. Those of evaluations may not: they decide the best
+one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteArguments:
     """Train an agent on games of Atari, a run for each game and seed, and collect the results.
 
-    What is done in OUT is not done again, and what is begun goes on: the same command, here or on other machines with
-    the same disk, does what is left. Options of podracer train follow, and are those of every run.
+    Runs that are complete in OUT are not repeated, and others are resumed: the same command, here or on other machines
+    with the same disk, does the rest. Options of podracer train may follow, for every run.
 
     Attributes:
       games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given, else the suite's.
-      seeds: a run of every game for each.
+      seeds: seeds; every game has a run for each.
       preset: settings to begin with, as of podracer train.
-      protocol: how games are played and reported, as of podracer train; atari100k for the suite of that name.
-      out: directory of the suite; suites/AGENT[-PRESET][-PROTOCOL] if None.
+      protocol: protocol of games and scores, as of podracer train; atari100k for the suite of that name.
+      out: the suite's directory; suites/AGENT[-PRESET][-PROTOCOL] if None.
       part: a share I/N of the runs, such as 3/57; all that are left if None.
-      workers: runs at a time.
+      workers: number of runs at a time.
       dry_run: print a command for each run that is left, and run none.
     """
 
@@ -115,7 +116,7 @@ def train_on(name: str, argv: list[str]) -> int:
 
 
 def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
-    """Games by EnvPool's names, each once, from names of games and of sets of them."""
+    """EnvPool's names of games, each once, from names of games and of sets of games."""
     from podracer import atari
     from podracer.atari import games
 
@@ -149,7 +150,7 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
 
 
 def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments, flags: list[str]) -> int:
-    """Prints what runs each job, with its result and its claim, from here or from a queue."""
+    """Prints a command for each job, with its result and its claim, to run here or from a queue."""
     own = ["--games", *arguments.games] if arguments.games else []
     own += ["--seeds", *map(str, planned.seeds), "--out", str(planned.directory)]
     for job in share:
@@ -195,10 +196,10 @@ class ReportArguments:
     """Write a table, JSON and pictures of the results in one directory, or of several side by side.
 
     Attributes:
-      directories: what podracer suite has written.
+      directories: directories of suites.
       output: a directory, or a file named *.md or *.json; DIR/report, or report for several, if None.
-      partial: aggregates of part of the games too; they say that they are.
-      against: published scores to set beside, such as EfficientZero or BBF on Atari 100k.
+      partial: also aggregate over part of the games, and label such aggregates.
+      against: published scores to compare with, such as EfficientZero or BBF on Atari 100k.
     """
 
     directories: tyro.conf.Positional[tuple[pathlib.Path, ...]]

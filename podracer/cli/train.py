@@ -43,7 +43,7 @@ REMOTE = dataclasses.make_dataclass(
     namespace={"__doc__": Remote.__doc__},
     frozen=True,
 )
-"""`Remote`, not checked: what is not typed may be in a run's directory."""
+"""`Remote` without its checks: settings that were not typed may be in a run's directory."""
 
 
 def train(argv: list[str]) -> int:
@@ -100,7 +100,7 @@ def train(argv: list[str]) -> int:
 def _directory(
     asked: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """The directory that was asked for, or one in runs/; process 0 of a pod takes it for all, once they have met."""
+    """The run directory: as typed, or one in runs/; process 0 of a pod makes it for all, once they have met."""
     if asked is None and not arguments.resume and _topology(arguments) == "local":
         return rundir.new_default(agent, environment, seed)
     return contextlib.nullcontext(asked or rundir.default(agent, environment, seed, resume=arguments.resume))
@@ -135,7 +135,7 @@ def settings(argv: list[str]) -> dict[str, Any]:
     compiled.
 
     Raises:
-      ValueError: for what it would refuse.
+      ValueError: for arguments that it would refuse.
     """
     agent, environment, arguments, given, hyper = _asked(argv)
     merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, given)
@@ -153,16 +153,16 @@ def settings(argv: list[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ResumeArguments:
-    """Continue a run that was stopped, with the settings that are in its directory.
+    """Continue a run that was stopped, with the settings of its directory.
 
     Attributes:
       run_dir: what `podracer train` wrote.
-      total_steps: to train it further than it was to be.
+      total_steps: steps to train, if more than before.
       gif: write an animation of the trained policy.
-      quiet: no progress and no report.
-      topology: of this process, or "pod", of many.
-      pod: where the processes of a pod meet, if no cluster says so.
-      remote: where workers connect that step the environments; what is not given is as it was.
+      quiet: print no progress and no report.
+      topology: "local", or "pod" for many processes.
+      pod: address of a pod's processes, if no cluster has it.
+      remote: address for workers that step the environments; the run's own settings by default.
       trust: import the module of the environment that the run names, which runs its code.
     """
 
@@ -197,7 +197,7 @@ def resume(argv: list[str]) -> int:
 
 
 def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> tuple[podracer.Result, int]:
-    """The result also of a run that a signal stopped, and the signal's number, or 0."""
+    """Calls `function`; returns the result, also of a run that a signal stopped, and the signal's number, or 0."""
     try:
         return function(*arguments, **named), 0
     except podracer.Interrupted as error:
@@ -205,8 +205,7 @@ def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: 
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """Evaluates, plots and reports after training. Returns the exit code; for a run that a signal stopped, a
-    shell's."""
+    """Writes the animation and reports after training. Returns the exit code; a shell's, if a signal stopped the run."""
     if not result.summary["complete"]:
         return 128 + signal.Signals[result.summary["stopped_by"]]
     if jax.process_index():
@@ -241,7 +240,7 @@ def _wants_sebulba(environment: str, argv: list[str]) -> bool:
 
 
 def _given(argv: list[str], prefix: str, shown: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a user typed, of which some may be as they were shown."""
+    """The settings that a user typed; some may equal the values that help shows."""
     plain = lambda flag: flag.replace("_", "-")  # noqa: E731
     typed = {plain(word.partition("=")[0]) for word in argv}
     was_typed = lambda name: not typed.isdisjoint({plain(f"{prefix}{name}"), plain(f"{prefix}no-{name}")})  # noqa: E731
@@ -278,7 +277,7 @@ def _one_of(names: Iterable[str]) -> Any:
 def _train_arguments(
     agent: str, agent_config: Any, env_options: Any, run: podracer.RunConfig, boxes: Mapping[str, bool]
 ) -> type:
-    """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
+    """The dataclass of `podracer train`'s options: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
     own, sebulba = _run_settings(run, False), _run_settings(run, True)
     box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress

@@ -22,7 +22,7 @@ from podracer.evaluation.players import Player, random_move
 from podracer.types import ArrayTree, Environment, TimeStep
 
 RESAMPLES = 2000
-"""Bootstrap samples behind an interval."""
+"""The number of bootstrap samples for an interval."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Match:
 
     Attributes:
       players: the names of both.
-      scores: [pairs, 2]; of the first player, 1 for a win and 1/2 for a draw: when it moved first, and second. The
+      scores: [pairs, 2]; the first player's scores when it moved first, and second: 1 for a win and 1/2 for a draw. The
         games of a pair have the same opening.
     """
 
@@ -40,12 +40,12 @@ class Match:
 
     @property
     def mean(self) -> float:
-        """The share of the points that the first player made."""
+        """The first player's share of the points."""
         return float(self.scores.mean())
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% of `mean` over pairs drawn with replacement."""
+        """A 95% bootstrap interval of `mean`, over pairs."""
         rng = np.random.default_rng(0)
         pairs = self.scores.mean(axis=1)
         means = rng.choice(pairs, (RESAMPLES, len(pairs))).mean(axis=1)
@@ -75,8 +75,8 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
       environment: the game.
       a: a player.
       b: another one.
-      games: how many, even.
-      seed: of openings and players.
+      games: number of games, even.
+      seed: seed of openings and players.
       openings: random moves before the players take over, the same for both games of a pair.
 
     Raises:
@@ -93,7 +93,8 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
 
 @functools.lru_cache(maxsize=64)
 def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
-    """`(params, params, key) -> ([pairs, 2], [pairs])`: how `a` did from both seats, and which openings were games."""
+    """`(params, params, key) -> (outcomes [pairs, 2], bool [pairs])`: the outcomes for `a` from both seats, and True
+    where the opening has ended the game."""
 
     @jax.jit
     def both(a_params: ArrayTree, b_params: ArrayTree, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -108,7 +109,7 @@ def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: 
 
 
 def opened(environment: Environment, lanes: int, plies: int, key: jax.Array) -> tuple[ArrayTree, TimeStep]:
-    """States and rows [lanes] of games from their start, after so many random moves."""
+    """States and rows [lanes] of games after `plies` random moves."""
     begin = environment.start()  # type: ignore[attr-defined]
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), begin)
     zeros = jnp.zeros(lanes)
@@ -134,14 +135,14 @@ def outcome(
 
     Args:
       environment: the game.
-      mover: who is to move.
-      other: who answers.
-      state: [N], of games that are not over.
-      row: what is seen of them.
+      mover: the player to move.
+      other: the player who answers.
+      state: [N]; states that are not over.
+      row: TimeStep [N]; their observations.
       key: consumed.
 
     Returns:
-      float32 [N], 1 where `mover` won, 0 for a draw, -1; and how many moves there were, float32 [N].
+      The outcome for `mover`, float32 [N], 1, 0 (draw) or -1; and the number of moves, float32 [N].
     """
     lanes = row.last.shape[0]
 

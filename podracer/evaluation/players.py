@@ -17,13 +17,13 @@ from podracer.types import ActorParams, Agent, ArrayTree, Environment, TimeStep
 
 
 class Player(NamedTuple):
-    """Someone who plays a game.
+    """A player of a game: functions that choose moves, and their parameters.
 
     Attributes:
-      name: what a table calls it.
+      name: the player's name in tables.
       start: `(num_lanes) -> memory`, before a game.
       act: `(params, memory, TimeStep [N], key) -> (move int32 [N], memory)`; pure.
-      params: what was learnt, or (); players that differ in nothing else share what is compiled.
+      params: learnt parameters, or (); players that differ in nothing else share compiled programs.
     """
 
     name: str
@@ -52,7 +52,7 @@ def player(environment: Environment, name: str) -> Player:
 
 
 def of(agent: Agent, params: ActorParams, name: str) -> Player:
-    """An agent as it plays in evaluation."""
+    """The player of an agent: its actions in evaluation."""
 
     def act(params: Any, memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
         action, _, memory = agent.act(params, memory, timestep, key, True)
@@ -62,10 +62,10 @@ def of(agent: Agent, params: ActorParams, name: str) -> Player:
 
 
 def check(environment: Any) -> None:
-    """Checks that an environment is a game that matches can be played of.
+    """Checks that an environment is a game for matches.
 
     Raises:
-      ValueError: where it is not.
+      ValueError: if it is not.
     """
     if environment.spec.num_players != 2:
         raise ValueError(f"{environment.spec.name} has one player: there is nobody to play against.")
@@ -78,7 +78,7 @@ def _without_memory(name: str, move: Callable[[ArrayTree, jax.Array], jax.Array]
 
 
 def _draw(weights: jax.Array, key: jax.Array) -> jax.Array:
-    """One of those with the largest weight [N, A], at random."""
+    """One of the actions with the largest weight [N, A], at random."""
     best = weights >= jnp.max(weights, axis=-1, keepdims=True)
     return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
 
@@ -156,7 +156,7 @@ MOST_CELLS = 16
 
 
 def _perfect(environment: Environment) -> Callable[[ArrayTree, jax.Array], jax.Array]:
-    """Moves that keep the value of a position, at random among those, from a table of all positions.
+    """A move function that plays at random among the moves that keep a position's value, from a table of all positions.
 
     Raises:
       ValueError: for a game that is too large.
@@ -179,10 +179,10 @@ def _code(board: Any) -> Any:
 
 @functools.cache
 def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
-    """Every position that is not final, by backward induction.
+    """Solves every position that is not final, by backward induction.
 
     Returns:
-      Sorted codes of the boards, int32 [n], and which moves keep the value, bool [n, A].
+      Sorted codes of the boards, int32 [n], and True for the moves that keep the value, bool [n, A].
 
     Raises:
       ValueError: for a board of more than `MOST_CELLS` cells, or states without a `board`.

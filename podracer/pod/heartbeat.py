@@ -1,8 +1,8 @@
 """Heartbeats in a pod: each process learns within seconds that another one is gone, stuck or has failed.
 
-Each has a connection to process 0, over which it says every second what it does. Where one falls silent, raises an
-error or stays behind the others for too long, process 0 tells all why the run ends. JAX by itself says nothing for
-minutes where a Python exception ends one process: the others wait for it in a collective.
+Each process sends its status to process 0 every second. If one falls silent, raises an error or stays a round behind
+the others for too long, process 0 ends the run in all and sends the reason. JAX by itself says nothing for minutes when
+a Python exception ends one process: the others wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BEAT = 1.0
 """Seconds between signs of life."""
 
 GRACE = 3.0
-"""Seconds that the main thread is given to end by itself, which it cannot where it waits in a collective."""
+"""Seconds for the main thread to end by itself, which it cannot do while it waits in a collective."""
 
 AT_ONCE = 1.0
-"""Seconds that it is given after a second Ctrl-C."""
+"""Seconds for the main thread to end after a second Ctrl-C."""
 
 LONGEST = 8192
-"""Bytes of a line; who sends more is no process of ours."""
+"""The most bytes of a line; a connection that sends more is no process of the pod."""
 
 WORKING, WAITING = "training", "waiting for the others"
 """The statuses in which a process that stays a round behind the others is stuck; other work takes as long as it
@@ -43,21 +43,21 @@ takes."""
 
 
 class Lifeline:
-    """This process's end of it; a context.
+    """The heartbeats of this process; a context.
 
     Args:
-      index: of this process.
-      names: of all processes, as messages have them.
-      address: what process 0 said in `offer`.
-      silence: seconds without a sign of life after which a process is given up.
-      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 says whom it
+      index: number of this process.
+      names: names of all processes for messages, by number.
+      address: the second result of process 0's `offer`.
+      silence: seconds without a heartbeat after which a process is lost.
+      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 prints whom it
         waits for.
-      server: of process 0, what `offer` returned beside the address.
+      server: in process 0, the first result of `offer`.
 
     Attributes:
-      stopping: whether another process has asked all to stop.
-      ended: why the run ends, once a process has ended it.
-      said: whether that has been printed.
+      stopping: True once another process has asked all to stop.
+      ended: the reason why the run ends, once a process has ended it.
+      said: True once the reason has been printed.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Lifeline:
         return self
 
     def doing(self, what: str, round: int) -> None:
-        """Notes what this process does now, and the newest round of training that it is in or was in.
+        """Sets this process's status: its work, and the newest round of training that it is in or was in.
 
-        A round begins where a process waits for all others, so that who is stuck before it is behind those who wait.
+        A round begins where a process waits for all others: a process that is stuck before it is a round behind.
         """
         self._status = self._status.then(what, round)
 
@@ -136,7 +136,8 @@ class Lifeline:
         return self.ended
 
     def __exit__(self, *exception: Any) -> None:
-        """Leaves. Process 0 goes last where the run ends with an error: JAX's board is gone with it."""
+        """Leaves the pod. Process 0 leaves last if the run ends with an error, because JAX's key-value store ends with
+        it."""
         self._leaving = True
         with self._lock:
             if not self.ended:
@@ -185,7 +186,7 @@ class Lifeline:
                 os._exit(130)
 
     def _heed(self, signals: bytes) -> None:
-        """Signals to this process: at the second Ctrl-C its main thread ends by itself, where it can."""
+        """Handles signals to this process: at the second Ctrl-C its main thread ends by itself if it can."""
         if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
             self.stop()
         self._interrupts += signals.count(signal.SIGINT)
@@ -228,7 +229,7 @@ class Lifeline:
                 console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
 
     def _lose(self, index: int, how: str) -> None:
-        """Process 0's verdict on one."""
+        """Ends the run because process `index` is lost; in process 0."""
         reason = f"lost {self._names[index]}, which {how}"
         self.end(reason)
         self._hear(reason)
@@ -258,7 +259,7 @@ class Lifeline:
         self._selector.register(connection, selectors.EVENT_READ, _Member(connection, None))
 
     def _dismiss(self, since: float) -> None:
-        """Makes room of strangers who came before and have not said who they are."""
+        """Closes connections from before `since` that have not introduced themselves."""
         for key in list(self._selector.get_map().values()):
             member = key.data
             if member is not None and member.index is None and member.came < since:
@@ -348,7 +349,7 @@ class _Member:
             self.socket.sendall(json.dumps(line).encode() + b"\n")
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """The lines that came, and whether there may be more.
+        """The complete lines that came, and False once the connection is closed.
 
         Raises:
           ValueError: for what is not a line of ours.
@@ -368,7 +369,7 @@ class _Member:
 
 
 def offer(host: str) -> tuple[socket.socket, dict[str, Any]]:
-    """Process 0's listening socket, and what the others need to reach it at `host`: host, port and a token."""
+    """Process 0's listening socket, and its address for the others: host, port and a token."""
     local = host in ("localhost", "127.0.0.1")
     server = socket.create_server(("127.0.0.1", 0)) if local else rendezvous.listen(0)
     return server, {"host": host, "port": server.getsockname()[1], "token": secrets.token_hex(16)}

@@ -1,6 +1,6 @@
-"""The processes of a pod, as one of them sees the others: started together, of one mind, on one board.
+"""The processes of a pod from the view of one of them: they start together, check that they agree, and exchange values.
 
-The board is the key-value store of JAX's distributed runtime, which process 0 holds. A key is written once.
+Values go through the "board", the key-value store of JAX's distributed runtime in process 0. A key is written once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from podracer.topology.processes import Processes
 from podracer.version import __version__
 
 POLL = 0.2
-"""Seconds between looks at the board, by who waits for it."""
+"""Seconds between reads of the board while a process waits for a key."""
 
 
 _SAID = itertools.count()
@@ -56,9 +56,9 @@ class Peers(Processes):
     """The P processes of a pod.
 
     Attributes:
-      all: the processes, in order.
-      local_index: of this one on its host.
-      local_count: processes of its host.
+      all: the processes, by number.
+      local_index: number of this process on its host.
+      local_count: number of processes on its host.
     """
 
     def __init__(self, pod: Pod):
@@ -75,7 +75,7 @@ class Peers(Processes):
         self.local_index, self.local_count = neighbours.index(self.index), len(neighbours)
 
     def __enter__(self) -> Peers:
-        """From here on a process that is gone, stuck or has failed ends the run in all."""
+        """Starts heartbeats: from here on a process that is gone, is stuck or has failed ends the run in all."""
         server, address = heartbeat.offer(_coordinator_host()) if self.is_first else (None, None)
         address, names = self.told(address), [str(peer) for peer in self.all]
         try:
@@ -173,12 +173,12 @@ class Peers(Processes):
 
 
 def start(pod: Pod) -> Peers:
-    """Starts JAX's distributed runtime, unless that has been done, and meets the other processes.
+    """Starts JAX's distributed runtime, unless it runs already, and meets the other processes.
 
     Raises:
-      NoClusterError: where nothing says where they are, or not all come in time.
-      ValueError: where JAX has begun to compute before, or for settings that make no sense.
-      DisagreementError: where another version of something runs there.
+      NoClusterError: if nothing says where they are, or not all come in time.
+      ValueError: if JAX has begun to compute before, or for settings that make no sense.
+      DisagreementError: if a process has another version of a package.
     """
     if not jax.distributed.is_initialized():
         place = find(pod, os.environ, _cluster())
@@ -221,10 +221,10 @@ def start(pod: Pod) -> Peers:
 
 
 def _reach(coordinator: str, seconds: float) -> None:
-    """Waits until process 0 listens: where it does not, JAX would abort this process without a line.
+    """Waits until process 0 listens. Without that, JAX would abort this process without a message.
 
     Raises:
-      NoClusterError: where it does not in time.
+      NoClusterError: if it does not listen in time.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + seconds
@@ -252,7 +252,7 @@ def _is_of_runtime(error: BaseException | None) -> bool:
 
 
 def _leave_without_waiting(error: BaseException) -> None:
-    """Ends this process, when it comes to that, without JAX's wait for the others, who do not come."""
+    """Makes this process end, when it does, without JAX's wait for the others, which will not come."""
     codes = ((PeerError, LOST), (KeyboardInterrupt, 130), ((ValueError, TypeError), 2))  # as the command line has them
     code = next((code for kind, code in codes if isinstance(error, kind)), 1)
 
@@ -266,7 +266,7 @@ def _leave(code: int) -> None:
 
 
 def _named(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The parts of nested facts, by names such as run.seed."""
+    """The leaves of nested facts, with names such as run.seed."""
     if isinstance(facts, Mapping) and facts:
         for key, value in facts.items():
             yield from _named(value, f"{name}.{key}" if name else key)
@@ -290,7 +290,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _code(package: pathlib.Path) -> str:
-    """A hash of its source files, which may have been changed without another version."""
+    """A hash of a package's source files, which may differ within a version."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -302,7 +302,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _client() -> Any:
-    """The client of JAX's key-value store, which has no public name."""
+    """The client of JAX's key-value store; it has no public name."""
     from jax._src import distributed
 
     return distributed.global_state.client

@@ -16,27 +16,27 @@ POLL = 0.2
 """Seconds between attempts to reach process 0."""
 
 SLOW = 2.0
-"""Seconds that a stranger is given to say who it is."""
+"""Seconds for a connection to introduce itself."""
 
 STRANGERS = 256
-"""Connections at a time that have not said who they are."""
+"""The most connections at a time that have not introduced themselves."""
 
 LONGEST = 2**16
-"""Bytes of the line that process 0 says."""
+"""The most bytes of process 0's line."""
 
 ALL, MISSING = "all", "missing "
 
 
 def hold(coordinator: str, count: int, seconds: float) -> None:
-    """Waits, in process 0, until all others have come, and tells them so.
+    """Waits, in process 0, until all others have come, and tells them.
 
     Args:
       coordinator: host:port of process 0.
-      count: of all processes.
-      seconds: how long.
+      count: P, the number of processes.
+      seconds: how long to wait.
 
     Raises:
-      NoClusterError: where the port is taken, or some do not come; those who did raise the same.
+      NoClusterError: if the port is taken, or some do not come; those that came raise the same.
     """
     until, there = time.monotonic() + seconds, dict[int, socket.socket]()
     try:
@@ -65,10 +65,10 @@ def hold(coordinator: str, count: int, seconds: float) -> None:
 
 
 def attend(coordinator: str, index: int, seconds: float) -> None:
-    """Tells process 0 who has come, and waits until all have.
+    """Introduces this process to process 0, and waits until all have come.
 
     Raises:
-      NoClusterError: where process 0 does not answer, or others do not come.
+      NoClusterError: if process 0 does not answer, or others do not come.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + seconds
@@ -104,7 +104,7 @@ def not_there(missing: Sequence[object]) -> str:
 
 
 def listen(port: int) -> socket.socket:
-    """A server at a port of this machine, or any at 0, for IPv4 and, where there is that, IPv6."""
+    """A server at a port of this machine, a free one for 0, for IPv4 and, if available, IPv6."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
@@ -132,10 +132,10 @@ def _introduced(said: bytes) -> int | None:
 
 
 def _line(connection: socket.socket, until: float) -> str:
-    """The line that process 0 says, or as much of it as came where it has closed.
+    """The line that process 0 sends, or as much of it as came before it closed.
 
     Raises:
-      TimeoutError: where it is not whole in time.
+      TimeoutError: if it is not complete in time.
     """
     said = b""
     while b"\n" not in said and len(said) < LONGEST:

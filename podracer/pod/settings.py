@@ -1,7 +1,7 @@
 """The address and size of a pod, found without starting JAX.
 
-Each of four things is what `Pod` says, or else an environment variable, or else the cluster that JAX recognises: Open
-MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
+Each of four settings comes from `Pod`, else from an environment variable, else from the cluster that JAX recognises:
+Open MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Pod:
     Attributes:
       coordinator: host:port, where process 0 listens.
       processes: P.
-      process_id: of this one, 0 to P - 1.
+      process_id: number of this process, 0 to P - 1.
       local_devices: ids of the devices that this process sees; all of its host's if None.
-      start_timeout: seconds to wait for all processes to come.
-      heartbeat: seconds without a sign of life after which JAX gives a process up.
+      start_timeout: seconds to wait until all processes have started.
+      heartbeat: seconds without a heartbeat after which JAX considers a process lost.
       stall_timeout: seconds that a process may be a round behind the others.
     """
 
@@ -52,7 +52,7 @@ class Pod:
 
 
 class NoClusterError(ValueError):
-    """There is nothing that says where the processes of a pod are."""
+    """Nothing says where the processes of a pod are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Place:
     Attributes:
       coordinator: host:port.
       processes: P.
-      process_id: of this one.
-      local_devices: ids of this one's devices.
-      source: where this is from, in words.
+      process_id: number of this process.
+      local_devices: ids of this process's devices.
+      source: the origin of these values, in words.
     """
 
     coordinator: str | None
@@ -78,13 +78,13 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
     """Finds the place of this process in its pod.
 
     Args:
-      pod: what was said.
-      environ: environment variables.
+      pod: the user's settings.
+      environ: the environment variables.
       cluster: the name of the cluster that JAX recognises, or None.
 
     Raises:
-      NoClusterError: where too little is known.
-      ValueError: for what makes no sense.
+      NoClusterError: if too little is known.
+      ValueError: for settings that make no sense.
     """
     if "COLAB_RELEASE_TAG" in environ:
         raise NoClusterError("topology='pod': Colab is one process; use topology='local', which uses all its devices.")
@@ -135,7 +135,7 @@ def processes_of_host(environ: Mapping[str, str]) -> int | None:
 
 
 def _visible(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """All GPUs that this process may see, by their place, where that is known."""
+    """The indices of all GPUs that this process may see; None if unknown."""
     for key in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         if environ.get(key):
             return tuple(range(len(environ[key].split(","))))

@@ -40,15 +40,15 @@ def of(
     """The explanation of one root of a search.
 
     Args:
-      found: of `podracer.search.search(..., keep_tree=True)`.
-      config: of that search.
-      title: above pictures.
-      look: what is seen behind actions from the root.
-      board: (H, W) of what is seen.
-      lane: which of the N roots.
+      found: the result of `podracer.search.search(..., keep_tree=True)`.
+      config: settings of that search.
+      title: text above pictures.
+      look: draws the board after actions from the root.
+      board: (H, W), the size of the board.
+      lane: number of the root, 0 to N - 1.
 
     Raises:
-      ValueError: where the tree was not kept.
+      ValueError: if the tree was not kept.
     """
     if not isinstance(found.tree, Tree):
         raise ValueError("the search's tree was not kept: search(..., keep_tree=True).")
@@ -79,7 +79,7 @@ def of(
 
 
 def _variation(tree: Tree, action: int) -> tuple[int, ...]:
-    """The root's action and then the most visited ones. What a search makes up behind an end is left out."""
+    """The root's action and then the most visited ones, without imagined moves after the end of a game."""
     line, node = [], 0
     while tree.n[node].any():
         line.append(action)
@@ -91,7 +91,7 @@ def _variation(tree: Tree, action: int) -> tuple[int, ...]:
 
 
 def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[Node]:
-    """The most visited nodes; of equal ones those that come first in the tree."""
+    """The most visited nodes; of equal ones the first in the tree."""
     root = Node((), int(tree.n[0].sum()), 1.0, float(tree.V[0, 0]), float(tree.V[0, 0]), False)
     chosen: list[Node] = []
     open_nodes: list[tuple[int, tuple[int, ...], int, Node]] = [(-root.visits, (), 0, root)]

@@ -19,10 +19,10 @@ History = Sequence[Mapping[str, Any]]
 """Rows of metrics; rows of several seeds carry `member`."""
 
 FEW = 2
-"""Lines of which a legend fits into the picture."""
+"""The most lines for a legend inside of the picture."""
 
 MAX_LINES = 12
-"""Lines that a legend names."""
+"""The most lines that a legend names."""
 
 
 class Picture(type(pathlib.Path())):
@@ -53,13 +53,13 @@ def learning_curve(
     """Draws return against environment steps, one line a label; several members become a mean with a band.
 
     Args:
-      histories: metric rows by label, such as `members.curves` returns.
-      path: of the picture; its suffix chooses the format.
-      title: above the picture.
-      metric: what to draw; if None, the return in training and, dashed, in evaluation.
+      histories: metric rows by label, as from `members.curves`.
+      path: the picture's path; its suffix chooses the format.
+      title: text above the picture.
+      metric: name of a metric; if None, the return in training and, dashed, in evaluation.
 
     Raises:
-      ValueError: where no run has rows of the metric.
+      ValueError: if no run has rows of the metric.
     """
     return save(figure(histories, title=title, metric=metric), path)
 
@@ -76,7 +76,7 @@ def save(drawn: Any, path: str | pathlib.Path) -> Picture:
 
 
 def figure(histories: Mapping[str, History], *, title: str = "", metric: str | None = None) -> Any:
-    """The Matplotlib figure of `learning_curve`, which is in no file yet."""
+    """The Matplotlib figure of `learning_curve`, without writing a file."""
     from matplotlib.figure import Figure  # Figure without pyplot: no global state, no display
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -125,7 +125,7 @@ def elo_curve(
 
     Args:
       curves: (step, rating) of a run's players, by label.
-      levels: of others.
+      levels: ratings of other players.
       path: of the picture; its suffix chooses the format.
       title: above the picture.
     """
@@ -156,7 +156,7 @@ def _missing(histories: Mapping[str, History], metric: str | None) -> str:
 
 
 def colours(count: int) -> list[Any]:
-    """Matplotlib's own ten, or as many as there are from dark to light."""
+    """Matplotlib's own ten colours, or `count` colours from dark to light."""
     import matplotlib
 
     if count <= 10:

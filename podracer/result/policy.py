@@ -31,12 +31,12 @@ class Policy(NamedTuple):
     """A policy: functions that choose actions, with the learnt parameters inside.
 
     Attributes:
-      spec: of the environment.
+      spec: the environment's.
       start: `(b) -> Memory`, before an episode.
       step: `(Memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action [b, ...], Memory)`; jitted.
         Rewards of `first` rows do not count.
-      uses_reward: whether actions depend on rewards.
-      deterministic: whether actions depend on nothing else, or on chance too.
+      uses_reward: True if actions depend on rewards.
+      deterministic: True if actions do not depend on chance.
     """
 
     spec: EnvSpec
@@ -52,19 +52,19 @@ class Policy(NamedTuple):
 
 
 def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
-    """An agent's policy: the best actions that it knows, or samples, as in training.
+    """An agent's policy: its best actions, or samples, as in training.
 
-    The best actions are those of an evaluation without its random ones: an `evaluation_epsilon` does not count.
+    The best actions are those of an evaluation without `evaluation_epsilon`.
 
-    Only what actions depend on is remembered: PPO's running return, for one, is left out. Parameters are constants of
-    the program: passing fourteen arrays of a small network takes longer than its layers do.
+    The memory has only leaves on which actions depend: PPO's running return, for one, is left out. Parameters are
+    constants of the program: passing fourteen arrays of a small network takes longer than its layers do.
 
     Args:
       agent: the agent.
-      spec: of its environment.
-      params: of the agent.
-      greedy: whether to take the best actions.
-      seed: of the samples.
+      spec: the environment's.
+      params: the agent's parameters.
+      greedy: True takes the best actions, False samples.
+      seed: seed of the samples.
     """
 
     def act(leaves: Sequence[Any], observation: Any, reward: Any, first: Any, key: Any) -> Any:
@@ -141,14 +141,14 @@ def _sources(jaxpr: Any) -> list[frozenset[int]]:
 
 
 class Actor:
-    """Follows a policy in one environment, or in a batch of them, and remembers what it must.
+    """Follows a policy in one environment, or in a batch of them, with a memory of its own.
 
     Args:
-      policy: what to follow.
+      policy: the policy to follow.
       batch: lanes B that act together; None for one, without a dim for lanes.
 
     Attributes:
-      policy: what is followed.
+      policy: the policy.
     """
 
     def __init__(self, policy: Policy, batch: int | None = None):
@@ -162,16 +162,18 @@ class Actor:
         self.reset()
 
     def reset(self) -> None:
-        """The next observations open episodes."""
+        """Makes the next observations open episodes."""
         self._opens = True
 
     def __call__(self, observation: ArrayTree, reward: Any = None, first: Any = None) -> Any:
-        """The actions for what the environments show.
+        """The actions for the environments' observations.
 
         Args:
-          observation: what the environment shows, also in its own form (`environments.gate`); [B, ...] of a batch.
-          reward: what arrived with it, a number or [B]; needed by policies that see rewards, but not on first rows.
-          first: whether it opens an episode, bool or [B]; if None, only the first call and those after `reset()` do.
+          observation: the environment's observation, also in its own form (`environments.gate`); [B, ...] for a batch.
+          reward: the reward that arrived with it, a number or [B]; needed by policies that see rewards, but not on
+            first rows.
+          first: True if the observation opens an episode, bool or [B]; if None, only the first call and those after
+            `reset()` do.
 
         Returns:
           A NumPy array of the action space's shape and dtype, [B, ...] of a batch; for one `Discrete` action, an int.
@@ -211,7 +213,7 @@ class Actor:
 
 
 def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
-    """An observation as arrays [b, ...] of the dtypes and shapes that agents see; without lanes, b is 1.
+    """Converts an observation to arrays [b, ...] in the agent's dtypes and shapes; without lanes, b is 1.
 
     Raises:
       ValueError: for one that the environment could not show.

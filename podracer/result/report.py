@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from podracer.result import plots
 
 MAX_ROWS = 12
-"""Members that are listed; a notebook is no place for a thousand rows."""
+"""The most members in a table; a notebook is no place for a thousand rows."""
 
 
 class Reported(Protocol):
-    """The facts of a `podracer.Result` that are told."""
+    """The parts of a `podracer.Result` that a report needs."""
 
     @property
     def agent(self) -> Any: ...
@@ -40,7 +40,7 @@ def line(result: Reported) -> str:
 
 
 def sentence(result: Reported) -> str:
-    """The line, and how long it took."""
+    """The line, and the run's time."""
     summary = result.summary
     if "train_seconds" not in summary:
         return line(result)
@@ -57,7 +57,7 @@ def _seconds(summary: Mapping[str, Any]) -> str:
 
 
 def as_html(result: Reported) -> str:
-    """A table of the summary, one of the members, and the curve: what there is of them."""
+    """HTML with a table of the summary, and if available a table of the members and the curve."""
     summary = result.summary
     facts = {"agent": result.agent.name, "environment": result.description["env"], "steps": f"{_steps(result):,}"}
     facts["result"] = _returns(result)
@@ -107,7 +107,7 @@ def _cut(summary: Mapping[str, Any]) -> str:
 
 
 def _returns_of(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Mean and range of a population, of what has diverged too, and the best of the others."""
+    """Mean and range of a population, diverged members included, and the best of the others."""
     sound = [i for i, member in enumerate(members) if not member["diverged"]] or list(range(len(members)))
     returns = [member["eval_return_mean"] for member in members]
     best = max(sound, key=lambda i: members[i]["eval_return_mean"])

@@ -24,16 +24,16 @@ from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
 class Result:
-    """A trained agent with its history: what `train` and `load` return.
+    """A trained agent with its history: the result of `train` and `load`.
 
     Attributes:
       agent: the agent.
-      environment: what it was trained on.
+      environment: the environment of its training.
       learner: the LearnerState, leading dim [population].
-      history: metric rows; of a run with more than 20,000, some of them, evenly spread, with the best evaluation and
-        the newest rows. The run directory's metrics.jsonl has all.
+      history: metric rows; of more than 20,000, an evenly spread part with the best evaluation and the newest rows. The
+        run directory's metrics.jsonl has all.
       summary: figures of the run, as in `summary.json`.
-      run_dir: where its files are, or None.
+      run_dir: directory of its files, or None.
       description: the resolved configuration, as in `config.json`.
     """
 
@@ -59,7 +59,7 @@ class Result:
 
     @property
     def best_member(self) -> int:
-        """The member whose newest evaluation is the best one; 0 where there is none. The default everywhere."""
+        """The member with the best newest evaluation, or 0 without one; the default member everywhere."""
         return metrics.best_member(self.history)
 
     def actor_params(self, member: int | None = None, *, step: int | None = None) -> ActorParams:
@@ -67,11 +67,11 @@ class Result:
 
         Args:
           member: of a population.
-          step: of one of the `snapshots`; the result's own if None.
+          step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: where there is no such member or snapshot.
-          CheckpointError: where the snapshot cannot be read.
+          ValueError: if there is no such member or snapshot.
+          CheckpointError: if the snapshot cannot be read.
         """
         member = self._member(member)
         if step is None:
@@ -83,7 +83,8 @@ class Result:
         return jax.tree.map(lambda x: x[member], params)
 
     def snapshots(self) -> list[int]:
-        """Steps at which the run directory keeps what acted, oldest first: ten of a game's run, none of others."""
+        """Steps at which the run directory has acting parameters, oldest first: ten for a game's run, none for
+        others."""
         if self.run_dir is None:
             return []
         with contextlib.closing(self._snapshots()) as kept:
@@ -119,7 +120,7 @@ class Result:
 
         Args:
           batch: lanes that act together; None for one environment, whose observations have no dim for lanes.
-          greedy: the best actions, without those that are random in evaluation, or samples, as in training.
+          greedy: True takes the best actions, without random ones; False samples, as in training.
           member: whose policy; the best one's if None.
           seed: of the samples.
         """
@@ -134,18 +135,18 @@ class Result:
         member: int | None = None,
         step: int | None = None,
     ) -> players.Player:
-        """The trained agent as it plays a game in evaluation, for `podracer.evaluation.matches`.
+        """The trained agent as a player of a game, for `podracer.evaluation.matches`; it acts as in evaluation.
 
         Args:
-          name: what a table calls it; the agent's name if empty.
+          name: the player's name in tables; the agent's name if empty.
           simulations: of its search; as in training if None, and 0 for the network's most likely move.
           search: "puct" or "gumbel"; as in training if None.
           member: of a population; the best one if None.
           step: of one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: where the environment is no game, there is no such snapshot, or a search is given of an agent
-            that does not search.
+          ValueError: if the environment is no game, there is no such snapshot, or the agent does not search but
+            settings of a search are given.
         """
         agent = self.agent
         if simulations is not None or search is not None:
@@ -166,7 +167,7 @@ class Result:
         return players.of(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
-        """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.
+        """The greedy action for one observation: an int if actions are `Discrete`, else a NumPy array.
 
         Raises:
           ValueError: for a policy that depends on more than one observation (see `actor`), or an observation that the
@@ -232,7 +233,7 @@ class Result:
         """Writes the greedy policy as files that need none of the agent's code (see `podracer.result.export`).
 
         Args:
-          directory: where to.
+          directory: the directory to write.
           member: whose policy; the best one's if None.
           episodes: played for the score in the model card; 0 for none.
 
@@ -265,7 +266,7 @@ class Result:
           The path, which a notebook shows as the picture.
 
         Raises:
-          ValueError: where there is nothing to draw yet.
+          ValueError: if there is nothing to draw yet.
         """
         path = path or plots.default_path(self.run_dir, "curve.png")
         return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
@@ -282,15 +283,15 @@ class Result:
         In a game for two the agent plays both sides.
 
         Args:
-          path: of the file.
-          seed: of the episode.
+          path: the file's path.
+      seed: seed of the episode.
           member: whose policy; the best one's if None.
 
         Returns:
           The path, which a notebook shows as the animation.
 
         Raises:
-          ValueError: where the environment cannot be rendered.
+          ValueError: if the environment cannot be rendered.
         """
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
@@ -306,7 +307,7 @@ class Result:
           where a row has none). Members share their updates; their steps differ.
 
         Raises:
-          ImportError: where pandas is not installed.
+          ImportError: if pandas is not installed.
         """
         try:
             import pandas

@@ -20,13 +20,13 @@ from podracer.types import EpisodeStats, LearnerState
 
 
 class RunState(NamedTuple):
-    """Everything a run needs to go on, and what a checkpoint holds.
+    """The state of a run, and the content of a checkpoint.
 
     Attributes:
       learner: leading dim [P], the population.
-      actors: the acting side, of the driver's own kind; () where it begins anew.
+      actors: the state of acting, of the driver's own kind; () if it begins anew.
       env_steps: real transitions so far, [P].
-      experience: what was learnt from and is replayed; leading dims of its ring are the driver's.
+      experience: the replay's state; leading dims of its ring are the driver's.
     """
 
     learner: LearnerState
@@ -36,17 +36,17 @@ class RunState(NamedTuple):
 
 
 def without_replay(state: RunState) -> RunState:
-    """The state but for what is replayed."""
+    """The state without the replay's content."""
     return state._replace(experience=state.experience._replace(ring=(), ahead=()))
 
 
 def only_learner(state: RunState) -> RunState:
-    """The state without what acted and what is replayed, which may be large and belong to the run's own devices."""
+    """The state without actors and replay, which may be large and belong to the run's own devices."""
     return state._replace(actors=(), experience=())
 
 
 def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
-    """The metrics `episode/...` [P] of sums [P] over the episodes that ended; NaN where none did."""
+    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did."""
     count = np.asarray(episodes.count)
     totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -62,7 +62,7 @@ WHAT_TO_LOWER = (
 
 
 def program_bytes(compiled: Any) -> int | None:
-    """Bytes of a compiled program's arguments and temporary buffers on each device, or None where nobody knows."""
+    """Bytes of a compiled program's arguments and temporary buffers on each device; None if unknown."""
     try:
         analysis = compiled.memory_analysis()
     except (NotImplementedError, jax.errors.JaxRuntimeError):
@@ -71,14 +71,14 @@ def program_bytes(compiled: Any) -> int | None:
 
 
 def require_memory(needed: int | None, device: Any) -> None:
-    """Checks that a program fits, which XLA would find in the middle of the first call, and say at length.
+    """Checks that a program fits into memory: XLA would fail in the middle of the first call, with a long message.
 
     Args:
-      needed: bytes, if known.
-      device: one of those it runs on; not all kinds say how much memory they have.
+      needed: bytes; None if unknown.
+      device: one of the program's devices; not all kinds report their memory.
 
     Raises:
-      OutOfMemoryError: where it does not.
+      OutOfMemoryError: if it does not fit.
     """
     there = memory_limit([device])
     if needed and there and needed > there:
@@ -90,7 +90,7 @@ def require_memory(needed: int | None, device: Any) -> None:
 
 @contextlib.contextmanager
 def memory_explained() -> Iterator[None]:
-    """Says in one line what to do where XLA, here or in an actor, runs out of memory.
+    """A context that explains in one line how to help if XLA, here or in an actor, runs out of memory.
 
     Raises:
       OutOfMemoryError: for XLA's own error.
@@ -110,12 +110,12 @@ class Progress:
     """The progress of a run after some updates, as the host knows it.
 
     Attributes:
-      env_steps: real transitions per member, the least of all members.
+      env_steps: real transitions of the member with the fewest.
       updates: updates since the run began.
-      metrics: per member and metric, [P]; means over these updates.
+      metrics: [P], by name; means over these updates.
       member_steps: real transitions of each member, int64 [P].
-      seconds: how long they took, since the last report that has seconds; 0 where some of it is not done yet.
-      transitions: the real transitions of these seconds, over all members.
+      seconds: seconds since the last report with seconds; 0 if some of these updates are not done yet.
+      transitions: real transitions in these seconds, over all members.
     """
 
     env_steps: int
@@ -144,7 +144,7 @@ class Driver(Protocol):
         ...
 
     def check(self) -> None:
-        """Traces what will be compiled, which finds what is left to find in a configuration."""
+        """Traces the programs, which finds remaining errors of a configuration before compilation."""
         ...
 
     def init(self) -> RunState:
@@ -176,18 +176,18 @@ class Driver(Protocol):
         Args:
           state: where to begin; consumed.
           total_steps: real transitions per member.
-          next_milestone: `(env_steps) -> env_steps` at which `on_milestone` is next, at most `total_steps`.
-          on_progress: called every now and then.
+          next_milestone: `(env_steps) -> env_steps` of the next `on_milestone`, at most `total_steps`.
+          on_progress: called from time to time with a `Progress`.
           on_milestone: called with a state that is safe to read until it returns, and the steps done.
-          should_stop: polled.
-          should_save: polled; where it is true in process 0, `on_milestone` is called as soon as a state is there.
-          processes: that share the run; told when this one waits for the others.
+          should_stop: polled; True ends the run.
+          should_save: polled; if True in process 0, `on_milestone` is called as soon as there is a state.
+          processes: the processes that share the run; told when this one waits for the others.
 
         Returns:
-          The final state, and whether it is final (False if it was stopped).
+          The state at the end, and True unless the run was stopped.
 
         Raises:
-          TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
+          TrainingDivergedError: if a metric is not finite (in a population: in all members).
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A run directory's description: what it was asked for, and whether a resumed run is the same."""
+"""The description of a run in its directory, and the check that a resumed run is the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREE_TO_CHANGE = (
     *("eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
     *("env_timeout", "env_restarts"),
 )
-"""Run settings that do not change what is learnt, so that a resumed run may have others."""
+"""Run settings that do not change the result, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
@@ -37,7 +37,7 @@ class WriteError(OSError):
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-    """Says which file the disk refused.
+    """A context that names the file which could not be written.
 
     Raises:
       WriteError: for an OSError.
@@ -59,7 +59,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     """The description of the run in a directory.
 
     Raises:
-      ValueError: where there is none, it is not JSON, or it is not a run's.
+      ValueError: if there is none, it is not JSON, or it is not a run's.
     """
     path = directory / "config.json"
     if not path.exists():
@@ -80,7 +80,8 @@ def stored_names(directory: pathlib.Path) -> dict[str, str]:
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
-    """A resumed run keeps its lanes, shards and replicas, which its devices may not suggest by themselves."""
+    """The settings of a resumed run with its own lanes, shards and replicas, which its devices may not suggest by
+    themselves."""
     if not (directory / "config.json").exists():
         return run
     stored = read(directory)["run"]
@@ -90,10 +91,11 @@ def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
 
 @contextlib.contextmanager
 def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
-    """Says what the run in a directory can continue on, where it does not fit; what else could be set is another run.
+    """A context that names the devices on which the run in a directory can continue, if these do not fit; other
+    settings would make another run.
 
     Raises:
-      LayoutError: for one, if there is a directory and a run in it.
+      LayoutError: for a LayoutError, if there is a run in the directory.
     """
     try:
         yield
@@ -106,13 +108,13 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:
-    """Makes a run directory, or checks that the one there is of the same run, which may now be longer.
+    """Makes a run directory, or checks that the existing one is of the same run, which may now be longer.
 
     Returns:
-      What to say of it.
+      Messages about it.
 
     Raises:
-      ValueError: for a run of another configuration (saying what differs), one that is there but not to be resumed,
+      ValueError: for a run of another configuration (the message says what differs), an existing one without `resume`,
         or a directory that cannot be written.
     """
     path = directory / "config.json"
@@ -150,7 +152,7 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
 
 
 def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) -> list[str]:
-    """A line for a run that another version of the library continues."""
+    """A message if another version of the library continues a run."""
     before, now = stored["podracer"], description["podracer"]
     if before == now:
         return []
@@ -168,7 +170,8 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Path]:
-    """`default`, made at once, so that runs that start together have one each; removed if nothing was written there."""
+    """The directory of `default`, made at once, so that runs that start together have one each; removed if it stays
+    empty."""
     while True:
         directory = default(agent, environment, seed)
         first = not directory.parent.exists()
@@ -190,7 +193,7 @@ def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Pat
 
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
-    """`runs/ENV-AGENT-SEED`, numbered if that exists; with `resume`, the newest that exists."""
+    """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
     plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())
