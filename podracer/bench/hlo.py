@@ -1,4 +1,4 @@
-"""Reads what became of a program: the text of an optimised HLO module."""
+"""Reads a compiled program: the text of an optimised HLO module."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Counted:
     """Sums over the instructions that a call of a program executes.
 
     Attributes:
-      kernels: launches: every operation that is not a name for something that is there.
+      kernels: launches: every operation except those that only name an existing array.
       cycles: the estimates of the TPU's compiler.
       reductions: all-reduces.
-      sizes: how many of them are of so many bytes.
+      sizes: number of all-reduces by their bytes.
     """
 
     kernels: int = 0
@@ -75,7 +75,7 @@ class Counted:
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def add(self, other: Counted, times: int) -> None:
-        """Adds what runs `times` times."""
+        """Adds the counts of a computation that runs `times` times."""
         for name in ("kernels", "cycles", "reductions"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for size, number in other.sizes.items():
@@ -85,8 +85,8 @@ class Counted:
 def count(text: str) -> Counted:
     """Counts over the text of an optimised HLO module.
 
-    What loops hold is multiplied by how often they turn where the compiler knows that, and counts once where it does
-    not, as in the loop over updates.
+    The counts of a loop's body are multiplied by its number of iterations if the compiler knows it; else they count
+    once, as in the loop over updates.
     """
     computations: dict[str, list[str]] = {}
     entry, lines = "", []

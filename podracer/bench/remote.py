@@ -1,4 +1,4 @@
-"""`podracer bench remote`: environments that workers step over the loopback, beside the same ones in this process."""
+"""`podracer bench remote`: environments at workers over the loopback, beside the same ones in this process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RemoteArguments:
     """Measure remote environments with V-trace.
 
     Attributes:
-      parts: what to measure: actors, environments without a policy, messages.
+      parts: parts to measure: actors, environments without a policy, messages.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -119,7 +119,7 @@ def fleet(
     connection: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Any]:
-    """Remote environments with worker processes, for as long as the context is open."""
+    """A context with remote environments and their worker processes."""
     from podracer.remote.environments import RemoteEnvironments
     from podracer.remote.session_pb2 import Goodbye
     from podracer.remote.settings import Remote
@@ -198,7 +198,7 @@ class Stepping:
 
 
 class Together:
-    """n steps of several, each in a thread of its own."""
+    """n steps of several environments, each in a thread of its own."""
 
     def __init__(self, made: list[Stepping]):
         self._made = made
@@ -254,7 +254,7 @@ def _compared(measured: dict[str, Any], remote: Any, arguments: RemoteArguments)
 
 
 def latency(arguments: RemoteArguments) -> dict[str, Any]:
-    """Milliseconds from `send` to the end of `recv`, without those of the environment, and where they go."""
+    """Milliseconds from `send` to the end of `recv`, without the environment's own, and their parts."""
     with fleet("still") as remote:
         environment = remote.make(LANES, 0)
         lanes, _ = environment.recv()
@@ -288,7 +288,7 @@ def _processor_time(pid: int) -> float:
 
 
 def messages(arguments: RemoteArguments) -> dict[str, float]:
-    """Rows and actions of one lane each, by streams, and what the hub alone could do."""
+    """Messages a second with rows and actions of one lane each, by number of streams, and of the hub alone."""
     with contextlib.ExitStack() as stack:
         measured: dict[str, Any] = {"the hub alone": _hub_alone()}
         for streams in STREAMS:
@@ -329,14 +329,14 @@ def _hub_alone() -> Measured:
 
 
 def blocks(arguments: RemoteArguments) -> dict[str, float]:
-    """Rows a second of one stream by the lanes of a message."""
+    """Rows a second of one stream, by the lanes of a message."""
     with contextlib.ExitStack() as stack:
         fleets = {lanes: stack.enter_context(fleet("still", lanes=lanes)) for lanes in BLOCKS}
         return _medians({str(lanes): Stepping(remote, lanes) for lanes, remote in fleets.items()}, arguments)
 
 
 def ways(arguments: RemoteArguments) -> dict[str, Any]:
-    """Rows a second of CartPole's size by how the two are connected, and their ratios to TCP."""
+    """Rows a second of CartPole's size by the kind of connection, and their ratios to TCP."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         choices: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "TCP": ({}, {}),
@@ -360,7 +360,7 @@ def _medians(measured: dict[str, Measured], arguments: RemoteArguments) -> dict[
 
 
 def _certificates(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Settings of both sides that encrypt, or None where `trustme` is not installed."""
+    """Settings of both sides for encryption, or None if `trustme` is not installed."""
     try:
         import trustme
     except ImportError:

@@ -1,8 +1,8 @@
-"""`podracer bench scaling`: an experiment on more devices and processes, and what it costs that they agree.
+"""`podracer bench scaling`: an experiment on more devices and processes, and the cost of their agreement.
 
 Every layout is measured in processes of its own, started by `podracer launch`, one layout after the other and all of
-them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and what
-counts is how much longer it takes.
+them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and the
+figure is the additional time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.version import __version__
 
 LANES = {"vtrace": 4096, "ppo": 4096, "sebulba": 128, "sebulba-pong": 32}
-"""Lanes of the presets: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole and Pong."""
+"""The number of lanes by preset: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole and
+Pong."""
 
 OF_SEBULBA = {"sebulba": "cartpole", "sebulba-pong": "pong"}
-"""Presets that are among those of `podracer bench sebulba`, by their names there."""
+"""The presets that `podracer bench sebulba` has too, with their names there."""
 
 ROUNDS = 20
 """The number of all-reduces in one call when they are timed alone, and of updates that are timed one by one."""
@@ -53,9 +54,10 @@ class ScalingArguments:
 
     Attributes:
       presets: vtrace, ppo, sebulba, sebulba-pong.
-      layouts: processes of this machine x devices of each; the others are compared with the first.
-      num_envs: lanes, instead of the presets'.
-      strong: whether all layouts divide the same lanes; otherwise each device has as many. By default on CPUs.
+      layouts: processes of this machine x devices of each; the first is the reference.
+      num_envs: number of lanes, instead of the presets'.
+      strong: True divides the same lanes among the devices of every layout (the default on CPUs); False gives each
+        device as many.
       repeats: measurements of each layout, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -110,7 +112,7 @@ def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[
     """Measures a layout in processes of its own and returns the result of process 0.
 
     Raises:
-      RuntimeError: where one fails.
+      RuntimeError: if a process fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "found.json"
@@ -227,7 +229,7 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
 
 
 def _all_reduces(sizes: dict[int, int], mesh: Any) -> Callable[[int], int]:
-    """Only what the devices say to each other in an update, one after the other; n times `ROUNDS` of them."""
+    """The all-reduces of an update without its computation, one after the other; calls do n times `ROUNDS` of them."""
 
     def turn(_: Any, arrays: list[jax.Array]) -> list[jax.Array]:
         done = []
@@ -283,7 +285,7 @@ def _sebulba(
 
 
 def _jitter(call: Callable[[int], int]) -> float:
-    """Standard deviation of the time of an update, of its mean; all processes do as many."""
+    """The standard deviation of an update's time, relative to its mean; all processes time as many."""
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()

@@ -205,7 +205,7 @@ def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: 
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """Writes the animation and reports after training. Returns the exit code; a shell's, if a signal stopped the run."""
+    """Writes the animation and a report; returns the exit code, which is a shell's if a signal stopped the run."""
     if not result.summary["complete"]:
         return 128 + signal.Signals[result.summary["stopped_by"]]
     if jax.process_index():

@@ -280,18 +280,18 @@ class Result:
     ) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
 
-        In a game for two the agent plays both sides.
+          In a game for two the agent plays both sides.
 
-        Args:
-          path: the file's path.
-      seed: seed of the episode.
-          member: whose policy; the best one's if None.
+          Args:
+            path: the file's path.
+        seed: seed of the episode.
+            member: whose policy; the best one's if None.
 
-        Returns:
-          The path, which a notebook shows as the animation.
+          Returns:
+            The path, which a notebook shows as the animation.
 
-        Raises:
-          ValueError: if the environment cannot be rendered.
+          Raises:
+            ValueError: if the environment cannot be rendered.
         """
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
