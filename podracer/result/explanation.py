@@ -135,12 +135,12 @@ class Explanation:
         return facts + report.table(self._table()) + plots.image_tag(picture.getvalue(), "image/png")
 
 
-INK, QUIET, CHOSEN = "#1f2937", "#9ca3af", "#c2410c"
-"""The colours of text and edges, of what matters less, and of the agent's choice."""
+_INK, _QUIET, _CHOSEN = "#1f2937", "#9ca3af", "#c2410c"
+"""The colours of text and edges, of what matters less, and of the agent\'s choice."""
 
-COLUMNS = {"prior": "#cbd5e1", "visits": "#60a5fa", "policy": "#1d4ed8"}
+_COLUMNS = {"prior": "#cbd5e1", "visits": "#60a5fa", "policy": "#1d4ed8"}
 
-GAIN, LOSS = "#15803d", "#b91c1c"
+_GAIN, _LOSS = "#15803d", "#b91c1c"
 
 
 def search_bars(explanation: Explanation) -> Any:
@@ -168,14 +168,14 @@ def search_bars(explanation: Explanation) -> Any:
     for i, (name, values) in enumerate(
         (("prior", explanation.prior), ("visits", fractions), ("policy", explanation.policy))
     ):
-        top.bar(place + 0.27 * (i - 1), values[shown], 0.27, color=COLUMNS[name], label=name)
+        top.bar(place + 0.27 * (i - 1), values[shown], 0.27, color=_COLUMNS[name], label=name)
     top.set_ylabel("fraction")
     top.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, fontsize="small")
     top.tick_params(labelbottom=False, bottom=False)
     q = explanation.q[shown]
-    bottom.bar(place, np.nan_to_num(q), 0.5, color=[GAIN if x > 0 else LOSS for x in q], label="Q")
-    bottom.axhline(0, color=QUIET, linewidth=0.8)
-    bottom.axhline(explanation.value, color=INK, linewidth=0.8, linestyle=":")
+    bottom.bar(place, np.nan_to_num(q), 0.5, color=[_GAIN if x > 0 else _LOSS for x in q], label="Q")
+    bottom.axhline(0, color=_QUIET, linewidth=0.8)
+    bottom.axhline(explanation.value, color=_INK, linewidth=0.8, linestyle=":")
     bottom.annotate("V", (1.005, explanation.value), xycoords=("axes fraction", "data"), va="center", fontsize="small")
     bottom.set_ylabel("Q")
     bottom.set_xlabel(
@@ -184,7 +184,7 @@ def search_bars(explanation: Explanation) -> Any:
     bottom.set_xticks(place, [str(explanation.actions[i]) for i in shown])
     for label, i in zip(bottom.get_xticklabels(), shown):
         if explanation.actions[i] == explanation.action:
-            label.set(color=CHOSEN, fontweight="bold")
+            label.set(color=_CHOSEN, fontweight="bold")
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
@@ -213,9 +213,9 @@ def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:
         row, column = (height, action) if columns else divmod(action, width)
         if row > height or (row == height and not columns):
             continue  # a pass is nowhere on the board
-        style = {"color": INK if columns else "#a7c4b5"}
+        style = {"color": _INK if columns else "#a7c4b5"}
         if action == explanation.action:
-            style = {"color": CHOSEN if columns else "#fb923c", "fontweight": "bold"}
+            style = {"color": _CHOSEN if columns else "#fb923c", "fontweight": "bold"}
         place = (column + 0.5) * cell - 0.5, (row + (0.35 if columns else 0.5)) * cell - 0.5
         axes.text(*place, str(action), ha="center", va="center", fontsize="small" if width > 5 else "large", **style)
 
@@ -250,7 +250,7 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
         box = axes.inset_axes((x - half[0], y - half[1], 2 * half[0], 2 * half[1]), transform=axes.transData)
         box.set_xticks([])
         box.set_yticks([])
-        box.spines[:].set(color=CHOSEN if main else QUIET, linewidth=1.6 if main else 0.8)
+        box.spines[:].set(color=_CHOSEN if main else _QUIET, linewidth=1.6 if main else 0.8)
         if board is not None:
             box.imshow(board)
         else:
@@ -258,7 +258,7 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
             box.text(0.5, 0.5, "" if np.isnan(node.value) else said, ha="center", va="center", transform=box.transAxes)
         note = "end" if node.ended else "" if node.actions else f"V {node.value:+z.2f}"
         if note and board is not None:
-            axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=INK)
+            axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=_INK)
     picture.suptitle(heading, fontsize="medium", y=1 - 0.08 / height, va="top")
     return picture
 
@@ -272,11 +272,11 @@ def _edge(
     bend = x + 0.16
     turn = np.linspace(0.0, 1.0, 20)
     xs, ys = x + (bend - x) * turn, y + (to_y - y) * turn**2 * (3 - 2 * turn)
-    colour = CHOSEN if main else QUIET
+    colour = _CHOSEN if main else _QUIET
     width = 0.8 + 4.0 * node.visits / S
     axes.plot([*xs, to_x], [*ys, to_y], color=colour, linewidth=width, solid_joinstyle="round", zorder=1)
     middle = (bend + to_x) / 2
-    text = {"ha": "center", "fontsize": 7.5, "color": INK}
+    text = {"ha": "center", "fontsize": 7.5, "color": _INK}
     axes.text(
         middle, to_y - 0.06, f"{node.actions[-1]}", va="bottom", **(text | {"fontsize": 10, "fontweight": "bold"})
     )

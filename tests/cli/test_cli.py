@@ -698,7 +698,7 @@ def test_a_signal_at_the_end_of_a_seed_ends_the_others(monkeypatch, tmp_path):
         asked.append(settings["seed"])
         summary = {"complete": True, "env_steps": 10, "eval_return_mean": 1.0}
         result = types.SimpleNamespace(summary=summary, run_dir=settings["run_dir"], description={"own": []})
-        raise podracer.Interrupted(result, "SIGINT")
+        raise podracer.Interrupted(result, "SIGINT", "the run was complete")
 
     monkeypatch.setattr(podracer, "train", train)
     assert run(f"{TRAIN} --seeds 4 7 --run-dir {tmp_path / 'run'}") == 130
