@@ -111,6 +111,6 @@ REMEDIES = {
 def explain(error: BaseException) -> str:
     """`ErrorType: reason, in FUNCTION, FILE, line N, `source`: what to do`, without a full stop."""
     reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
-    said = f"{type(error).__name__}: {reason}"
-    remedy = next((f": {text}" for pattern, text in REMEDIES.items() if re.search(pattern, said)), "")
-    return f"{said}{own_code.line(error)}{remedy}"
+    problem = f"{type(error).__name__}: {reason}"
+    remedy = next((f": {text}" for pattern, text in REMEDIES.items() if re.search(pattern, problem)), "")
+    return f"{problem}{own_code.line(error)}{remedy}"

@@ -214,7 +214,7 @@ def main(arguments: DQNArguments) -> int:
     grid = _Grid(setting)
     say = lambda what: print(f"{what} ...", file=sys.stderr, flush=True)  # noqa: E731
     say("measuring acting and learning alone")
-    acting, update, updates = _alone(grid, arguments)
+    acting, update, updates = _measure_alone(grid, arguments)
     if setting.paced:
         period = setting.config["update_period"]
         grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
@@ -301,9 +301,9 @@ class _Passes:
         images = jax.random.randint(jax.random.key(0), shape, 0, 256, np.uint8)
         rows = nets.Inputs(images, jnp.zeros(shape[:2]), jnp.zeros(shape[:2], bool), ())
         self._arguments, self._batch = (network.init(jax.random.key(1)), rows), batch
-        said = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
-        self._forward = jax.jit(said)
-        self._gradient = jax.jit(jax.grad(lambda params, rows: jnp.sum(jnp.square(said(params, rows)))))
+        outputs = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
+        self._forward = jax.jit(outputs)
+        self._gradient = jax.jit(jax.grad(lambda params, rows: jnp.sum(jnp.square(outputs(params, rows)))))
 
     def forwards(self, n: int) -> int:
         return self._do(self._forward, n)
@@ -317,7 +317,7 @@ class _Passes:
         return n * self._batch
 
 
-def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float, _Updates]:
+def _measure_alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float, _Updates]:
     """Seconds of a round of acting by number of lanes, without waiting, and of an update; and the object that does
     updates."""
     measured: dict[str, Any] = {}
@@ -337,7 +337,7 @@ def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], floa
     return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update, measured["update"]
 
 
-def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
+def _predict(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
     """Rows per second of every cell, by the model."""
     wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.config["update_period"]
     predicted = {}
@@ -359,7 +359,7 @@ def _measure(
     finally:
         for cell in cells.values():
             cell.crew.__exit__()
-    predicted = [_predicted(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
+    predicted = [_predict(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
     first = f"standard {arguments.lanes[0]}"
     results = []
     for name, values in rates.items():
@@ -374,7 +374,7 @@ def _measure(
                 "speed_up": statistics.median(ratios),
                 "speed_up_range": [min(ratios), max(ratios)],
                 "predicted_rows_per_second": statistics.median(model),
-                "measured_over_predicted": statistics.median(rate / said for rate, said in zip(values, model)),
+                "measured_over_predicted": statistics.median(rate / base for rate, base in zip(values, model)),
                 "rates": values,
             }
         )

@@ -115,8 +115,8 @@ def main(arguments: ReanalyseArguments) -> int:
     """Measures, prints a table, writes JSON."""
     settings = presets.merge("efficientzero", arguments.env, arguments.preset, None, presets.Settings())
     spec = environments.make(arguments.env, **settings.env).spec
-    given = {name: getattr(arguments, name) for name in SMALL if getattr(arguments, name)}
-    common = {**settings.agent, **({} if arguments.preset else SMALL), **given, "rollout_length": 16}
+    overrides = {name: getattr(arguments, name) for name in SMALL if getattr(arguments, name)}
+    common = {**settings.agent, **({} if arguments.preset else SMALL), **overrides, "rollout_length": 16}
     common |= {"replay_capacity": arguments.rows, "reanalyse_group": 1, "refresh_interval": 0}
     measured: dict[str, Updates] = {}
     for name, changed in variants(common["batch_size"]).items():
@@ -133,8 +133,8 @@ def main(arguments: ReanalyseArguments) -> int:
     for name, updates in measured.items():
         rate, B = float(np.median(rates[name])), updates.agent.config.batch_size
         floor = operations[name] * B / speed
-        taken = [f"{rate:,.1f}", f"{B / rate * 1e3:.1f}", f"{floor * 1e3:.1f}", f"{B / rate / floor:.1f}"]
-        lines.append([name, str(B), *taken])
+        cells = [f"{rate:,.1f}", f"{B / rate * 1e3:.1f}", f"{floor * 1e3:.1f}", f"{B / rate / floor:.1f}"]
+        lines.append([name, str(B), *cells])
     print(table(lines))
     ratios = {}
     for ours, other in RATIOS:

@@ -103,8 +103,8 @@ def _line(name: str, result: dict[str, Any]) -> list[str]:
     low, high = result["ratio_range"]
     rates = [f"{result[key]:,.0f}" for key in ("local", "remote")]
     ratios = [f"{result['ratio']:.2f}", f"{low:.2f} to {high:.2f}"]
-    more = [f"{result[key]:.2f}" for key in ("learner_cpu_us_per_row", "loop_busy")]
-    return [name, *rates, *ratios, *more, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
+    cells = [f"{result[key]:.2f}" for key in ("learner_cpu_us_per_row", "loop_busy")]
+    return [name, *rates, *ratios, *cells, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
 
 
 # Workers
@@ -163,7 +163,7 @@ def acting(name: str, actors: int, arguments: RemoteArguments) -> dict[str, Any]
             driver.compile(driver.init())
             measured[key] = Acting(driver, layout)
         try:
-            return _compared(measured, remote, arguments)
+            return _compare(measured, remote, arguments)
         finally:
             for each in measured.values():
                 each.crew.__exit__()
@@ -178,7 +178,7 @@ def alone(name: str, arguments: RemoteArguments) -> dict[str, Any]:
             "local": Stepping(environments.make(preset.env, **options)),  # type: ignore[arg-type]
             "remote": Stepping(remote),
         }
-        return _compared(measured, remote, arguments)
+        return _compare(measured, remote, arguments)
 
 
 class Stepping:
@@ -226,7 +226,7 @@ class Metered:
         return rows
 
 
-def _compared(measured: dict[str, Any], remote: Any, arguments: RemoteArguments) -> dict[str, Any]:
+def _compare(measured: dict[str, Any], remote: Any, arguments: RemoteArguments) -> dict[str, Any]:
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
 
@@ -273,10 +273,10 @@ def latency(arguments: RemoteArguments) -> dict[str, Any]:
     settled = 1e3 * (np.asarray(times[len(times) // 10 :]) - spent)
     whole = 1e6 * float(np.mean(times))
     loop = whole * statistics.median(busy or [0.0])
-    actor, there = 1e6 * learner / len(times) - loop, 1e6 * worker / len(times)
+    actor, worker_time = 1e6 * learner / len(times) - loop, 1e6 * worker / len(times)
     where = {
-        **{"whole": whole, "learner's loop": loop, "learner's actor and gRPC's threads": actor, "worker": there},
-        "waking, waiting, kernel": whole - loop - actor - there,
+        **{"whole": whole, "learner's loop": loop, "learner's actor and gRPC's threads": actor, "worker": worker_time},
+        "waking, waiting, kernel": whole - loop - actor - worker_time,
     }
     return {"p50": float(np.percentile(settled, 50)), "p99": float(np.percentile(settled, 99)), "where": where}
 

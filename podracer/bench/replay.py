@@ -112,7 +112,7 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     spec, plan = _plan(agent, sequences, arguments.lanes)
     trajectory = _trajectory(agent, shape, arguments.lanes)
     # Only the time is measured: the recurrent state would be 4 KiB a sequence.
-    spec = spec._replace(keep=lambda memory: (), restore=lambda kept, observation, first: ())
+    spec = spec._replace(keep=lambda memory: (), restore=lambda state, observation, first: ())
     mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), collectives.DATA_AXES)
 
     def jitted(function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:

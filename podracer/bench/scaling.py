@@ -90,7 +90,7 @@ def main(arguments: ScalingArguments) -> int:
         for processes, devices in layouts:
             what = f"{processes} process(es) x {devices} device(s)"
             print(f"measuring {what}, {repeat + 1} of {arguments.repeats} ...", file=sys.stderr, flush=True)
-            asked = {
+            request = {
                 "presets": {name: arguments.num_envs or LANES[name] for name in arguments.presets},
                 "strong": strong,
                 # Of the same work, all layouts have the same shards and replicas, and learn the same.
@@ -98,7 +98,7 @@ def main(arguments: ScalingArguments) -> int:
                 "replicas": math.lcm(*(p for p, _ in layouts)) if strong else None,
                 "seconds": arguments.seconds,
             }
-            for result in _launched(asked, processes, devices):
+            for result in _launch(request, processes, devices):
                 found.setdefault((result["preset"], processes, devices), []).append(result)
     results = [_summary(key, several, found) for key, several in found.items()]
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
@@ -108,7 +108,7 @@ def main(arguments: ScalingArguments) -> int:
     return 0
 
 
-def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[str, Any]]:
+def _launch(request: dict[str, Any], processes: int, devices: int) -> list[dict[str, Any]]:
     """Measures a layout in processes of its own and returns the result of process 0.
 
     Raises:
@@ -119,7 +119,7 @@ def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[
         launcher = [sys.executable, "-m", "podracer", "launch", "--processes", str(processes)]
         launcher += ["--devices-per-process", str(devices), "--module", "podracer.bench.scaling"]
         done = subprocess.run(
-            [*launcher, "--", json.dumps(asked | {"path": str(path)})],
+            [*launcher, "--", json.dumps(request | {"path": str(path)})],
             capture_output=True,
             text=True,
             check=False,
@@ -132,10 +132,10 @@ def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[
 def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: dict[Any, Any]) -> dict[str, Any]:
     """The medians of a layout, beside the first of its preset."""
     preset, processes, devices = key
-    (_, *least), first = next((other, there) for other, there in found.items() if other[0] == preset)
+    (_, *least), first = next((other, value) for other, value in found.items() if other[0] == preset)
     seconds = {name: [one[name] for one in several] for name in several[0] if name.endswith("_seconds")}
     ratios = [one["update_seconds"] / other["update_seconds"] for one, other in zip(several, first)]
-    more = [one["rows"] / other["rows"] / ratio for one, other, ratio in zip(several, first, ratios)]
+    gains = [one["rows"] / other["rows"] / ratio for one, other, ratio in zip(several, first, ratios)]
     n = processes * devices
     return several[0] | {
         "processes": processes,
@@ -144,7 +144,7 @@ def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: di
         "rows_per_second": statistics.median(one["rows"] / one["update_seconds"] for one in several),
         "time_ratio": statistics.median(ratios),
         "time_ratio_range": [min(ratios), max(ratios)],
-        "efficiency": statistics.median(more) * math.prod(least) / n,
+        "efficiency": statistics.median(gains) * math.prod(least) / n,
         "jitter": statistics.median(one["jitter"] for one in several),
         "measured": seconds,
     }
@@ -164,29 +164,29 @@ def _table(results: list[dict[str, Any]], strong: bool) -> str:
         line += [f"{r['bytes'] / 1e3:.1f}" if "bytes" in r else "-", milliseconds(r.get("all_reduce_seconds"))]
         waiting = f"{r['wait_share']:.2f}" if r.get("wait_share") is not None else "-"
         lines.append([*line, waiting, f"{r['jitter']:.2f}"])
-    said = (
+    text = (
         "apart: every device by itself with its share of the lanes, so the same without all-reduces but one of 4 bytes "
         "an update, by which devices agree to go on; jitter: of the time of an update, its standard deviation over its "
         "mean"
     )
     waits = any(r.get("wait_share") is not None for r in results)
-    return f"{table(lines)}\n{said}{'; waiting: share of the time, for other processes' * waits}."
+    return f"{table(lines)}\n{text}{'; waiting: share of the time, for other processes' * waits}."
 
 
 # In the processes of a layout
 
 
-def worker(asked: dict[str, Any]) -> None:
+def worker(request: dict[str, Any]) -> None:
     """Measures all presets on all devices of the processes."""
     with _processes() as processes:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         found = []
-        for preset, lanes in asked["presets"].items():
+        for preset, lanes in request["presets"].items():
             measure = _sebulba if preset in OF_SEBULBA else _anakin
-            lanes *= 1 if asked["strong"] else len(devices)
-            found.append({"preset": preset, "lanes": lanes} | measure(preset, lanes, devices, asked, processes))
+            lanes *= 1 if request["strong"] else len(devices)
+            found.append({"preset": preset, "lanes": lanes} | measure(preset, lanes, devices, request, processes))
         if processes.is_first:
-            pathlib.Path(asked["path"]).write_text(json.dumps(found))
+            pathlib.Path(request["path"]).write_text(json.dumps(found))
 
 
 def _processes() -> contextlib.AbstractContextManager[Processes]:
@@ -197,11 +197,13 @@ def _processes() -> contextlib.AbstractContextManager[Processes]:
     return peers.start(settings.Pod())
 
 
-def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], processes: Processes) -> dict[str, Any]:
+def _anakin(
+    preset: str, lanes: int, devices: list[Any], request: dict[str, Any], processes: Processes
+) -> dict[str, Any]:
     environment = anakin.AnakinArguments().environment(preset)
     agent = make_agent(preset, environment, anakin.PRESETS[preset])
     T, n = agent.config.rollout_length, len(devices)
-    shards = asked["shards"] or n
+    shards = request["shards"] or n
     together = topology.make(num_envs=lanes, envs_per_device=lanes, num_shards=shards, devices=devices)
     # Members of a population share nothing, and fill devices first.
     apart = topology.make(
@@ -212,7 +214,7 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
         updates["apart_seconds"] = anakin.trainer(agent, environment, apart, T)
     rows = {"update_seconds": T * lanes, "apart_seconds": T * lanes // n}
     seconds = {
-        name: _seconds(lambda k, call=call, rows=rows[name]: call(k) // rows, asked["seconds"], processes)
+        name: _seconds(lambda k, call=call, rows=rows[name]: call(k) // rows, request["seconds"], processes)
         for name, call in updates.items()
     }
     sizes = hlo.count(updates["update_seconds"].compiled.call.as_text()).sizes if n > 1 else {}  # type: ignore[attr-defined]
@@ -222,7 +224,7 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
         "rows": T * lanes,
         "all_reduces": sum(sizes.values()),
         "bytes": sum(size * number for size, number in sizes.items()),
-        "all_reduce_seconds": _seconds(_all_reduces(sizes, together.mesh), asked["seconds"] / 4, processes) / ROUNDS
+        "all_reduce_seconds": _seconds(_all_reduces(sizes, together.mesh), request["seconds"] / 4, processes) / ROUNDS
         if sizes
         else 0.0,
     }
@@ -258,7 +260,7 @@ def _all_reduces(sizes: dict[int, int], mesh: Any) -> Callable[[int], int]:
 
 
 def _sebulba(
-    preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], processes: Processes
+    preset: str, lanes: int, devices: list[Any], request: dict[str, Any], processes: Processes
 ) -> dict[str, Any]:
     settings = sebulba.PRESETS[OF_SEBULBA[preset]]
     source: Any = environments.make(settings.env, num_threads=settings.num_threads)
@@ -266,8 +268,8 @@ def _sebulba(
     layout = topology.make_host(
         num_envs=lanes,
         envs_per_actor=lanes,
-        num_shards=asked["shards"],
-        replicas=asked["replicas"],
+        num_shards=request["shards"],
+        replicas=request["replicas"],
         actor_devices=max(1, len(devices) // processes.count // 2),  # so many learners divide the shards
         devices=devices,
     )
@@ -275,7 +277,7 @@ def _sebulba(
     driver.compile(driver.init())
     training = sebulba.Training(driver, layout)
     try:
-        seconds = _seconds(lambda n: training(n) and n, asked["seconds"], processes)
+        seconds = _seconds(lambda n: training(n) and n, request["seconds"], processes)
         waiting = training.stages.get("pod/wait_share")
         jitter = _jitter(training)
     finally:

@@ -95,7 +95,7 @@ def main(arguments: SebulbaArguments) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, arguments))
     if arguments.simulated_devices and jax.default_backend() == "cpu" and jax.local_device_count() == 1:
-        results += _simulated(arguments)
+        results += _run_simulated(arguments)
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
     header = ["preset", "devices", "envs", "environment", "plain acting", "acting", "training"]
     lines = [[*header, "acting/plain", "training/acting", "fetching/training"]]
@@ -115,7 +115,7 @@ def main(arguments: SebulbaArguments) -> int:
     return 0
 
 
-def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
+def _run_simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
     """The results with a CPU that simulates several devices, which takes a process of its own."""
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "results.json"

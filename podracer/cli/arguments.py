@@ -116,8 +116,8 @@ def _too_many(argv: list[str], unknown: list[str]) -> str:
     flags = [i for i, word in enumerate(words) if re.match("--?[a-z]", word)] + [len(words)]
     for i, end in itertools.pairwise(flags):
         values = words[i + 1 : end]
-        for taken, number in enumerate(("no value", "one value")):
-            if values[taken:] and values[taken:] == unknown[: len(values) - taken]:
+        for num_values, number in enumerate(("no value", "one value")):
+            if values[num_values:] and values[num_values:] == unknown[: len(values) - num_values]:
                 return f"{words[i]} takes {number}, but got {' '.join(values)}{INSTEAD.get(words[i], '')}"
     return ""
 

@@ -110,12 +110,12 @@ def _reader_is_gone() -> bool:
     return True
 
 
-def _complain(error: object, code: int, said: str | None = None) -> int:
+def _complain(error: object, code: int, text: str | None = None) -> int:
     """Prints an error in one line, by its own text unless another is given; returns the code."""
     if isinstance(error, BaseException):
         own_code.show(error)
-        said = said or own_code.said(error)
-    console.say(f"podracer: error: {' '.join((said or str(error)).split())}")
+        text = text or own_code.said(error)
+    console.say(f"podracer: error: {' '.join((text or str(error)).split())}")
     return code
 
 

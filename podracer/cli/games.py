@@ -28,7 +28,7 @@ class Name(NamedTuple):
     simulations: int | None
 
 
-def named(text: str) -> Name | None:
+def parse_name(text: str) -> Name | None:
     """The parts of a run's player name, or None if there is no such directory."""
     if pathlib.Path(text).is_dir():
         return Name(pathlib.Path(text), None, False, None)
@@ -52,7 +52,7 @@ def match(arguments: Any, result: podracer.Result) -> int:
     environment: Any = result.environment
     me = result.player(str(arguments.run_dir), simulations=arguments.simulations, member=arguments.member)
     opponent = arguments.opponent or "random"
-    name = named(opponent)
+    name = parse_name(opponent)
     if name:
         other = _load(name, environment, arguments.trust).player(opponent, simulations=name.simulations, step=name.step)
     else:
@@ -97,19 +97,19 @@ def rate(argv: list[str]) -> int:
     histories: dict[str, dict[str, int]] = {}  # steps of a run's players, by their names
     environment: Any = None
     for text in arguments.run_dirs:
-        name = named(text) or Name(pathlib.Path(text), None, False, None)
+        name = parse_name(text) or Name(pathlib.Path(text), None, False, None)
         result = _load(name, environment, arguments.trust)
         environment = result.environment
-        asked = name.simulations is not None or name.step is not None or name.best
+        is_specific = name.simulations is not None or name.step is not None or name.best
         simulations = arguments.simulations if name.simulations is None else name.simulations
         player = result.player(simulations=simulations)
-        steps = [name.step] if asked else result.snapshots() or [None]
+        steps = [name.step] if is_specific else result.snapshots() or [None]
         for step in steps:
-            called = text if asked or step is None else f"{name.directory}@{step}"
+            called = text if is_specific or step is None else f"{name.directory}@{step}"
             if called in entrants:
                 raise InputError(f"{called} is there twice.")
             entrants[called] = player._replace(name=called, params=result.actor_params(step=step))
-            if not asked and step is not None:
+            if not is_specific and step is not None:
                 histories.setdefault(str(name.directory), {})[called] = step
     random, tactical = (players.player(environment, name) for name in ("random", "tactical"))
     pairs = [(tactical, random), *((player, tactical) for player in entrants.values())]

@@ -123,15 +123,15 @@ def plot(argv: list[str]) -> int:
     if not arguments.run_dirs:
         raise InputError("plot needs one or more run directories.")
     names = [directory.resolve().name for directory in arguments.run_dirs]
-    drawn = []
+    found = []
     for directory, name in zip(arguments.run_dirs, names):
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
         rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
-        drawn += members.of(rundir.read(directory), rows, label)
-    titles = {f"{member.agent} on {member.env}" for member in drawn}
+        found += members.from_run(rundir.read(directory), rows, label)
+    titles = {f"{member.agent} on {member.env}" for member in found}
     title = titles.pop() if len(titles) == 1 else ""
-    curves = members.curves(drawn, group=arguments.group)
+    curves = members.curves(found, group=arguments.group)
     print(plots.learning_curve(curves, arguments.output, title=title, metric=arguments.metric))
     return 0

@@ -93,8 +93,8 @@ def serve(argv: list[str]) -> int:
         raise InputError("serve-envs needs the learner's address: --connect HOST:PORT, or PODRACER_CONNECT.")
     processes = settings.pop("processes")
     check(settings)
-    given = {name: value for name, value in vars(arguments.env).items() if value != getattr(options(), name)}
-    return supervisor.run(environment, settings | {"env_options": given}, processes)
+    changes = {name: value for name, value in vars(arguments.env).items() if value != getattr(options(), name)}
+    return supervisor.run(environment, settings | {"env_options": changes}, processes)
 
 
 def check(settings: dict[str, Any]) -> None:

@@ -115,15 +115,15 @@ def train_on(name: str, argv: list[str]) -> int:
     return _run(planned, share, arguments.workers, ["podracer", "suite", name, *argv])
 
 
-def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
+def _games(requested: tuple[str, ...], protocol: str | None) -> list[str]:
     """EnvPool's names of games, each once, from names of games and of sets of games."""
     from podracer import atari
     from podracer.atari import games
 
-    if not asked:
+    if not requested:
         return list(atari.PROTOCOLS[protocol].games if protocol else atari.GAMES57)
     found: dict[str, None] = {}
-    for text in asked:
+    for text in requested:
         name = text.rpartition(":")[2].partition("-v")[0]
         if text not in games.SETS and name not in games.GAMES57:
             raise InputError(f"unknown game {text!r}; {configs.suggest(name, [*games.SETS, *games.GAMES57])}")
@@ -143,8 +143,8 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
     protocol = settings["protocol"]
     typed = {flag.partition("=")[0].replace("_", "-") for flag in flags}
-    said = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
-    if protocol and atari.PROTOCOLS[protocol].frames is None and not said:
+    is_set = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
+    if protocol and atari.PROTOCOLS[protocol].frames is None and not is_set:
         raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
     return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
 
@@ -179,13 +179,13 @@ def _run(planned: Any, share: Any, workers: int, again: list[str]) -> int:
         *([f"{len(outcome.stopped)} were stopped"] if outcome.stopped else []),
         *([f"{len(outcome.elsewhere)} are run by others"] if outcome.elsewhere else []),
     ]
-    console.say(f"{', '.join(counts)}; {_how_to_go_on(planned, outcome, len(share), again)}")
+    console.say(f"{', '.join(counts)}; {_resume_hint(planned, outcome, len(share), again)}")
     if outcome.failed:
         return 1
     return 1 if outcome.stopped and not stop.requested else 0
 
 
-def _how_to_go_on(planned: Any, outcome: Any, jobs: int, again: list[str]) -> str:
+def _resume_hint(planned: Any, outcome: Any, jobs: int, again: list[str]) -> str:
     if len(outcome.done) == jobs:
         return f"podracer suite report {shlex.quote(str(planned.directory))}"
     return f"continue with {shlex.join(again)}"
@@ -219,13 +219,13 @@ def report(argv: list[str]) -> int:
     names = [directory.resolve().name for directory in directories]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories)]
     found = [collection.read(path, label) for path, label in zip(directories, labels)]
-    found += [collection.published(name) for name in arguments.against]
+    found += [collection.from_papers(name) for name in arguments.against]
     output = arguments.output or (directories[0] / "report" if len(directories) == 1 else pathlib.Path("report"))
     paths = reports.write(found, output, arguments.partial)
     for one in found:
         if one.part:
             console.say(f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}")
-    if differ := reports.mixed([one.settings for one in found]):
+    if differ := reports.table_warning([one.settings for one in found]):
         console.say(differ)
     print("\n".join(map(str, paths)))
     return 0

@@ -56,7 +56,7 @@ def train(argv: list[str]) -> int:
             return 0
         if argv[0].startswith("-") or argv[0] in AGENTS:
             raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
-    agent, environment, arguments, given, hyper = _asked(argv)
+    agent, environment, arguments, typed, hyper = _parse(argv)
     if len(arguments.seeds) > 1 and arguments.remote.listen:
         raise InputError("--seeds with --remote.listen: workers go home when the first run ends; train one at a time.")
     if arguments.gif:
@@ -74,8 +74,8 @@ def train(argv: list[str]) -> int:
                 environment,
                 run_dir=run_dir,
                 resume=arguments.resume,
-                config=given.agent,
-                env_options=given.env,
+                config=typed.agent,
+                env_options=typed.env,
                 hyper=hyper,
                 preset=arguments.preset,
                 protocol=arguments.protocol,
@@ -83,7 +83,7 @@ def train(argv: list[str]) -> int:
                 progress=not arguments.quiet,
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
-                **{**given.run, "seed": seed},
+                **{**typed.run, "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -98,15 +98,15 @@ def train(argv: list[str]) -> int:
 
 
 def _directory(
-    asked: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
+    requested: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
     """The run directory: as typed, or one in runs/; process 0 of a pod makes it for all, once they have met."""
-    if asked is None and not arguments.resume and _topology(arguments) == "local":
+    if requested is None and not arguments.resume and _topology(arguments) == "local":
         return rundir.new_default(agent, environment, seed)
-    return contextlib.nullcontext(asked or rundir.default(agent, environment, seed, resume=arguments.resume))
+    return contextlib.nullcontext(requested or rundir.default(agent, environment, seed, resume=arguments.resume))
 
 
-def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
+def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
     """The agent, the environment, all arguments, those of them that were typed, and the tunable numbers."""
     agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
     if agent not in AGENTS:
@@ -122,11 +122,11 @@ def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     }
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
-    run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
-    env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
+    run_settings = _typed(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
+    env_options = _typed(rest, "--env.", vars(env), vars(arguments.env))
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
     hyper = {name: values if len(values) > 1 else values[0] for name, values in hyper.items()}
-    agent_config = _given(rest, "--agent.", vars(config), vars(arguments.agent))
+    agent_config = _typed(rest, "--agent.", vars(config), vars(arguments.agent))
     return agent, environment, arguments, presets.Settings(agent_config, run_settings, env_options), hyper
 
 
@@ -137,8 +137,8 @@ def settings(argv: list[str]) -> dict[str, Any]:
     Raises:
       ValueError: for arguments that it would refuse.
     """
-    agent, environment, arguments, given, hyper = _asked(argv)
-    merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, given)
+    agent, environment, arguments, typed, hyper = _parse(argv)
+    merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
     return {
         "agent": agent,
         "preset": arguments.preset,
@@ -226,7 +226,7 @@ def _topology(arguments: Any) -> Any:
 
 def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
     """The settings of remote environments that were typed, or None."""
-    return _given(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
+    return _typed(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
@@ -239,12 +239,12 @@ def _wants_sebulba(environment: str, argv: list[str]) -> bool:
     return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
 
 
-def _given(argv: list[str], prefix: str, shown: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(argv: list[str], prefix: str, defaults: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a user typed; some may equal the values that help shows."""
     plain = lambda flag: flag.replace("_", "-")  # noqa: E731
     typed = {plain(word.partition("=")[0]) for word in argv}
     was_typed = lambda name: not typed.isdisjoint({plain(f"{prefix}{name}"), plain(f"{prefix}no-{name}")})  # noqa: E731
-    return {name: value for name, value in parsed.items() if value != shown[name] or was_typed(name)}
+    return {name: value for name, value in parsed.items() if value != defaults[name] or was_typed(name)}
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
@@ -254,8 +254,8 @@ def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> t
     flags.add_argument("--preset", nargs="?")
     flags.add_argument("--protocol", nargs="?")
     named = flags.parse_known_args(argv)[0]  # what is wrong with others is said with all that is wrong
-    begun = presets.merge(agent, environment, named.preset, named.protocol, presets.Settings())
-    return AGENTS[agent][0](**begun.agent), options(**begun.env), podracer.RunConfig(**begun.run)
+    merged = presets.merge(agent, environment, named.preset, named.protocol, presets.Settings())
+    return AGENTS[agent][0](**merged.agent), options(**merged.env), podracer.RunConfig(**merged.run)
 
 
 def _run_settings(run: podracer.RunConfig, of_sebulba: bool) -> type:

@@ -66,14 +66,14 @@ def elo(matches: Sequence[Match], anchor: str = "random") -> list[Rating]:
         raise ValueError(f"nobody is called {anchor!r}; there are {', '.join(names)}.")
     points = _points(names, matches, [match.scores for match in matches])
     if not (reached := connected(points)).all():
-        others = ", ".join(name for name, there in zip(names, reached) if not there)
+        others = ", ".join(name for name, is_reached in zip(names, reached) if not is_reached)
         raise ValueError(f"no matches connect {others} with {names[0]}, so nothing says how they compare; add one.")
     rng = np.random.default_rng(0)
     best = bradley_terry(points)
     samples = []
     for _ in range(200):
-        drawn = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
-        samples.append(bradley_terry(_points(names, matches, drawn)))
+        resampled = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
+        samples.append(bradley_terry(_points(names, matches, resampled)))
     zero = names.index(anchor)
     spread = np.stack(samples) - np.stack(samples)[:, zero : zero + 1]
     low, high = np.quantile(spread, (0.025, 0.975), axis=0)

@@ -86,10 +86,10 @@ class Evaluation:
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
 
 
-def of(told: Mapping[str, Any]) -> Evaluation:
+def of(fields: Mapping[str, Any]) -> Evaluation:
     """An evaluation from the JSON of `configs.to_json`."""
-    arrays = {name: np.asarray(told[name], np.float32) for name in ("returns", "lengths")}
-    return Evaluation(**arrays, unfinished=told["unfinished"])
+    arrays = {name: np.asarray(fields[name], np.float32) for name in ("returns", "lengths")}
+    return Evaluation(**arrays, unfinished=fields["unfinished"])
 
 
 def cut(evaluations: Sequence[Evaluation]) -> str:
@@ -232,11 +232,11 @@ def games(
 
     def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         opening_key, first_key, second_key = jax.random.split(key, 3)
-        player = players.of(agent, params, agent.name)
+        player = players.from_agent(agent, params, agent.name)
         opened = matches.opened(environment, lanes, 0, opening_key)
         won, plies = matches.outcome(environment, player, opponent, *opened, first_key)
-        lost, more = matches.outcome(environment, opponent, player, *opened, second_key)
-        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, more])
+        lost, second_plies = matches.outcome(environment, opponent, player, *opened, second_key)
+        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, second_plies])
         return returns[:episodes], lengths[:episodes], jnp.ones(episodes, bool)
 
     return evaluate

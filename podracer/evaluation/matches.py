@@ -84,7 +84,9 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
     """
     if games < 2 or games % 2:
         raise ValueError(f"games={games} must be an even number, so that both players move first equally often.")
-    both = _both(environment, a._replace(name="", params=()), b._replace(name="", params=()), games // 2, openings)
+    both = _play_pairs(
+        environment, a._replace(name="", params=()), b._replace(name="", params=()), games // 2, openings
+    )
     results, over = jax.device_get(both(a.params, b.params, jax.random.key(seed)))
     if over.any():
         raise ValueError(f"openings={openings} random moves end games of {environment.spec.name}; use fewer.")
@@ -92,7 +94,7 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
 
 
 @functools.lru_cache(maxsize=64)
-def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
+def _play_pairs(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
     """`(params, params, key) -> (outcomes [pairs, 2], bool [pairs])`: the outcomes for `a` from both seats, and True
     where the opening has ended the game."""
 
@@ -114,12 +116,12 @@ def opened(environment: Environment, lanes: int, plies: int, key: jax.Array) -> 
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), begin)
     zeros = jnp.zeros(lanes)
     row = TimeStep(jax.vmap(environment.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
-    for now in jax.random.split(key, plies):
-        state, row = _moved(environment, state, row, random_move(row.observation, now))
+    for move_key in jax.random.split(key, plies):
+        state, row = _step(environment, state, row, random_move(row.observation, move_key))
     return state, row
 
 
-def _moved(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[ArrayTree, TimeStep]:
+def _step(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[ArrayTree, TimeStep]:
     """States and rows after moves [lanes]; games that are over stay as they are, with rewards of 0."""
     state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
     over = row.last | (transition.discount == 0)
@@ -150,7 +152,7 @@ def outcome(
         state, row, total, plies = carry
         action, memory = player.act(player.params, memory, row._replace(first=opens), key)
         plies += (~row.last).astype(jnp.float32)
-        state, row = _moved(environment, state, row, action)
+        state, row = _step(environment, state, row, action)
         return (state, row, total + sign * row.reward, plies), memory
 
     def turn(carry: Any) -> Any:

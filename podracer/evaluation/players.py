@@ -51,7 +51,7 @@ def player(environment: Environment, name: str) -> Player:
     return _without_memory(name, simple[kind]())
 
 
-def of(agent: Agent, params: ActorParams, name: str) -> Player:
+def from_agent(agent: Agent, params: ActorParams, name: str) -> Player:
     """The player of an agent: its actions in evaluation."""
 
     def act(params: Any, memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
@@ -88,7 +88,7 @@ def random_move(observation: ArrayTree, key: jax.Array) -> jax.Array:
     return _draw(observation["action_mask"].astype(jnp.float32), key)
 
 
-def _after(environment: Environment, state: ArrayTree) -> tuple[ArrayTree, Any]:
+def _successors(environment: Environment, state: ArrayTree) -> tuple[ArrayTree, Any]:
     """The state and the transition after each move, both [A], from one state."""
     actions = jnp.arange(environment.spec.action_space.num_values, dtype=jnp.int32)  # type: ignore[union-attr]
     return jax.vmap(lambda action: environment.step(state, action, jax.random.key(0)))(actions)
@@ -99,12 +99,12 @@ def _tactical(environment: Environment, observation: ArrayTree, key: jax.Array) 
 
     def weights(observation: ArrayTree) -> jax.Array:
         legal = observation["action_mask"] > 0
-        state, transition = _after(environment, environment.position(observation))  # type: ignore[attr-defined]
+        state, transition = _successors(environment, environment.position(observation))  # type: ignore[attr-defined]
         wins = legal & (transition.reward > 0)
 
         def is_lost(state: ArrayTree, over: jax.Array) -> jax.Array:
             replies = environment.observe(state)["action_mask"] > 0  # type: ignore[index]
-            return ~over & jnp.any(replies & (_after(environment, state)[1].reward > 0))
+            return ~over & jnp.any(replies & (_successors(environment, state)[1].reward > 0))
 
         loses = jax.vmap(is_lost)(state, transition.discount == 0)
         return jnp.where(legal, jnp.where(wins, 2.0, jnp.where(loses, 0.0, 1.0)), -1.0)
@@ -126,9 +126,9 @@ def _mcts(environment: Environment, simulations: int, observation: ArrayTree, ke
 
         def move(carry: Any) -> Any:
             state, total, scale, key = carry
-            key, now = jax.random.split(key)
+            key, move_key = jax.random.split(key)
             observation = jax.tree.map(lambda x: x[None], environment.observe(state))
-            state, transition = environment.step(state, random_move(observation, now)[0], now)
+            state, transition = environment.step(state, random_move(observation, move_key)[0], move_key)
             return state, total + scale * transition.reward, scale * transition.discount, key
 
         start = state, jnp.float32(0), jnp.float32(1), key
@@ -192,7 +192,9 @@ def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{environment.spec.name} keeps no board in its states to number them by; nobody solves it.")
     if start.board.size > MOST_CELLS:
         raise ValueError(f"{environment.spec.name} is too large to be solved; nobody plays it perfectly.")
-    expand = jax.jit(jax.vmap(lambda state: (_after(environment, state), environment.observe(state)["action_mask"])))
+    expand = jax.jit(
+        jax.vmap(lambda state: (_successors(environment, state), environment.observe(state)["action_mask"]))
+    )
     layers = []
     layer = jax.tree.map(lambda x: np.asarray(x)[None], start)
     while len(layer.board):

@@ -42,7 +42,7 @@ WORKING, WAITING = "training", "waiting for the others"
 takes."""
 
 
-class Lifeline:
+class Heartbeats:
     """The heartbeats of this process; a context.
 
     Args:
@@ -71,11 +71,11 @@ class Lifeline:
         server: socket.socket | None = None,
     ):
         self.ended: str | None = None
-        self.said = self.stopping = self._asked = False
+        self.said = self.stopping = self._stop_sent = False
         self._index, self._names, self._token = index, names, address["token"]
         self._silence, self._stall = silence, stall
         self._status = _Status()
-        self._behind: dict[tuple[int, int], float] = {}
+        self._late_since: dict[tuple[int, int], float] = {}
         self._named = 0
         self._left, self._news, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._leaving, self._deadline = False, math.inf
@@ -83,7 +83,7 @@ class Lifeline:
         self._selector = selectors.DefaultSelector()
         self._members: dict[int, _Member] = {}
         self._missing = set(range(1, len(names)))
-        self._server, self._begun = server, time.monotonic()
+        self._server, self._start = server, time.monotonic()
         self._zero: _Member | None = None
         if server is not None:
             server.setblocking(False)
@@ -96,9 +96,9 @@ class Lifeline:
         self._signals.setblocking(False)
         self._wakeup.setblocking(False)
         self._selector.register(self._signals, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._watch, name="podracer-lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="podracer-heartbeat", daemon=True)
 
-    def __enter__(self) -> Lifeline:
+    def __enter__(self) -> Heartbeats:
         # A main thread that waits in a collective runs no handler of Python's: what comes is heard here.
         self._before = None
         if threading.current_thread() is threading.main_thread():
@@ -115,9 +115,9 @@ class Lifeline:
 
     def stop(self) -> None:
         """Asks all other processes to stop, so that none waits for its environments before it votes to."""
-        if self._asked:
+        if self._stop_sent:
             return
-        self._asked = True
+        self._stop_sent = True
         with self._lock:
             for member in self._others():
                 member.send({"stop": True})
@@ -165,15 +165,15 @@ class Lifeline:
     def _watch(self) -> None:
         beat = 0.0
         while not self._left.is_set():
-            asked = time.monotonic()
+            select_time = time.monotonic()
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
                     self._accept()
                 elif key.fileobj is self._signals:
-                    self._heed(self._signals.recv(64))
+                    self._handle_signals(self._signals.recv(64))
                 else:
                     self._read(key.data)
-            self._dismiss(asked - rendezvous.SLOW)
+            self._dismiss(select_time - rendezvous.SLOW)
             if time.monotonic() - beat >= BEAT:
                 beat = time.monotonic()
                 self._beat(beat)
@@ -185,7 +185,7 @@ class Lifeline:
                 console.say("podracer: error: interrupted; the newest checkpoint is intact.", at_once=True)
                 os._exit(130)
 
-    def _heed(self, signals: bytes) -> None:
+    def _handle_signals(self, signals: bytes) -> None:
         """Handles signals to this process: at the second Ctrl-C its main thread ends by itself if it can."""
         if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
             self.stop()
@@ -202,25 +202,27 @@ class Lifeline:
             return
         if self._zero is not None:
             if not self._zero.left and now - self._zero.heard > self._silence:
-                self._hear(f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s")
+                self._store_end(
+                    f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s"
+                )
             return
-        heard = dict.fromkeys(self._missing, self._begun)
+        heard = dict.fromkeys(self._missing, self._start)
         heard |= {i: member.heard for i, member in self._members.items() if not member.left}
         for index, when in heard.items():
             if now - when > self._silence:
-                return self._lose(index, f"has been silent for {self._silence:.0f} s")
+                return self._declare_lost(index, f"has been silent for {self._silence:.0f} s")
         members = {i: member for i, member in self._members.items() if not member.left}
         states = {0: own} | {i: member.status for i, member in members.items()}
         ahead = max(status.round for status in states.values())
         late = {i: status for i, status in states.items() if status.round < ahead}
         # Since when others have been ahead: a round may take all of them as long as it takes.
         behind = {(i, status.round): now for i, status in late.items() if status.doing in (WORKING, WAITING)}
-        self._behind = {key: self._behind.get(key, since) for key, since in behind.items()}
-        for (index, round), since in self._behind.items():
+        self._late_since = {key: self._late_since.get(key, since) for key, since in behind.items()}
+        for (index, round), since in self._late_since.items():
             # Who has missed a beat is on the way to be silent, which says more than stuck.
             silent = index in members and now - members[index].heard >= 2 * BEAT
             if now - since > self._stall and not silent:
-                return self._lose(
+                return self._declare_lost(
                     index, f"has been stuck in round {round} for {self._stall:.0f} s ({states[index].doing})"
                 )
         if own.doing == WAITING and own.round > self._named and now - own.since > max(self._stall / 6, 2 * BEAT):
@@ -228,14 +230,14 @@ class Lifeline:
             for index, status in late.items():
                 console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
 
-    def _lose(self, index: int, how: str) -> None:
+    def _declare_lost(self, index: int, how: str) -> None:
         """Ends the run because process `index` is lost; in process 0."""
         reason = f"lost {self._names[index]}, which {how}"
         self.end(reason)
-        self._hear(reason)
+        self._store_end(reason)
         self._say()
 
-    def _hear(self, reason: str) -> None:
+    def _store_end(self, reason: str) -> None:
         """Stores the reason why another process, or process 0's watch, has ended the run."""
         self.ended = self.ended or reason
         self._deadline = time.monotonic() + (GRACE if self._zero else GRACE + 1)
@@ -271,7 +273,7 @@ class Lifeline:
             lines, open_ = member.receive()
             for line in lines:
                 if member.index is None:
-                    open_ = self._introduced(member, line) and open_
+                    open_ = self._admit(member, line) and open_
                 else:
                     self._take(member, line)
         except Exception:  # a stranger may say anything, and this thread must not end
@@ -286,12 +288,12 @@ class Lifeline:
         if self._zero is None:
             del self._members[member.index]
         if not expected and self._zero is None:
-            self._lose(member.index, "is gone")
+            self._declare_lost(member.index, "is gone")
         elif not expected:
-            self._hear(f"lost {self._names[0]}, the coordinator, which is gone")
+            self._store_end(f"lost {self._names[0]}, the coordinator, which is gone")
             self._say()  # JAX aborts before the main thread gets a word in
 
-    def _introduced(self, member: _Member, line: dict[str, Any]) -> bool:
+    def _admit(self, member: _Member, line: dict[str, Any]) -> bool:
         """Returns True if a stranger shows the pod's token and an index that is missing."""
         index = line.get("index")
         known = hmac.compare_digest(str(line.get("token")), self._token)
@@ -311,7 +313,7 @@ class Lifeline:
                 for other in self._others():
                     if other is not member:
                         other.send(line)
-            self._hear(str(line["end"]))
+            self._store_end(str(line["end"]))
         if "stop" in line and not self.stopping:
             self.stopping = True
             if self._zero is None:

@@ -36,7 +36,7 @@ POLL = 0.2
 """Seconds between reads of the board while a process waits for a key."""
 
 
-_SAID = itertools.count()
+_MESSAGES = itertools.count()
 """Numbers of the messages since this process began; a key is written once."""
 
 
@@ -63,13 +63,13 @@ class Peers(Processes):
 
     def __init__(self, pod: Pod):
         self._pod, self._client = pod, _client()
-        self._line: heartbeat.Lifeline | None = None
+        self._heartbeats: heartbeat.Heartbeats | None = None
         self._rounds = 0
         self.all: tuple[Peer, ...] = ()
         self.index, self.count = jax.process_index(), jax.process_count()
         me = {"host": socket.gethostname(), "pid": os.getpid()}
-        there = self.everyones(me)
-        self.all = tuple(Peer(i, **one) for i, one in enumerate(there))
+        facts = self.everyones(me)
+        self.all = tuple(Peer(i, **one) for i, one in enumerate(facts))
         self.hosts = len({peer.host for peer in self.all})
         neighbours = [peer.index for peer in self.all if peer.host == self.all[self.index].host]
         self.local_index, self.local_count = neighbours.index(self.index), len(neighbours)
@@ -79,33 +79,33 @@ class Peers(Processes):
         server, address = heartbeat.offer(_coordinator_host()) if self.is_first else (None, None)
         address, names = self.told(address), [str(peer) for peer in self.all]
         try:
-            self._line = heartbeat.Lifeline(
+            self._heartbeats = heartbeat.Heartbeats(
                 self.index, names, address, silence=self._pod.heartbeat, stall=self._pod.stall_timeout, server=server
             )
         except OSError as error:
             raise PeerError(f"cannot reach {self.all[0]} at {address['host']}:{address['port']}: {error}.") from error
-        self._line.__enter__()
+        self._heartbeats.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        assert self._line is not None
+        assert self._heartbeats is not None
         if of_runtime := _is_of_runtime(error):
-            self._line.wait(heartbeat.GRACE)  # what broke a collective is known soon
-        ended = self._line.ended
-        broken = PeerError(ended, self._line.said) if ended and of_runtime else None
+            self._heartbeats.wait(heartbeat.GRACE)  # what broke a collective is known soon
+        ended = self._heartbeats.ended
+        broken = PeerError(ended, self._heartbeats.said) if ended and of_runtime else None
         if error is not None:
             if not ended and not isinstance(error, PeerError):  # whose origin knows
                 what = " ".join(str(error).split())
-                self._line.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
+                self._heartbeats.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
             _leave_without_waiting(broken or error)
-        self._line.__exit__()
-        self._line = None
+        self._heartbeats.__exit__()
+        self._heartbeats = None
         if broken:
             raise broken from error
 
     def doing(self, what: str) -> None:
-        if self._line:
-            self._line.doing(what, self._rounds)
+        if self._heartbeats:
+            self._heartbeats.doing(what, self._rounds)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -116,14 +116,14 @@ class Peers(Processes):
 
     @property
     def stopping(self) -> bool:
-        return bool(self._line and self._line.stopping)
+        return bool(self._heartbeats and self._heartbeats.stopping)
 
     def stop(self) -> None:
-        if self._line:
-            self._line.stop()
+        if self._heartbeats:
+            self._heartbeats.stop()
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        everyone = [dict(_named(each)) for each in self.everyones(facts)]
+        everyone = [dict(_flatten(each)) for each in self.everyones(facts)]
         for name in sorted({name for each in everyone for name in each}):
             values = [json.dumps(each.get(name), sort_keys=True) for each in everyone]
             if len(set(values)) > 1:
@@ -149,26 +149,26 @@ class Peers(Processes):
         self.everyones(None)
 
     def _next(self, name: str) -> str:
-        return f"podracer/{next(_SAID)}/{name}"
+        return f"podracer/{next(_MESSAGES)}/{name}"
 
     def _wait(self, key: str, index: int) -> str:
         name = str(self.all[index]) if self.all else f"process {index}"
-        begun, said = time.monotonic(), False
+        start, is_printed = time.monotonic(), False
         while True:
             try:
                 return self._client.blocking_key_value_get(key, int(1000 * POLL))
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    ended = self._line.wait(heartbeat.GRACE) if self._line else None
-                    told = bool(self._line and self._line.said)
-                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", told) from error
-                if self._line and self._line.ended:
-                    raise PeerError(self._line.ended, self._line.said) from None
-                waited = time.monotonic() - begun
-                if not self._line and waited > self._pod.start_timeout:
+                    ended = self._heartbeats.wait(heartbeat.GRACE) if self._heartbeats else None
+                    was_printed = bool(self._heartbeats and self._heartbeats.said)
+                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", was_printed) from error
+                if self._heartbeats and self._heartbeats.ended:
+                    raise PeerError(self._heartbeats.ended, self._heartbeats.said) from None
+                waited = time.monotonic() - start
+                if not self._heartbeats and waited > self._pod.start_timeout:
                     raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None
-                if waited > self._pod.stall_timeout / 6 and not said:
-                    said = True
+                if waited > self._pod.stall_timeout / 6 and not is_printed:
+                    is_printed = True
                     console.say(f"podracer: waiting for {name}")
 
 
@@ -197,7 +197,7 @@ def start(pod: Pod) -> Peers:
         jax.config.update("jax_enable_preemption_service", False)
         where = place.coordinator or f"the coordinator that {place.source} names"
         # JAX aborts a process that waits in vain, without a line that people could use.
-        missing = rendezvous.apart(where, pod.start_timeout, "not all processes came")
+        missing = rendezvous.meeting_error(where, pod.start_timeout, "not all processes came")
         patience = threading.Timer(pod.start_timeout, _end, [missing])
         patience.start()
         try:
@@ -211,7 +211,7 @@ def start(pod: Pod) -> Peers:
                 shutdown_timeout_seconds=30,
             )
         except RuntimeError as error:
-            raise rendezvous.apart(where, pod.start_timeout, _first_line(error)) from error
+            raise rendezvous.meeting_error(where, pod.start_timeout, _first_line(error)) from error
         finally:
             patience.cancel()
     peers = Peers(pod)
@@ -233,7 +233,7 @@ def _reach(coordinator: str, seconds: float) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
         except OSError as error:
             if time.monotonic() > until:
-                raise rendezvous.apart(
+                raise rendezvous.meeting_error(
                     coordinator, seconds, f"process 0 does not answer there: {error.strerror}"
                 ) from None
         time.sleep(POLL)
@@ -265,11 +265,11 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _named(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested facts, with names such as run.seed."""
     if isinstance(facts, Mapping) and facts:
         for key, value in facts.items():
-            yield from _named(value, f"{name}.{key}" if name else key)
+            yield from _flatten(value, f"{name}.{key}" if name else key)
     else:
         yield name, facts
 

@@ -88,12 +88,12 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
     """
     if "COLAB_RELEASE_TAG" in environ:
         raise NoClusterError("topology='pod': Colab is one process; use topology='local', which uses all its devices.")
-    said = {name: value for name in VARIABLES if (value := getattr(pod, name)) is not None}
+    given_values = {name: value for name in VARIABLES if (value := getattr(pod, name)) is not None}
     read = {name: _read(name, environ[key]) for name, key in VARIABLES.items() if environ.get(key)}
-    known: dict[str, Any] = {**dict.fromkeys(VARIABLES), **read, **said}
+    known: dict[str, Any] = {**dict.fromkeys(VARIABLES), **read, **given_values}
     meeting = [known[name] is not None for name in ("coordinator", "processes", "process_id")]
     if not cluster and not all(meeting):
-        missing = [f"{VARIABLES[name]} (Pod.{name})" for name, there in zip(VARIABLES, meeting) if not there]
+        missing = [f"{VARIABLES[name]} (Pod.{name})" for name, is_known in zip(VARIABLES, meeting) if not is_known]
         if any(meeting):
             raise NoClusterError(f"topology='pod': {' and '.join(missing)} missing, beside what is given.")
         raise NoClusterError(
@@ -107,8 +107,8 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
     if known["local_devices"] is None and cluster in ("slurm", "ompi") and processes_of_host(environ) == 1:
         # There JAX takes one GPU for each process, and the others of the host would be idle without a word.
         known["local_devices"] = _visible(environ)
-    source = "Pod" if said else ""
-    source += " and " if said and read else ""
+    source = "Pod" if given_values else ""
+    source += " and " if given_values and read else ""
     source += "environment variables" if read else ""
     return Place(**known, source=source if all(meeting) else cluster or source)
 

@@ -16,7 +16,7 @@ from podracer.search.tree import Tree
 from podracer.types import ActorParams, ArrayTree
 
 
-def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], Searched]:
+def make_search(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], Searched]:
     """`(ActorParams, observation [N]) -> Searched` of an agent's search without noise, with its tree; jitted."""
 
     @jax.jit
@@ -28,7 +28,7 @@ def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, 
     return run
 
 
-def of(
+def from_search(
     found: Searched,
     config: SearchConfig,
     *,
@@ -110,7 +110,7 @@ def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[
     return chosen
 
 
-def boards(environment: Any, observation: ArrayTree) -> Look | None:
+def board_renderer(environment: Any, observation: ArrayTree) -> Look | None:
     """Returns the function that draws the board after each action, or None for environments other than games that can
     be rendered."""
     if not all(hasattr(environment, name) for name in ("position", "render", "observe")):

@@ -5,7 +5,7 @@ pictures.
     print(explanation)
     explanation.tree("tree.png")
 
-For a search over one's own model: `explainer.of(search.search(..., keep_tree=True), config)`.
+For a search over one's own model: `explainer.from_search(search.search(..., keep_tree=True), config)`.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def search_bars(explanation: Explanation) -> Any:
     """
     from matplotlib.figure import Figure
 
-    shown = sorted(explanation.rows())
-    look, m = explanation.look, len(shown)
+    indices = sorted(explanation.rows())
+    look, m = explanation.look, len(indices)
     width = min(max(4.2, 0.62 * m + 1.4), 11.0)
     board = look(()) if look else None
     picture = Figure(figsize=(width + (3.4 if board is not None else 0), 4.4), dpi=120, layout="constrained")
@@ -168,11 +168,11 @@ def search_bars(explanation: Explanation) -> Any:
     for i, (name, values) in enumerate(
         (("prior", explanation.prior), ("visits", fractions), ("policy", explanation.policy))
     ):
-        top.bar(place + 0.27 * (i - 1), values[shown], 0.27, color=_COLUMNS[name], label=name)
+        top.bar(place + 0.27 * (i - 1), values[indices], 0.27, color=_COLUMNS[name], label=name)
     top.set_ylabel("fraction")
     top.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, fontsize="small")
     top.tick_params(labelbottom=False, bottom=False)
-    q = explanation.q[shown]
+    q = explanation.q[indices]
     bottom.bar(place, np.nan_to_num(q), 0.5, color=[_GAIN if x > 0 else _LOSS for x in q], label="Q")
     bottom.axhline(0, color=_QUIET, linewidth=0.8)
     bottom.axhline(explanation.value, color=_INK, linewidth=0.8, linestyle=":")
@@ -181,8 +181,8 @@ def search_bars(explanation: Explanation) -> Any:
     bottom.set_xlabel(
         "action" if m == len(explanation.actions) else f"action (and {len(explanation.actions) - m} more)"
     )
-    bottom.set_xticks(place, [str(explanation.actions[i]) for i in shown])
-    for label, i in zip(bottom.get_xticklabels(), shown):
+    bottom.set_xticks(place, [str(explanation.actions[i]) for i in indices])
+    for label, i in zip(bottom.get_xticklabels(), indices):
         if explanation.actions[i] == explanation.action:
             label.set(color=_CHOSEN, fontweight="bold")
     for axes in (top, bottom):
@@ -254,8 +254,8 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
         if board is not None:
             box.imshow(board)
         else:
-            said = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
-            box.text(0.5, 0.5, "" if np.isnan(node.value) else said, ha="center", va="center", transform=box.transAxes)
+            text = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
+            box.text(0.5, 0.5, "" if np.isnan(node.value) else text, ha="center", va="center", transform=box.transAxes)
         note = "end" if node.ended else "" if node.actions else f"V {node.value:+z.2f}"
         if note and board is not None:
             axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=_INK)

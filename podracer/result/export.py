@@ -79,7 +79,7 @@ def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any])
       RuntimeError: if the files do not act as the policy.
     """
     directory = files.local(directory)
-    data = _exported(policy).serialize()
+    data = _export(policy).serialize()
     rows = _rows(policy.spec)
     actions = _play(Actor(policy), rows)
     memory = [{"shape": list(x.shape[1:]), "dtype": str(x.dtype)} for x in policy.start(1)]
@@ -147,7 +147,7 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{directory / 'policy.stablehlo'} is damaged ({why}); export it anew.") from None
-    if foreign := sorted(_called(program) - STABLE_CALLS):
+    if foreign := sorted(_call_targets(program) - STABLE_CALLS):
         raise ValueError(
             f"{directory / 'policy.stablehlo'} calls native code by the name of {', '.join(foreign)}, which podracer's "
             "exports do not: it was not run."
@@ -164,7 +164,7 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     )
 
 
-def _called(program: str) -> set[str]:
+def _call_targets(program: str) -> set[str]:
     """The targets of custom calls in the text of an MLIR module; for a call in another notation, its text."""
     named = re.findall(r'custom_call\s*@("(?:[^"\\]|\\.)*"|[\w$.-]+)', program)
     others = re.findall(r'custom_call"\s*\(.*', program)
@@ -187,7 +187,7 @@ def check(directory: str | pathlib.Path) -> None:
         )
 
 
-def _exported(policy: Policy) -> jax_export.Exported:
+def _export(policy: Policy) -> jax_export.Exported:
     """The policy as one function without parameters, for any batch and platform."""
 
     if not policy.deterministic:
@@ -207,28 +207,28 @@ def _rows(spec: EnvSpec) -> dict[str, np.ndarray]:
     """Two episodes of random rows of one lane, [CHECK_ROWS, ...]."""
     keys = jax.random.split(jax.random.key(0), CHECK_ROWS)
     sampled = jax.device_get(jax.vmap(spec.observation_space.sample)(keys))
-    observations = _named("observation", gate.own_form(sampled, spec.observation_space))
+    observations = _flatten("observation", gate.own_form(sampled, spec.observation_space))
     first = np.arange(CHECK_ROWS) % (CHECK_ROWS // 2) == 0
     reward = np.where(first, 0.0, np.random.default_rng(0).normal(size=CHECK_ROWS)).astype(np.float32)
     return observations | {"reward": reward, "first": first}
 
 
-def _named(name: str, value: ArrayTree) -> dict[str, np.ndarray]:
+def _flatten(name: str, value: ArrayTree) -> dict[str, np.ndarray]:
     """The arrays of an observation by name, such as `observation.image`."""
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _named(f"{name}.{key}", item).items()}
+        return {k: v for key, item in value.items() for k, v in _flatten(f"{name}.{key}", item).items()}
     return {name: np.asarray(value)}
 
 
-def _unnamed(space: spaces.Space, name: str, rows: Mapping[str, np.ndarray], i: int) -> ArrayTree:
+def _unflatten(space: spaces.Space, name: str, rows: Mapping[str, np.ndarray], i: int) -> ArrayTree:
     if isinstance(space, spaces.Dict):
-        return {key: _unnamed(item, f"{name}.{key}", rows, i) for key, item in space.items}
+        return {key: _unflatten(item, f"{name}.{key}", rows, i) for key, item in space.items}
     return rows[name][i]
 
 
 def _play(actor: Actor, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """The actions for rows of one lane, [CHECK_ROWS, ...]."""
-    observation = functools.partial(_unnamed, actor.policy.spec.observation_space, "observation", rows)
+    observation = functools.partial(_unflatten, actor.policy.spec.observation_space, "observation", rows)
     return np.stack([actor(observation(i), rows["reward"][i], rows["first"][i]) for i in range(CHECK_ROWS)])
 
 

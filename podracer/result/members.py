@@ -32,7 +32,7 @@ class Member(NamedTuple):
     rows: list[metrics.Row]
 
 
-def of(description: Mapping[str, Any], history: Sequence[metrics.Row], name: str = "") -> list[Member]:
+def from_run(description: Mapping[str, Any], history: Sequence[metrics.Row], name: str = "") -> list[Member]:
     """The members of a run, from its description and its rows."""
     run = description["run"]
     rows: dict[int, list[metrics.Row]] = {}

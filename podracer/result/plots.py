@@ -64,14 +64,14 @@ def learning_curve(
     return save(figure(histories, title=title, metric=metric), path)
 
 
-def save(drawn: Any, path: str | pathlib.Path) -> Picture:
+def save(figure: Any, path: str | pathlib.Path) -> Picture:
     """Writes a Matplotlib figure, as PNG where the path has no suffix."""
     path = Picture(path)
     if not path.suffix:
         path = Picture(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
-        drawn.savefig(partial)
+        figure.savefig(partial)
     return path
 
 
@@ -86,19 +86,19 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
     axes = picture.subplots()
     legend, notes = [], {}
     for colour, (label, history) in zip(colours(len(histories)), histories.items()):
-        drawn = 0
+        num_seeds = 0
         for name, style in ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--")):
             curves = _curves(history, name)
             if not curves:
                 continue
             draw(axes, curves, colour, style)
-            drawn = max(drawn, len(curves))
+            num_seeds = max(num_seeds, len(curves))
             if style != "-":
                 notes["evaluation"] = Line2D([], [], color="grey", linestyle="--", marker="o", markersize=3)
-        if drawn > 1:
+        if num_seeds > 1:
             notes["band: min to max"] = Patch(color="grey", alpha=0.2)
-            label = f"{label}, mean of {drawn} seeds"
-        if drawn:
+            label = f"{label}, mean of {num_seeds} seeds"
+        if num_seeds:
             legend.append((Line2D([], [], color=colour), label))
     if not legend:
         raise ValueError(f"nothing to plot: no rows of {_missing(histories, metric)}")

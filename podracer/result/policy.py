@@ -51,7 +51,7 @@ class Policy(NamedTuple):
         return self.uses_reward or bool(jax.eval_shape(lambda: self.start(1)))
 
 
-def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
+def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
     """An agent's policy: its best actions, or samples, as in training.
 
     The best actions are those of an evaluation without `evaluation_epsilon`.
@@ -83,11 +83,14 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
     key = jax.random.key(0)
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
-    kept, uses_reward, uses_chance = _what_matters(act, begin, spec, key)
+    leaf_indices, uses_reward, uses_chance = _dependencies(act, begin, spec, key)
 
     def start(b: int) -> Memory:
         leaves = begin(b)
-        return (*((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()), *(leaves[i] for i in kept))
+        return (
+            *((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()),
+            *(leaves[i] for i in leaf_indices),
+        )
 
     @jax.jit
     def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
@@ -97,15 +100,15 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
             (data, *memory) = memory  # type: ignore[assignment]
             after, act_key = jax.random.split(jax.random.wrap_key_data(data))
             rest = (jax.random.key_data(after),)
-        for i, x in zip(kept, memory):
+        for i, x in zip(leaf_indices, memory):
             leaves[i] = x
         action, leaves = act(leaves, observation, reward, first, act_key)
-        return action, (*rest, *(leaves[i] for i in kept))
+        return action, (*rest, *(leaves[i] for i in leaf_indices))
 
     return Policy(spec, start, step, uses_reward, not uses_chance)
 
 
-def _what_matters(
+def _dependencies(
     act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
 ) -> tuple[list[int], bool, bool]:
     """Finds the leaves of the memory that later actions depend on, and if they depend on rewards and on the key."""
@@ -117,10 +120,10 @@ def _what_matters(
     num_actions, num_leaves = len(jax.tree.leaves(shapes[0])), len(shapes[1])
     needed = frozenset().union(*sources[:num_actions])
     while True:
-        more = needed.union(*(sources[num_actions + i] for i in range(num_leaves) if i in needed))
-        if more == needed:
+        closure = needed.union(*(sources[num_actions + i] for i in range(num_leaves) if i in needed))
+        if closure == needed:
             break
-        needed = more
+        needed = closure
     reward = num_leaves + len(jax.tree.leaves(observation))
     return [i for i in range(num_leaves) if i in needed], reward in needed, reward + 2 in needed
 
@@ -205,10 +208,10 @@ class Actor:
             return self._no
         firsts = np.asarray(first, bool)
         if firsts.shape != (() if self._single else (self._lanes,)):
-            raise ValueError(f"first has shape {list(firsts.shape)}; this actor has {self._described()}.")
+            raise ValueError(f"first has shape {list(firsts.shape)}; this actor has {self._describe_lanes()}.")
         return self._yes if firsts.all() else firsts.reshape(self._lanes)
 
-    def _described(self) -> str:
+    def _describe_lanes(self) -> str:
         return "one lane without a batch" if self._single else f"a batch of {self._lanes}"
 
 

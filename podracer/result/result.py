@@ -78,8 +78,8 @@ class Result:
             learner = jax.tree.map(lambda x: x[member], self.learner)
             return self.agent.actor_params(learner, jnp.float32(1.0))
         like = jax.vmap(self.agent.actor_params)(self.learner, jnp.ones(self.population))
-        with contextlib.closing(self._snapshots()) as kept:
-            _, params, _ = kept.restore(like, step)
+        with contextlib.closing(self._snapshots()) as checkpoints:
+            _, params, _ = checkpoints.restore(like, step)
         return jax.tree.map(lambda x: x[member], params)
 
     def snapshots(self) -> list[int]:
@@ -87,8 +87,8 @@ class Result:
         others."""
         if self.run_dir is None:
             return []
-        with contextlib.closing(self._snapshots()) as kept:
-            return kept.steps()
+        with contextlib.closing(self._snapshots()) as checkpoints:
+            return checkpoints.steps()
 
     def _snapshots(self) -> checkpoint.Checkpoints:
         if self.run_dir is None:
@@ -150,11 +150,11 @@ class Result:
         """
         agent = self.agent
         if simulations is not None or search is not None:
-            given = f"simulations={simulations}" if search is None else f"search={search!r}"
+            option = f"simulations={simulations}" if search is None else f"search={search!r}"
             if agent.name not in PLANNERS:
-                raise ValueError(f"{given}: {agent.name} does not search; leave it out.")
+                raise ValueError(f"{option}: {agent.name} does not search; leave it out.")
             if simulations is not None and simulations < 0:
-                raise ValueError(f"{given}: must be at least 0, which is the network's most likely move.")
+                raise ValueError(f"{option}: must be at least 0, which is the network's most likely move.")
         players.check(self.environment)
         if simulations is not None or search is not None:
             settings = {"simulations": simulations, "search": search}
@@ -164,7 +164,7 @@ class Result:
             agent = make_agent(
                 agent.name, self.environment, dataclasses.replace(agent.config, **settings), self._network
             )
-        return players.of(agent, self.actor_params(member, step=step), name or agent.name)
+        return players.from_agent(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
         """The greedy action for one observation: an int if actions are `Discrete`, else a NumPy array.
@@ -211,21 +211,21 @@ class Result:
         if "agent" in self.description["own"]:
             raise ValueError("explain() needs an agent that is given to train() by its name, for it makes it anew.")
         planner = make_planner(self.agent, self.environment, self._network)
-        given = {"simulations": simulations, "algorithm": search}
+        overrides = {"simulations": simulations, "algorithm": search}
         config = dataclasses.replace(
-            planner.config, **{name: value for name, value in given.items() if value is not None}
+            planner.config, **{name: value for name, value in overrides.items() if value is not None}
         )
         observation = observation.observation if isinstance(observation, TimeStep) else observation
         row = policies.fit(planner.space, observation, None)
         if config not in self._searches:
-            self._searches[config] = explainer.searching(planner, config)
+            self._searches[config] = explainer.make_search(planner, config)
         found = self._searches[config](self.actor_params(member), row)
         board = observation["board"].shape[:2] if isinstance(observation, dict) and "board" in observation else None
-        return explainer.of(
+        return explainer.from_search(
             found,
             config,
             title=f"{self.agent.name} on {self.description['env']}",
-            look=explainer.boards(self.environment, observation),
+            look=explainer.board_renderer(self.environment, observation),
             board=board,
         )
 
@@ -256,7 +256,7 @@ class Result:
         key = (greedy, self._member(member), seed)
         if key not in self._policies:
             spec, params = self.environment.spec, self.actor_params(member)
-            self._policies[key] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
+            self._policies[key] = policies.from_agent(self.agent, spec, params, greedy=greedy, seed=seed)
         return self._policies[key]
 
     def plot(self, path: str | pathlib.Path | None = None) -> plots.Picture:
@@ -273,7 +273,7 @@ class Result:
 
     def curves(self) -> dict[str, list[metrics.Row]]:
         """The rows of each line of the learning curve, by label: one line for each setting of a population."""
-        return members.curves(members.of(self.description, self.history))
+        return members.curves(members.from_run(self.description, self.history))
 
     def animate(
         self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int | None = None
@@ -313,7 +313,7 @@ class Result:
             import pandas
         except ImportError:
             raise ImportError("frame() needs pandas: pip install pandas.") from None
-        return pandas.DataFrame(members.table(members.of(self.description, self.history), list(self.agent.hyper)))
+        return pandas.DataFrame(members.table(members.from_run(self.description, self.history), list(self.agent.hyper)))
 
     def __repr__(self) -> str:
         return f"<Result: {report.line(self)}>"

@@ -80,10 +80,10 @@ def require_memory(needed: int | None, device: Any) -> None:
     Raises:
       OutOfMemoryError: if it does not fit.
     """
-    there = memory_limit([device])
-    if needed and there and needed > there:
+    limit = memory_limit([device])
+    if needed and limit and needed > limit:
         raise OutOfMemoryError(
-            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {there / 2**30:.1f} GiB: "
+            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {limit / 2**30:.1f} GiB: "
             f"{WHAT_TO_LOWER}"
         )
 

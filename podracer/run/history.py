@@ -57,12 +57,12 @@ class History:
     def _thin(self) -> None:
         """Doubles the stride between rows until at most half of them are left."""
         while True:
-            kept = [i for i, place in enumerate(self._places) if self._stays(self.rows[i], *place)]
-            if len(kept) <= len(self.rows) // 2:
+            indices = [i for i, place in enumerate(self._places) if self._stays(self.rows[i], *place)]
+            if len(indices) <= len(self.rows) // 2:
                 break
             self._stride *= 2
-        self.rows[:] = [self.rows[i] for i in kept]
-        self._places = [self._places[i] for i in kept]
+        self.rows[:] = [self.rows[i] for i in indices]
+        self._places = [self._places[i] for i in indices]
 
     def _stays(self, row: Row, evaluation: bool, place: int) -> bool:
         return place % self._stride == 0 or place == self._newest[evaluation] or row is self._best

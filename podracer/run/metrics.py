@@ -221,10 +221,10 @@ def read(path: pathlib.Path) -> list[Row]:
 
 def history(rows: Iterable[Row]) -> list[Row]:
     """The rows, thinned out to the number that memory should hold."""
-    kept = History()
+    bounded = History()
     for row in rows:
-        kept.add(row)
-    return kept.rows
+        bounded.add(row)
+    return bounded.rows
 
 
 class Display:
@@ -242,7 +242,7 @@ class Display:
     def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
 
-        console = Console(stderr=True, file=lines.lasting(sys.stderr))
+        console = Console(stderr=True, file=lines.robust_stream(sys.stderr))
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)

@@ -120,9 +120,9 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
     path = directory / "config.json"
     if path.exists():
         stored = read(directory)
-        before, now = stored["run"]["total_steps"], description["run"]["total_steps"]
-        longer = resume and now > before
-        same_length = stored | {"run": stored["run"] | {"total_steps": now if longer else before}}
+        before, new_steps = stored["run"]["total_steps"], description["run"]["total_steps"]
+        longer = resume and new_steps > before
+        same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}
         different = configs.differences(_essence(same_length), _essence(description))
         if different:
             raise ValueError(
@@ -141,7 +141,7 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
             write_json(path, same_length | {"extended": extended})
         return [
             *notes,
-            f"total_steps grows from {before:,} to {now:,}: what decays over a run goes on along the longer one",
+            f"total_steps grows from {before:,} to {new_steps:,}: what decays over a run goes on along the longer one",
         ]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -153,10 +153,10 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
 
 def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) -> list[str]:
     """A message if another version of the library continues a run."""
-    before, now = stored["podracer"], description["podracer"]
-    if before == now:
+    before, new_version = stored["podracer"], description["podracer"]
+    if before == new_version:
         return []
-    return [f"the run was begun with podracer {before}, and podracer {now} goes on with it"]
+    return [f"the run was begun with podracer {before}, and podracer {new_version} goes on with it"]
 
 
 def _essence(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def iqm(scores: np.ndarray) -> np.ndarray:
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # NaN last
     runs = np.count_nonzero(~np.isnan(flat), axis=-1)
     cut, rank = runs[..., None] // 4, np.arange(flat.shape[-1])
-    kept = (rank >= cut) & (rank < runs[..., None] - cut)
-    return np.where(kept, flat, 0.0).sum(-1) / kept.sum(-1)
+    inside = (rank >= cut) & (rank < runs[..., None] - cut)
+    return np.where(inside, flat, 0.0).sum(-1) / inside.sum(-1)
 
 
 def optimality_gap(scores: np.ndarray) -> np.ndarray:
@@ -114,27 +114,27 @@ def resamplings(scores: np.ndarray, count: int = RESAMPLINGS, seed: int = 0) -> 
     Returns:
       [count, seeds, games], or None where a game has one seed.
     """
-    generator, drawn = np.random.default_rng(seed), np.full((count, *scores.shape), np.nan)
+    generator, samples = np.random.default_rng(seed), np.full((count, *scores.shape), np.nan)
     for game, column in enumerate(scores.T):
         runs = column[~np.isnan(column)]
         if len(runs) < 2:
             return None
-        drawn[:, : len(runs), game] = generator.choice(runs, (count, len(runs)))
-    return drawn
+        samples[:, : len(runs), game] = generator.choice(runs, (count, len(runs)))
+    return samples
 
 
-def interval(statistic: Callable[[np.ndarray], np.ndarray], drawn: np.ndarray | None) -> tuple[float, float] | None:
+def interval(statistic: Callable[[np.ndarray], np.ndarray], samples: np.ndarray | None) -> tuple[float, float] | None:
     """The 2.5 and 97.5 percentiles of a statistic over `resamplings`; None where there are none."""
-    if drawn is None:
+    if samples is None:
         return None
-    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    low, high = np.percentile(statistic(samples), [2.5, 97.5])
     return float(low), float(high)
 
 
 def aggregate(scores: np.ndarray, seed: int = 0) -> dict[str, Estimate]:
     """All `AGGREGATES` of scores [seeds, games], by name."""
-    drawn = resamplings(scores, seed=seed)
-    return {name: Estimate(float(of(scores)), interval(of, drawn)) for name, of in AGGREGATES.items()}
+    samples = resamplings(scores, seed=seed)
+    return {name: Estimate(float(of(scores)), interval(of, samples)) for name, of in AGGREGATES.items()}
 
 
 def profile(scores: np.ndarray, tau: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -145,8 +145,8 @@ def profile(scores: np.ndarray, tau: Sequence[float] | np.ndarray) -> np.ndarray
 
 def profile_band(scores: np.ndarray, tau: Sequence[float] | np.ndarray, seed: int = 0) -> np.ndarray | None:
     """The 2.5 and 97.5 percentiles of the profile [2, tau] over resamplings; None where a game has one seed."""
-    drawn = resamplings(scores, seed=seed)
-    return None if drawn is None else np.percentile(profile(drawn, tau), [2.5, 97.5], axis=0)
+    samples = resamplings(scores, seed=seed)
+    return None if samples is None else np.percentile(profile(samples, tau), [2.5, 97.5], axis=0)
 
 
 def beats(scores: np.ndarray, others: np.ndarray) -> Comparison:

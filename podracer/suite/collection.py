@@ -75,7 +75,7 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
     Raises:
       ValueError: if there are none (the message says what there is), or one has other settings (it says which).
     """
-    asked = read_json(directory / "suite.json")
+    request = read_json(directory / "suite.json")
     found = {path: read_json(path) for path in sorted((directory / "results").glob("*.json"))}
     whole = {
         Job(result["game"], result["seed"]): result
@@ -83,20 +83,20 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
         if result is not None and not path.name.endswith(".error.json") and "hns" in result
     }
     if not whole:
-        raise ValueError(f"{directory} holds no result of a suite: {_what_there_is(directory, asked)}.")
-    settings = asked["settings"] if asked else next(iter(whole.values()))["settings"]
+        raise ValueError(f"{directory} holds no result of a suite: {_describe_content(directory, request)}.")
+    settings = request["settings"] if request else next(iter(whole.values()))["settings"]
     for job, result in whole.items():
         if different := configs.differences(settings, result["settings"]):
             raise ValueError(f"{directory}: the result of {job.name} is of other settings: {'; '.join(different)}.")
-    names = [*(asked["games"] if asked else ()), *(job.game for job in whole)]
-    seeds = [*(asked["seeds"] if asked else ()), *(job.seed for job in whole)]
+    names = [*(request["games"] if request else ()), *(job.game for job in whole)]
+    seeds = [*(request["seeds"] if request else ()), *(job.seed for job in whole)]
     jobs = [Job(game, seed) for game in dict.fromkeys(names) for seed in sorted(set(seeds))]
-    missing = {job: _why(directory, job, found) for job in jobs if job not in whole}
+    missing = {job: _reason(directory, job, found) for job in jobs if job not in whole}
     ordered = {job: whole[job] for job in jobs if job in whole}
     return Collection(label or directory.resolve().name, directory, settings, ordered, missing)
 
 
-def published(name: str) -> Collection:
+def from_papers(name: str) -> Collection:
     """Scores from papers (see `podracer.atari.published`), as if of one seed, without curves.
 
     Raises:
@@ -109,7 +109,7 @@ def published(name: str) -> Collection:
     return Collection(name, None, {"agent": "published", "table": "atari57"}, results, {})
 
 
-def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
+def _reason(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
     """The reason why a job has no result."""
     error = found.get(directory / "results" / f"{job.name}.error.json")
     if error:
@@ -119,14 +119,14 @@ def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[st
     return "begun" if (directory / "runs" / job.name).is_dir() else "not begun"
 
 
-def _what_there_is(directory: pathlib.Path, asked: Mapping[str, Any] | None) -> str:
+def _describe_content(directory: pathlib.Path, request: Mapping[str, Any] | None) -> str:
     if not directory.is_dir():
         return "it is no directory"
-    begun = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
+    runs = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
     failed = list((directory / "results").glob("*.error.json"))
-    if asked is not None:
-        jobs = len(asked["games"]) * len(asked["seeds"])
-        return f"of {jobs} jobs {len(begun)} are begun, {len(failed)} have failed and none is done"
+    if request is not None:
+        jobs = len(request["games"]) * len(request["seeds"])
+        return f"of {jobs} jobs {len(runs)} are begun, {len(failed)} have failed and none is done"
     names = sorted(path.name for path in directory.iterdir())
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"it holds {shown}" if names else "it is empty"
+    text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"it holds {text}" if names else "it is empty"

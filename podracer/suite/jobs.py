@@ -73,9 +73,9 @@ class Suite:
 
     def line(self, result: Mapping[str, Any]) -> str:
         """A result in a few words."""
-        normalised = "" if result["hns"] is None else f", {100 * result['hns']:.1f}% of a human's"
+        percent = "" if result["hns"] is None else f", {100 * result['hns']:.1f}% of a human's"
         return (
-            f"{result['game']}-{result['seed']}: {result['score']:,.1f}{normalised}, after {result['frames']:,} frames "
+            f"{result['game']}-{result['seed']}: {result['score']:,.1f}{percent}, after {result['frames']:,} frames "
             f"at {result['frames_per_second']:,.0f} a second"
         )
 
@@ -117,7 +117,7 @@ class Suite:
           ValueError: if the directory holds a suite of other settings (the message says which), or cannot be written.
         """
         path = self.directory / "suite.json"
-        wanted = self._with_others(path)
+        wanted = self._merge_stored(path)
         for job in self.jobs:
             self.done(job)
         try:
@@ -128,13 +128,13 @@ class Suite:
             while not (claim := claims.claim(self.claims, "suite")):  # or one of two loses what it asks for
                 time.sleep(0.02)
             try:
-                write_json(path, self._with_others(path))
+                write_json(path, self._merge_stored(path))
             finally:
                 claim.release()
         except OSError as error:
             raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
 
-    def _with_others(self, path: pathlib.Path) -> dict[str, Any]:
+    def _merge_stored(self, path: pathlib.Path) -> dict[str, Any]:
         """The settings, games and seeds of this suite, after those that its file already has."""
         stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
         self._require_equal(path, stored["settings"])

@@ -29,7 +29,7 @@ class Display:
 
         self._suite, self._shown = suite, 0.0
         self._jobs: tuple[int, Sequence[Job]] | None = None
-        console = Console(stderr=True, file=lines.lasting(sys.stderr))
+        console = Console(stderr=True, file=lines.robust_stream(sys.stderr))
         self._bar: Any = None
         if console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

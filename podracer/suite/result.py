@@ -82,11 +82,11 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
         "best": found["best"],
         "final": found["final"],
         "score": score,
-        "hns": normalised(job.game, score, suite.settings["table"]),
+        "hns": normalise(job.game, score, suite.settings["table"]),
     }
 
 
-def normalised(game: str, score: float, table: Any) -> float | None:
+def normalise(game: str, score: float, table: Any) -> float | None:
     """The human-normalised score; None if the table lacks the game."""
     return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
 
@@ -114,8 +114,8 @@ def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]
     total, episodes = 0.0, 0.0
     for at, mean, number in reversed(_games(rows, skip)):
         if at <= frames and episodes < LAST:
-            taken = min(number, LAST - episodes)
-            total, episodes = total + mean * taken, episodes + taken
+            count = min(number, LAST - episodes)
+            total, episodes = total + mean * count, episodes + count
     return {"frames": frames, "mean": total / episodes if episodes else None, "episodes": int(episodes)}
 
 

@@ -75,10 +75,10 @@ class Runner:
     ):
         self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
         self._read = read
-        self._todo, self._held = list(jobs), list[Job]()
+        self._todo, self._others_jobs = list(jobs), list[Job]()
         self._running: list[_Running] = []
         self._done, self._failed, self._stopped = list[Job](), list[Job](), list[Job]()
-        self._waits, self._passed_on, self._scan_at = False, False, 0.0
+        self._waits, self._asked_to_stop, self._scan_at = False, False, 0.0
 
     def run(self) -> Outcome:
         """Runs until no job is left, or only other workers' jobs, or until a request to stop.
@@ -106,8 +106,8 @@ class Runner:
             raise
         finally:
             self._close(patience)
-        left = [job for job in self._todo if job not in self._held]
-        return Outcome(self._done, self._failed, self._stopped, self._held, left)
+        left = [job for job in self._todo if job not in self._others_jobs]
+        return Outcome(self._done, self._failed, self._stopped, self._others_jobs, left)
 
     def _look(self) -> None:
         """Settles the processes that have ended, and touches the claims on the others."""
@@ -124,8 +124,8 @@ class Runner:
 
     def _pass_on(self) -> None:
         """Asks the processes to stop, once."""
-        if not self._passed_on:
-            self._passed_on = True
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
             for running in self._running:
                 running.process.terminate()
 
@@ -142,23 +142,23 @@ class Runner:
 
     def _fill(self) -> None:
         """Starts jobs while there is room."""
-        self._held, self._waits = [], False
+        self._others_jobs, self._waits = [], False
         for job in list(self._todo):
             if len(self._running) == self._workers or self._stop.requested:
                 return
-            if self._settled(job):
+            if self._settle(job):
                 continue
             claim = claims.claim(self._suite.claims, job.name)
             if claim is None:
-                self._held.append(job)
+                self._others_jobs.append(job)
                 # The process of a worker that was killed ends soon: this one waits for it.
                 self._waits |= claims.state(self._suite.claims, job.name) == "ending"
-            elif self._settled(job):  # while it was claimed
+            elif self._settle(job):  # while it was claimed
                 claim.release()
             else:
                 self._start(job, claim)
 
-    def _settled(self, job: Job) -> bool:
+    def _settle(self, job: Job) -> bool:
         """Returns True if a job has a result, or has failed since this worker began: then it is not tried again
         here."""
         if self._suite.done(job):
@@ -213,8 +213,8 @@ class Runner:
     def _fail(self, job: Job, why: str, code: int) -> None:
         log = self._suite.log_path(job)
         lines = processes.last_words(log)
-        said = [line for line in lines if line.startswith("podracer: error: ")]
-        why = said[-1].removeprefix("podracer: error: ") if said else why
+        reasons = [line for line in lines if line.startswith("podracer: error: ")]
+        why = reasons[-1].removeprefix("podracer: error: ") if reasons else why
         error = {"game": job.game, "seed": job.seed, "error": why, "exit_code": code, "log": str(log), "tail": lines}
         try:
             write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})

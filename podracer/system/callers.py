@@ -54,8 +54,8 @@ class Callers:
             connection: socket.socket | None = key.data
             if connection is None:
                 self._accept()
-            elif connection in self._waiting and (said := self._read(connection)) is not None:
-                found.append((self._forget(connection), said))
+            elif connection in self._waiting and (message := self._read(connection)) is not None:
+                found.append((self._forget(connection), message))
         return found
 
     def _accept(self) -> None:
@@ -81,13 +81,13 @@ class Callers:
             return None
         except OSError:
             data = b""
-        said, ending, _ = (before + data).partition(self._ending)
-        if ending and len(said) <= self._longest:
-            return said
-        if not data or len(said) > self._longest:
+        message, ending, _ = (before + data).partition(self._ending)
+        if ending and len(message) <= self._longest:
+            return message
+        if not data or len(message) > self._longest:
             self._forget(connection).close()
         else:
-            self._waiting[connection] = (until, said)
+            self._waiting[connection] = (until, message)
         return None
 
     def _forget(self, connection: socket.socket) -> socket.socket:

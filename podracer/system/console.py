@@ -56,12 +56,12 @@ def write(stream: Any, text: str) -> None:
                 os.close(null)
 
 
-def lasting(stream: Any) -> Any:
+def robust_stream(stream: Any) -> Any:
     """A text stream, for Rich, that writes to another one as `write` does."""
-    return _Lasting(stream)
+    return _RobustStream(stream)
 
 
-class _Lasting:
+class _RobustStream:
     def __init__(self, stream: Any):
         self._stream = stream
 

@@ -61,8 +61,8 @@ def to_disk(path: pathlib.Path) -> None:
     Raises:
       OSError: where the disk has lost some of it.
     """
-    for there in (*path.rglob("*"), path, path.parent):
-        _sync(there)
+    for item in (*path.rglob("*"), path, path.parent):
+        _sync(item)
 
 
 def _sync(path: pathlib.Path) -> None:

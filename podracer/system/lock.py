@@ -56,21 +56,21 @@ class RunLock:
             file = stack.enter_context(self._path.open("a+"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken: bool | None = False
+                is_locked: bool | None = False
             except BlockingIOError:
-                taken = True
+                is_locked = True
             except OSError:  # there are no locks here
-                taken = None
+                is_locked = None
             holder = _read(file)
-            here = holder.get("machine") == machine()
-            if (taken and not here) or (taken is not False and here and lives(holder["process"])):
+            is_here = holder.get("machine") == machine()
+            if (is_locked and not is_here) or (is_locked is not False and is_here and lives(holder["process"])):
                 raise ValueError(
-                    f"{self._path.parent} is in use: {_described(holder)} trains there; wait for its end, stop it, or "
+                    f"{self._path.parent} is in use: {_describe(holder)} trains there; wait for its end, stop it, or "
                     "use another run directory."
                 )
-            if taken:  # by what a process that is gone has started
+            if is_locked:  # by what a process that is gone has started
                 self._path.unlink(missing_ok=True)
-            if taken or not self._is_at(file):
+            if is_locked or not self._is_at(file):
                 return None
             stack.pop_all()
             return file
@@ -106,7 +106,7 @@ def _read(file: IO[str]) -> dict[str, Any]:
     return {}
 
 
-def _described(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     if not holder:
         return "another process"
     return f"process {holder['process'][0]} on {holder.get('host')}, since {holder.get('since')},"

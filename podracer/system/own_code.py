@@ -47,7 +47,7 @@ def line(error: BaseException | str) -> str:
       error: raised, or the text of a traceback. A line of an installed package serves where there is no other.
     """
     frames = _frames(error)
-    return next((said for own in (_is_own, _is_installed) if (said := _innermost(frames, own))), "")
+    return next((text for own in (_is_own, _is_installed) if (text := _innermost(frames, own))), "")
 
 
 def is_fault(error: BaseException) -> bool:

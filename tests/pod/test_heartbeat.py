@@ -26,7 +26,7 @@ def lines(monkeypatch):
 
         def line(index, **settings):
             settings = {"silence": 5.0, "stall": 5.0} | settings
-            one = heartbeat.Lifeline(index, NAMES, address, server=None if index else server, **settings)
+            one = heartbeat.Heartbeats(index, NAMES, address, server=None if index else server, **settings)
             return stack.enter_context(one)
 
         line.address, line.said = address, said
@@ -158,7 +158,7 @@ def test_strangers_are_not_listened_to(lines):
 
 
 def test_strangers_that_are_silent_make_room(lines, monkeypatch):
-    monkeypatch.setattr(heartbeat.rollcall, "SLOW", 0.3)
+    monkeypatch.setattr(heartbeat.rendezvous, "SLOW", 0.3)
     zero = lines(0)
     with contextlib.ExitStack() as stack:
         address = (lines.address["host"], lines.address["port"])

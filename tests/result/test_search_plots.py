@@ -260,4 +260,4 @@ def test_what_cannot_be_explained():
     with pytest.raises(ValueError, match="algorithm"):
         run.explain(seen, search="alpha-beta")
     with pytest.raises(ValueError, match="keep_tree=True"):
-        explainer.of(search.Searched(*[np.zeros((1, 2))] * 6), search.SearchConfig())
+        explainer.from_search(search.Searched(*[np.zeros((1, 2))] * 6), search.SearchConfig())

@@ -64,7 +64,7 @@ def test_every_job_once(tmp_path, capsys):
 def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
     """Each reads what was asked for before any of them writes."""
     both, write = threading.Barrier(2), jobs.write_json
-    read = fakes.FakeSuite._with_others
+    read = fakes.FakeSuite._merge_stored
     first = threading.local()
 
     def read_together(self, path):
@@ -77,7 +77,7 @@ def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
         time.sleep(0.1)
         write(path, value)
 
-    monkeypatch.setattr(fakes.FakeSuite, "_with_others", read_together)
+    monkeypatch.setattr(fakes.FakeSuite, "_merge_stored", read_together)
     monkeypatch.setattr(jobs, "write_json", write_slowly)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(fakes.FakeSuite(tmp_path, games=games).register) for games in ("AB", "CD")]:
