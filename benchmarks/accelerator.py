@@ -4,7 +4,7 @@
     python benchmarks/accelerator.py --output results.json
 
 `learning` trains small agents side by side and compares returns with what they have on a CPU; the other parts measure,
-one command after the other. Each command's figures go to `benchmarks/results/accelerator.json` behind those that are
+one command after the other. Each command's figures go to `benchmarks/results/accelerator.json` after those that are
 there already, and a command that fails leaves the end of what it said. The exit code says whether all went well.
 """
 

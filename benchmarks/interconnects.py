@@ -24,9 +24,9 @@ class Network:
     """Parameters of an agent, and the work of an update on each device.
 
     Attributes:
-      name: what people call it.
+      name: the usual name.
       num_params: float32.
-      flops: of an update on each device.
+      flops: FLOPs of an update on each device.
       large: all-reduces of the gradient in an update.
       small: other all-reduces, which cost their latency.
     """
@@ -57,9 +57,9 @@ def torus(bytes: float, axes: tuple[int, ...], wrapped: Callable[[int], bool], b
     """Seconds on a torus.
 
     Args:
-      bytes: of the array.
+      bytes: size of the array in bytes.
       axes: devices along each.
-      wrapped: whether an axis of so many devices is a ring.
+      wrapped: True if an axis of so many devices is a ring.
       bandwidth: bytes a second of an axis that is one; half of it where it is not.
     """
     n = math.prod(axes)

@@ -6,7 +6,7 @@
 
 `pqn` has its paper's settings with a shallow network, 16 lanes and minibatches of 128 rows; `dqn` is the `fast_dqn`
 preset with a shallow network, Adam, double Q-learning, three-step returns and a replay, a period and an exploration for
-two million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE behind up to 29
+two million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE after up to 29
 no-ops.
 
 Stopped by a signal, and started again in the same directory, it goes on where it was. At the end (with `--report`, at

@@ -59,9 +59,9 @@ class Task:
     Attributes:
       env: by its name.
       level: mean return of an evaluation that passes.
-      total_steps: of schedules, and at most.
+      total_steps: steps of schedules, and the most steps of a run.
       eval_every: steps between evaluations.
-      config: of all agents.
+      config: settings of all agents.
 
     Values of EfficientZero lose a reward by 0.3 of `total_steps` of age, as in its paper.
     """
@@ -79,10 +79,10 @@ class Arm:
 
     Attributes:
       agent: by its name.
-      config: of the agent, beside the task's.
-      size: how many times as large batches are; there are as many.
-      part: of a task's steps, at most.
-      broken: what a control has broken, "" for nothing.
+      config: settings of the agent, added to the task's.
+      size: factor of the batch size; the number of updates stays.
+      part: the largest fraction of a task's steps.
+      broken: the broken part of a control, or "".
     """
 
     agent: str = "efficientzero"
@@ -177,7 +177,7 @@ def run(name: str, arm: str, seeds: range) -> None:
     evaluations: list[list[tuple[int, float]]] = [[] for _ in seeds]
 
     def passed(of: list[tuple[int, float]]) -> int | None:
-        """The steps behind which the last of enough evaluations in a row passed."""
+        """The steps after which the last of enough evaluations in a row passed."""
         values = [value for _, value in of]
         ends = range(IN_A_ROW, len(of) + 1)
         return next((of[end - 1][0] for end in ends if min(values[end - IN_A_ROW : end]) >= task.level), None)

@@ -15,7 +15,7 @@ def run(argv: list[str]) -> int:
     try:
         arguments = parse(Launch, ours, "podracer launch")
         if not command:
-            raise InputError("what to run comes behind --, as in: -- train ppo catch --topology pod")
+            raise InputError("what to run comes after --, as in: -- train ppo catch --topology pod")
         ours_to_run = not (arguments.script or arguments.module)
         if ours_to_run and command[0] in ("train", "resume") and not any(w.startswith("--topology") for w in command):
             raise InputError("the processes would each run by themselves; add --topology pod to the command")

@@ -23,16 +23,16 @@ class EvalArguments:
     """Evaluate a trained policy.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
+      run_dir: the run directory.
       episodes: how many whole episodes to play.
-      seed: of the episodes.
-      member: of a population; the best one if None.
-      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
+      seed: seed of the episodes.
+      member: number of a population's member; the best one if None.
+      step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
-      opponent: of a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
+      opponent: in a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
         RUN_DIR[@STEP][:SIMULATIONS]; half of the `episodes` are played from each seat.
-      simulations: of a game for two: of the policy's search; 0 for the network's move alone.
+      simulations: in a game for two, simulations of the policy's search; 0 for the network's move alone.
       trust: import the module of the environment that the run names, which runs its code.
     """
 
@@ -76,10 +76,10 @@ class ExportArguments:
     """Write a trained policy as files that run without the agent's code.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
+      run_dir: the run directory.
       output: directory of the files.
-      member: of a population; the best one if None.
-      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
+      member: number of a population's member; the best one if None.
+      step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       episodes: played for the score in the model card; 0 for none.
       trust: import the module of the environment that the run names, which runs its code.
     """

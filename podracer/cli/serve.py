@@ -13,7 +13,7 @@ from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
 from podracer.system import console, own_code
 
-USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help behind ENV to see them"
+USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help after ENV to see them"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from podracer.system import console
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite atari100k AGENT [options] [options of podracer train]
        podracer suite report DIR... [options]
-add --help behind AGENT, or behind report, to see the options"""
+add --help after AGENT, or after report, to see the options"""
 
 OWN = {
     "--seed": "use --seeds",

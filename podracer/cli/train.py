@@ -49,7 +49,7 @@ REMOTE = dataclasses.make_dataclass(
 def train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
         if not argv or asks_for_help(argv):
-            print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options,")
+            print("usage: podracer train AGENT ENV [options]; add --help after AGENT and ENV to see the options,")
             print("and --arch sebulba to see those of Sebulba, which host environments have anyway")
             own = ", ".join(envs_jax.names())
             print(f"agents: {', '.join(AGENTS)}\nenvironments: {own}; pgx:GAME, envpool:TASK, gymnasium:ID")
@@ -156,7 +156,7 @@ class ResumeArguments:
     """Continue a run that was stopped, with the settings of its directory.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
+      run_dir: the run directory.
       total_steps: steps to train, if more than before.
       gif: write an animation of the trained policy.
       quiet: print no progress and no report.

@@ -136,7 +136,7 @@ class Evaluator:
       environment: pure JAX, or host environments.
       episodes: how many to play at once.
       timeout: seconds that host environments may take to answer.
-      restarts: how often an evaluation without an answer is restarted.
+      restarts: number of restarts of an evaluation without an answer.
       should_stop: polled; True ends the evaluation.
       max_steps: rows after which an episode is cut; the environment's own, or `DEFAULT_MAX_STEPS`, if None.
     """

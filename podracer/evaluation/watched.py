@@ -50,7 +50,7 @@ class Watch:
         """Checks that the result is still wanted.
 
         Raises:
-          Closed: where it is not.
+          Closed: if it is not.
         """
         if self._ending.is_set():
             raise Closed
@@ -76,7 +76,7 @@ def watched(
       timeout: seconds that the environment may take to answer.
 
     Raises:
-      Closed: where it should stop.
+      Closed: if it should stop.
       UnansweredError: if the environment does not answer.
     """
     watch, results, errors = Watch(), list[Result](), list[BaseException]()

@@ -38,7 +38,7 @@ class Launch:
     Attributes:
       processes: how many.
       devices_per_process: simulated CPU devices of each; on GPUs, how many of the machine's each sees.
-      restarts: how often all are started again after one has failed, `train` with --resume.
+      restarts: number of restarts of all processes after one has failed, with --resume for `train`.
       script: run this Python file with the arguments after --, instead of a podracer command.
       module: run this module likewise.
     """

@@ -126,7 +126,7 @@ def elo_curve(
     Args:
       curves: (step, rating) of a run's players, by label.
       levels: ratings of other players.
-      path: of the picture; its suffix chooses the format.
+      path: the picture's path; its suffix chooses the format.
       title: above the picture.
     """
     from matplotlib.figure import Figure

@@ -66,7 +66,7 @@ class Result:
         """The parameters that acting needs, of one member; of the best one if None.
 
         Args:
-          member: of a population.
+          member: number of a population's member; the best one if None.
           step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
@@ -121,8 +121,8 @@ class Result:
         Args:
           batch: lanes that act together; None for one environment, whose observations have no dim for lanes.
           greedy: True takes the best actions, without random ones; False samples, as in training.
-          member: whose policy; the best one's if None.
-          seed: of the samples.
+          member: number of the policy's member; the best one if None.
+          seed: seed of the samples.
         """
         return policies.Actor(self._policy(greedy, member, seed), batch)
 
@@ -139,10 +139,10 @@ class Result:
 
         Args:
           name: the player's name in tables; the agent's name if empty.
-          simulations: of its search; as in training if None, and 0 for the network's most likely move.
+          simulations: simulations of its search; as in training if None, and 0 for the network's most likely move.
           search: "puct" or "gumbel"; as in training if None.
-          member: of a population; the best one if None.
-          step: of one of the `snapshots`; the result's own parameters if None.
+          member: number of a population's member; the best one if None.
+          step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
           ValueError: if the environment is no game, there is no such snapshot, or the agent does not search but
@@ -200,9 +200,9 @@ class Result:
 
         Args:
           observation: one, without a dim for lanes, or a TimeStep with it; frames stacked as the network sees them.
-          simulations: of the search; as in training if None.
+          simulations: simulations of the search; as in training if None.
           search: "puct" or "gumbel"; as in training if None.
-          member: of a population; the best one if None.
+          member: number of a population's member; the best one if None.
 
         Raises:
           ValueError: for an agent that does not search, or that was not made by name, and an observation that the
@@ -234,11 +234,11 @@ class Result:
 
         Args:
           directory: the directory to write.
-          member: whose policy; the best one's if None.
+          member: number of the policy's member; the best one if None.
           episodes: played for the score in the model card; 0 for none.
 
         Raises:
-          ValueError: where the directory cannot be written.
+          ValueError: if the directory cannot be written.
         """
         score = self.evaluate(episodes, member=member) if episodes else None
         run = f"member {self._member(member)} of " if self.population > 1 else ""
@@ -285,7 +285,7 @@ class Result:
           Args:
             path: the file's path.
         seed: seed of the episode.
-            member: whose policy; the best one's if None.
+            member: number of the policy's member; the best one if None.
 
           Returns:
             The path, which a notebook shows as the animation.

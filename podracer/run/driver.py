@@ -174,7 +174,7 @@ class Driver(Protocol):
         """Trains until every member has `total_steps`, or `should_stop()`.
 
         Args:
-          state: where to begin; consumed.
+          state: the first state; consumed.
           total_steps: real transitions per member.
           next_milestone: `(env_steps) -> env_steps` of the next `on_milestone`, at most `total_steps`.
           on_progress: called from time to time with a `Progress`.

@@ -194,7 +194,7 @@ def stream(path: pathlib.Path, say: Callable[[str], object] = lines.say) -> Iter
     """Yields the rows of a JSONL file one by one, because those of a long run may not fit into memory.
 
     Args:
-      path: of the file.
+      path: the file's path.
       say: called after the last row with a message about lines without a row. A last line that was cut off is dropped
         silently: a run that was killed may leave one.
     """

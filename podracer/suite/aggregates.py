@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
     """An aggregate.
 
     Attributes:
-      value: of the scores.
+      value: the aggregate of the scores.
       interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None if a game has one seed, because its
         variance is unknown.
     """
@@ -41,7 +41,7 @@ def matrix(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Scores by game as float64 [seeds, games], with NaN for the seeds that a game lacks.
 
     Raises:
-      ValueError: where there is no game, or one without scores or with one that is not finite.
+      ValueError: if there is no game, or one without scores or with one that is not finite.
     """
     if not scores:
         raise ValueError("there are no scores to aggregate.")
@@ -153,7 +153,7 @@ def beats(scores: np.ndarray, others: np.ndarray) -> Comparison:
     """Compares the seed means of two arrays [seeds, games] of the same games, game by game.
 
     Raises:
-      ValueError: where the numbers of games differ.
+      ValueError: if the numbers of games differ.
     """
     if scores.shape[-1] != others.shape[-1]:
         raise ValueError(f"{scores.shape[-1]} games against {others.shape[-1]}: compare scores on the same games.")

@@ -60,7 +60,7 @@ def claim(directory: pathlib.Path, name: str) -> Claim | None:
     """Claims a job; None where another worker has it, or was faster.
 
     Raises:
-      OSError: where the directory cannot be written.
+      OSError: if the directory cannot be written.
     """
     number = newest(directory, name)
     if _state(directory, name, number) != "free":
@@ -104,7 +104,7 @@ def now(directory: pathlib.Path) -> float:
     """The time by which files of a directory are dated: the clock of its disk, because machines' clocks may differ.
 
     Raises:
-      OSError: where the directory cannot be written.
+      OSError: if the directory cannot be written.
     """
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as file:
         return os.fstat(file.fileno()).st_mtime

@@ -24,7 +24,7 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
 
     Args:
       scores: [seeds, games] by label.
-      path: of the picture; its suffix chooses the format.
+      path: the picture's path; its suffix chooses the format.
     """
     most = min(MOST, max(1.0, *(float(np.nanmax(values)) for values in scores.values())))
     tau = np.linspace(0, most, 161)

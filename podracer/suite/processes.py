@@ -16,7 +16,7 @@ def start(command: Sequence[str], log: pathlib.Path) -> subprocess.Popen[bytes]:
     """Starts a command and appends its output to a file.
 
     Raises:
-      OSError: where the file cannot be written, or the command is not there.
+      OSError: if the file cannot be written, or the command is not there.
     """
     with log.open("ab") as file:
         return children.start(command, file)

@@ -34,7 +34,7 @@ def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool
       partial: True also aggregates over part of the games, and labels such aggregates.
 
     Raises:
-      OSError: where the output cannot be written.
+      OSError: if the output cannot be written.
     """
     figures = report(collections, partial)
     if output.suffix in (".md", ".json"):

@@ -35,7 +35,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
     table lacks the game. `commit` is the commit at the run's start.
 
     Raises:
-      ValueError: where the run is not complete, has no files, or none of the numbers that its protocol reports.
+      ValueError: if the run is not complete, has no files, or none of the numbers that its protocol reports.
     """
     directory = suite.run_dir(job)
     summary, description = (read_json(directory / name) for name in ("summary.json", "config.json"))

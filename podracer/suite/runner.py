@@ -84,8 +84,8 @@ class Runner:
         """Runs until no job is left, or only other workers' jobs, or until a request to stop.
 
         Raises:
-          ValueError: where a result of other settings appears in the directory; processes are stopped.
-          OSError: where the directory cannot be written; processes are stopped.
+          ValueError: if a result of other settings appears in the directory; processes are stopped.
+          OSError: if the directory cannot be written; processes are stopped.
           KeyboardInterrupt: for a second Ctrl-C; processes are killed.
         """
         self._began, patience = claims.now(self._suite.claims), STOP_SECONDS

@@ -31,7 +31,7 @@ def start(
       environment: its variables; those of this process if None.
 
     Raises:
-      OSError: where the command is not there.
+      OSError: if the command is not there.
     """
     follow = [sys.executable, "-S", "-E", "-c", FOLLOW, str(os.getpid())] if sys.platform == "linux" else []
     return subprocess.Popen(

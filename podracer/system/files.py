@@ -59,7 +59,7 @@ def to_disk(path: pathlib.Path) -> None:
     """Waits until a file, or a folder with all that is in it, is on the disk under its name.
 
     Raises:
-      OSError: where the disk has lost some of it.
+      OSError: if the disk has lost some of it.
     """
     for item in (*path.rglob("*"), path, path.parent):
         _sync(item)

@@ -50,7 +50,7 @@ class RunLock:
         """The locked file, or None if another process has just removed the opened one.
 
         Raises:
-          ValueError: where it is another's.
+          ValueError: if it is another's.
         """
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self._path.open("a+"))
