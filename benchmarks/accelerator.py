@@ -1,10 +1,10 @@
-"""What podracer does on an accelerator: does it learn there, and how fast is it?
+"""Runs podracer on an accelerator: does it learn there, and how fast is it?
 
     python benchmarks/accelerator.py learning anakin           # some parts; all if none is named
     python benchmarks/accelerator.py --output results.json
 
 `learning` trains small agents side by side and compares returns with what they have on a CPU; the other parts measure,
-one command after the other. Each command's figures go to `benchmarks/results/accelerator.json` behind those that are
+one command after the other. Each command's figures go to `benchmarks/results/accelerator.json` after those that are
 there already, and a command that fails leaves the end of what it said. The exit code says whether all went well.
 """
 
@@ -63,7 +63,7 @@ SPEED: dict[str, dict[str, str]] = {
     },
 }
 SECONDS = 300
-"""That a command may take."""
+"""The time limit of a command, in seconds."""
 
 
 def start(arguments: list[str], log: Any, **variables: str) -> subprocess.Popen[Any]:

@@ -1,4 +1,4 @@
-"""How fast a trained policy acts: one observation at a time, in Gymnasium's CartPole, and in batches.
+"""Times the actions of a trained policy: one observation at a time, in Gymnasium's CartPole, and in batches.
 
 python benchmarks/actor.py       # a minute; rewrites benchmarks/results/actor.json
 """

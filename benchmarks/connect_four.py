@@ -43,7 +43,7 @@ PLAYERS: dict[str, dict[str, Any]] = {
 }
 KEPT = {"network": 0.70, "gumbel 50": 0.90}
 WON = {"random": 0.95, "tactical": 0.70}
-"""What must be reached."""
+"""The scores to reach."""
 
 GAMES = 400
 HALF_AN_HOUR = 1800.0
@@ -52,7 +52,7 @@ HALF_AN_HOUR = 1800.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the results depend on."""
+    """The settings that decide the results."""
 
     steps: int
     seed: int

@@ -34,7 +34,7 @@ def drop(board: Board, column: int) -> Board:
 
 
 def wins(board: Board, column: int) -> bool:
-    """Whether a move makes four in a line."""
+    """Returns True if a move makes four in a line."""
     cells = {(y, x) for y, line in enumerate(drop(board, column)) for x, cell in enumerate(line) if cell == -1}
     steps = ((0, 1), (1, 0), (1, 1), (1, -1))
     return any(all((y + i * a, x + i * b) in cells for i in range(4)) for y, x in cells for a, b in steps)

@@ -1,4 +1,4 @@
-"""What the off-policy corrections of IMPALA's table 2 are worth where the policy that acts is old.
+"""Compares the off-policy corrections of IMPALA's table 2 for policies that act with old parameters.
 
     python benchmarks/corrections.py [--seeds 5] [--lags 0 8 32]
 

@@ -1,4 +1,4 @@
-"""What an all-reduce and an update should cost on more devices than anybody here has: a model, not a measurement.
+"""The cost of an all-reduce and of an update on many devices: a model, not a measurement.
 
     E = 1 / (1 + t_comm / t_c)        t_comm: sum over an update's all-reduces of  latency + 2 (n - 1) / n bytes / W
 
@@ -24,9 +24,9 @@ class Network:
     """Parameters of an agent, and the work of an update on each device.
 
     Attributes:
-      name: what people call it.
+      name: the usual name.
       num_params: float32.
-      flops: of an update on each device.
+      flops: FLOPs of an update on each device.
       large: all-reduces of the gradient in an update.
       small: other all-reduces, which cost their latency.
     """
@@ -50,16 +50,16 @@ NETWORKS = (
     Network("R2D2, Nature, LSTM 512; 64 x 121 rows", 4_326_567, 620e9, 1, 8),
 )
 CATCH_SECONDS = 1e-3
-"""Of an update of the first, which is too small for its arithmetic to say how long it takes."""
+"""The seconds of an update of catch, which is too small for its arithmetic to predict them."""
 
 
 def torus(bytes: float, axes: tuple[int, ...], wrapped: Callable[[int], bool], bandwidth: float) -> float:
     """Seconds on a torus.
 
     Args:
-      bytes: of the array.
+      bytes: size of the array in bytes.
       axes: devices along each.
-      wrapped: whether an axis of so many devices is a ring.
+      wrapped: True if an axis of so many devices is a ring.
       bandwidth: bytes a second of an axis that is one; half of it where it is not.
     """
     n = math.prod(axes)
@@ -90,7 +90,7 @@ def h200(bytes: float, n: int) -> float:
 
 
 DEVICES = {"v4": (v4, 20e12), "v5e": (v5e, 14e12), "H200": (h200, 30e12)}
-"""How long an all-reduce takes, and the arithmetic that a device does in a second, by device."""
+"""The time of an all-reduce and the arithmetic of a second, by device."""
 
 
 def efficiency(network: Network, device: str, n: int, packed: bool = False) -> float:

@@ -6,7 +6,7 @@
 
 `pqn` has its paper's settings with a shallow network, 16 lanes and minibatches of 128 rows; `dqn` is the `fast_dqn`
 preset with a shallow network, Adam, double Q-learning, three-step returns and a replay, a period and an exploration for
-two million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE behind up to 29
+two million steps. Both play whole games, unclipped, by the protocols of their presets: with FIRE after up to 29
 no-ops.
 
 Stopped by a signal, and started again in the same directory, it goes on where it was. At the end (with `--report`, at
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def training(arguments: argparse.Namespace) -> list[str]:
-    """What `podracer` is called with."""
+    """The arguments of `podracer`."""
     steps = arguments.steps or STEPS[arguments.agent]
     every = max(1, STEPS[arguments.agent] // EVALUATIONS)
     replay = ["--agent.replay-capacity", str(arguments.replay)] if arguments.agent == "dqn" else []
@@ -150,7 +150,7 @@ def report(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def protocol(settings: dict[str, Any]) -> str:
-    """How the games of a report are played, by the settings of a run."""
+    """The protocol of a report's games in words, by the settings of a run."""
     most = settings["env_options"]["noop_max"]
     opening = f"0 to {most - 1} no-ops and FIRE" if settings["env_options"]["fire_reset"] else f"1 to {most} no-ops"
     return (

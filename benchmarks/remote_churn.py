@@ -62,7 +62,7 @@ def size(pid: int) -> dict[str, int]:
 
 
 def churn(minutes: float) -> dict[str, Any]:
-    """What was read, and what happened meanwhile."""
+    """Kills and replaces workers for some minutes; returns the readings and the counts of events."""
     local: Any = environments.make(ENV)
     settings = Remote(listen="127.0.0.1:0", block=16, min_live=0.05)
     made = RemoteEnvironments(ENV, local, None, settings, answer_timeout=30.0, strict=False)
@@ -117,7 +117,7 @@ def churn(minutes: float) -> dict[str, Any]:
 
 
 def growth(readings: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each number, its greatest in the second half over that in the first, without the first minute."""
+    """The ratio of each number's maximum in the second half to that in the first, without the first minute."""
     settled = [row for row in readings if row["seconds"] > min(WARM_SECONDS, readings[-1]["seconds"] / 4)]
     first, second = settled[: len(settled) // 2], settled[len(settled) // 2 :]
     most = lambda rows, who, what: max(row[who][what] for row in rows)  # noqa: E731

@@ -1,4 +1,4 @@
-"""How many steps does EfficientZero need, beside MuZero, and what does each of its parts do for that?
+"""Measures the sample efficiency of EfficientZero: steps beside MuZero's, and the effect of each part.
 
     python benchmarks/sample_efficiency.py                          # all that is missing; hours
     python benchmarks/sample_efficiency.py --arms muzero efficientzero --minutes 45   # begins no run after 45 minutes
@@ -54,14 +54,14 @@ DECAY = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learnt.
+    """A task to learn.
 
     Attributes:
       env: by its name.
       level: mean return of an evaluation that passes.
-      total_steps: of schedules, and at most.
+      total_steps: steps of schedules, and the most steps of a run.
       eval_every: steps between evaluations.
-      config: of all agents.
+      config: settings of all agents.
 
     Values of EfficientZero lose a reward by 0.3 of `total_steps` of age, as in its paper.
     """
@@ -75,14 +75,14 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What learns.
+    """An agent with its settings.
 
     Attributes:
       agent: by its name.
-      config: of the agent, beside the task's.
-      size: how many times as large batches are; there are as many.
-      part: of a task's steps, at most.
-      broken: what a control has broken, "" for nothing.
+      config: settings of the agent, added to the task's.
+      size: factor of the batch size; the number of updates stays.
+      part: the largest fraction of a task's steps.
+      broken: the broken part of a control, or "".
     """
 
     agent: str = "efficientzero"
@@ -130,12 +130,12 @@ def original(arm: str) -> str:
 
 
 def name_of(task: str, arm: str, seed: int) -> str:
-    """Of a run."""
+    """The name of a run."""
     return f"{task}, {original(arm)}, seed {seed}"
 
 
 def path_of(task: str, arm: str, seed: int) -> pathlib.Path:
-    """What a run's process writes, in the end."""
+    """The file that a run's process writes at its end."""
     return RUNS / (name_of(task, arm, seed).replace(", ", "-").replace(" ", "_") + ".json")
 
 
@@ -177,7 +177,7 @@ def run(name: str, arm: str, seeds: range) -> None:
     evaluations: list[list[tuple[int, float]]] = [[] for _ in seeds]
 
     def passed(of: list[tuple[int, float]]) -> int | None:
-        """The steps behind which the last of enough evaluations in a row passed."""
+        """The steps after which the last of enough evaluations in a row passed."""
         values = [value for _, value in of]
         ends = range(IN_A_ROW, len(of) + 1)
         return next((of[end - 1][0] for end in ends if min(values[end - IN_A_ROW : end]) >= task.level), None)
@@ -240,7 +240,7 @@ def found() -> dict[str, dict[str, Any]]:
 
 
 def missing(tasks: list[str], arms: list[str], seeds: int, side_by_side: bool) -> list[tuple[str, str, range]]:
-    """What has no result yet: by seed, or by seeds that follow one another and can be members of a population."""
+    """The runs without a result: by seed, or by ranges of seeds that can be members of a population."""
     there, jobs = found(), {}
     for seed in range(seeds):
         for task in tasks:
@@ -281,7 +281,7 @@ def run_all(wanted: list[tuple[str, str, range]], jobs: int, minutes: float, **v
 
 
 def median_of(steps: list[int | None]) -> float:
-    """Of runs, infinity where at least half of them never passed."""
+    """The median of runs; infinity where at least half of them never passed."""
     return float(np.median([np.inf if x is None else x for x in steps]))
 
 

@@ -37,7 +37,7 @@ FRAMES = 4
 
 
 def arguments_of(name: str, batch_size: int, updates: int) -> str:
-    """Of `podracer train`."""
+    """The arguments of `podracer train`."""
     agent, preset = "muzero", "atari"
     if G := GROUP.get(name):
         agent, preset = "efficientzero", "speedyzero" if name == "speedyzero" else "atari"
@@ -59,7 +59,7 @@ def podracer(*arguments: str) -> list[str]:
 
 
 def learns(directory: pathlib.Path) -> bool:
-    """Whether an update was reported."""
+    """Returns True if the run has reported an update."""
     path = directory / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return any(json.loads(line).get("updates", 0) > 0 for line in lines if line.endswith("\n"))

@@ -36,7 +36,7 @@ Position = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the results depend on."""
+    """The settings that decide the results."""
 
     steps: int
     agent: str = "alphazero"
@@ -54,7 +54,7 @@ def positions() -> tuple[np.ndarray, np.ndarray]:
 
 
 def moves(player: players.Player, boards: np.ndarray) -> np.ndarray:
-    """What a player does in each position, int32 [n]."""
+    """The moves of a player in each position, int32 [n]."""
     state = jax.vmap(lambda board: GAME.start()._replace(board=board.reshape(3, 3)))(jnp.asarray(boards))
     state = state._replace(to_play=jnp.sum(state.board != 0, axis=(1, 2), dtype=jnp.int32) % 2)
     zeros = jnp.zeros(len(boards))
@@ -98,7 +98,7 @@ def examine(result: podracer.Result) -> dict[str, dict[str, float]]:
 
 
 def passes(agent: str, opening_plies: int, found: dict[str, dict[str, float]]) -> bool:
-    """Whether a run is as good as it must be, or as bad as the control."""
+    """Returns True if a run is as good as it must be, or as bad as the control."""
     if agent == "muzero":
         return found["gumbel 16"]["value_kept"] >= 0.95
     raw, searched = found["network"]["value_kept"], (found["puct 50"], found["gumbel 16"])

@@ -1,6 +1,6 @@
-"""Errors that users and other rooms catch, and what to say of one that JAX raised in a user's own code.
+"""Errors that users and other packages catch, and explanations of errors that JAX raised in a user's own code.
 
-An error that only its own module and its callers know, such as `podracer.nets.NetworkError`, is defined there.
+An error for callers of one module alone, such as `podracer.nets.NetworkError`, is defined there.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ class ActorError(RuntimeError):
 
 
 def failed(who: str, environment: str, error: BaseException) -> ActorError:
-    """An error to raise for that of who plays an environment, with the user's own line in it; the cause is chained."""
+    """The error to raise for an error of an actor or an evaluation, with the user's own line in it; the cause is
+    chained."""
     return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or none could be read; the message says where and what to do."""
+    """A checkpoint could not be written, or none could be read; the message says where, and what to do."""
 
 
 class Closed(Exception):  # noqa: N818 - not an error: how a thread learns that the run is over
-    """The run is over; whoever waits goes home."""
+    """The run is over: threads that wait for it end."""
 
 
 class DisagreementError(ValueError):
-    """The processes of a pod were not asked for the same."""
+    """The processes of a pod have different settings or versions."""
 
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM stopped a run in good order: with its checkpoint, if it has a run directory.
 
-    A KeyboardInterrupt, so that a loop over runs ends with it, and `except Exception` does not take it.
+    It is a KeyboardInterrupt, so that a loop over runs ends with it and `except Exception` does not catch it.
 
     Attributes:
-      result: what was learnt until then, a `podracer.Result`; its `summary` says how far it came.
-      signal: its name, such as "SIGINT".
+      result: the `podracer.Result` so far; its `summary` has the number of steps.
+      signal: the signal's name, such as "SIGINT".
     """
 
     def __init__(self, result: Any, signal: str, then: str):
@@ -50,7 +51,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 LOST = 3
-"""Exit code of a process that ends because of another one."""
+"""The exit code of a process that ends because of another one."""
 
 
 class OutOfMemoryError(RuntimeError):
@@ -61,7 +62,7 @@ class PeerError(RuntimeError):
     """Another process of the pod is gone, does not answer or has failed; the message names it.
 
     Attributes:
-      said: whether it has been printed, as must be done before JAX ends this process.
+      said: True once it has been printed, which must happen before JAX ends this process.
     """
 
     def __init__(self, message: str, said: bool = False):
@@ -70,7 +71,7 @@ class PeerError(RuntimeError):
 
 
 class RemoteError(RuntimeError):
-    """The run cannot go on without workers that are not there."""
+    """The run cannot continue without workers that are missing."""
 
 
 class TrainingDivergedError(RuntimeError):
@@ -80,7 +81,8 @@ class TrainingDivergedError(RuntimeError):
     def of(
         cls, metrics: dict[str, np.ndarray], env_steps: int, updates: int, culprit: str = ""
     ) -> TrainingDivergedError:
-        """The error for metrics that are not finite; `culprit` says what of the environment was not before them."""
+        """The error for metrics that are not finite; `culprit` names the environment's numbers that were not finite
+        first."""
         broken = sorted(name for name, value in metrics.items() if not np.all(np.isfinite(value)))
         what = f"{', '.join(broken)} not finite after {env_steps} environment steps ({updates} updates)"
         if culprit:
@@ -103,12 +105,12 @@ REMEDIES = {
     "immutable|batch_stats|BatchNorm": PURE,
     "called with an RNG": "use hk.without_apply_rng(net).apply",
 }
-"""What to do about an error whose type or text matches, the special before the general."""
+"""The remedy for an error whose type or text matches, the special before the general."""
 
 
 def explain(error: BaseException) -> str:
     """`ErrorType: reason, in FUNCTION, FILE, line N, `source`: what to do`, without a full stop."""
     reason = next(iter(str(error).strip().splitlines()), "").rstrip(".")
-    said = f"{type(error).__name__}: {reason}"
-    remedy = next((f": {text}" for pattern, text in REMEDIES.items() if re.search(pattern, said)), "")
-    return f"{said}{own_code.line(error)}{remedy}"
+    problem = f"{type(error).__name__}: {reason}"
+    remedy = next((f": {text}" for pattern, text in REMEDIES.items() if re.search(pattern, problem)), "")
+    return f"{problem}{own_code.line(error)}{remedy}"

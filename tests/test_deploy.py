@@ -27,7 +27,7 @@ class Reached(BaseException):
 
 @pytest.fixture
 def run(monkeypatch):
-    """What the command line makes of the words of a command: a run's settings, or a worker's environment and settings."""
+    """Parses a command line: returns a run's settings, or a worker's environment and settings."""
 
     def train(agent, environment, **settings):
         raise Reached({"environment": environment} | settings)

@@ -67,7 +67,7 @@ def test_a_page_parses_and_links_to_what_is_there(page):
 
 
 class Parsed(BaseException):
-    """What was typed is understood."""
+    """Raised when a command line has been parsed."""
 
 
 def command_lines(page):

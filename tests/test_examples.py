@@ -56,7 +56,7 @@ def test_networks_of_other_libraries_are_trained_saved_and_loaded(name, tmp_path
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_of_other_libraries_are_networks(name):
-    """Which agents check when they are made."""
+    """Agents check this when they are made."""
     spec = envs_jax.make("catch").spec
     podracer.agents.vtrace.make(spec, network=example(f"networks/{name}").network(spec))
 

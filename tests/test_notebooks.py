@@ -30,14 +30,14 @@ def notebooks():
 
 
 def outputs(notebook):
-    """What the code cells show, each as text and data by media type."""
+    """The outputs of the code cells, each as text and data by media type."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             yield output, output.get("data") or {"text/plain": output.get("text", "")}
 
 
 def check(notebook):
-    """What a notebook never shows: an error, what it paints red, or where it ran."""
+    """Checks that a notebook shows no error, nothing in red, and not the place where it ran."""
     for output, data in outputs(notebook):
         assert output.output_type != "error", output.evalue
         assert output.get("name") != "stderr", output.text
@@ -231,7 +231,7 @@ def test_a_first_run_shows_what_it_did(notebooks):
 
 
 WARNINGS = "error,ignore::DeprecationWarning,ignore::PendingDeprecationWarning"
-"""Those that are not errors are for who wrote a library; the kernel has one of its own."""
+"""Warnings that are not errors are for authors of libraries; the kernel has one of its own."""
 
 
 @pytest.mark.slow

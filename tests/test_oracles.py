@@ -531,7 +531,7 @@ def corruptions() -> dict[str, tuple[str, Callable[[Trajectory], Trajectory]]]:
         return spoil
 
     def impossible_action(t: Trajectory) -> Trajectory:
-        """Where the environment ignores it, so that nothing else can tell."""
+        """An impossible action at a row where the environment ignores it, so that nothing else can tell."""
         actions = np.array(t.actions)
         actions[where(t.timesteps.last)] = -1
         return changed(t, actions=actions)

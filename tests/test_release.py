@@ -1,4 +1,4 @@
-"""What is released: the files around it agree, and the wheel installs and trains in an environment of its own."""
+"""A release: the files around it agree, and the wheel installs and trains in an environment of its own."""
 
 import email
 import importlib.util
@@ -128,7 +128,7 @@ def test_links_of_a_readme_become_absolute(monkeypatch):
 
 
 def tracked():
-    """What git knows of, or everything where there is no git, as in an unpacked sdist."""
+    """The files that git tracks, or all files where there is no git, as in an unpacked sdist."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("needs a clone")

@@ -34,7 +34,7 @@ LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 BATCH_NORM = ("efficientzero-batch_norm", "small sgd")
 MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), BATCH_NORM)
-"""Of which populations are compared: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
+"""The cases with populations: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
 compared below."""
 ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
@@ -133,7 +133,7 @@ def assert_close(a, b, member=None):
 
 
 def moved(a):
-    """How far the biases are from 0, where all runs begin."""
+    """The largest distance of a bias from 0, where all runs begin."""
     return max(float(np.abs(x).max()) for name, x in a.items() if name.startswith(".params") and "bias" in name)
 
 
@@ -194,7 +194,7 @@ def some(cases, nightly):
 
 @pytest.fixture(scope="module")
 def eight(request, tmp_path_factory):
-    """What eight devices made."""
+    """The directory of the runs on eight devices."""
     directory = tmp_path_factory.mktemp("eight")
     compared = (
         "test_eight_devices_are_as_one",
@@ -216,7 +216,7 @@ def test_eight_devices_are_as_one(agent, name, eight):
 
 
 def half_a_run(agent, name, devices, eight):
-    """What eight devices did until the first of two checkpoints."""
+    """Copies a run on eight devices up to the first of its two checkpoints."""
     run_dir = eight / f"{agent}-{name}-on-{devices}"
     shutil.copytree(eight / f"{agent}-{name}", run_dir)
     first, last = sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
@@ -227,7 +227,7 @@ def half_a_run(agent, name, devices, eight):
 
 @pytest.fixture(scope="module")
 def two(request, eight):
-    """What two devices made of that."""
+    """The directory of those runs, resumed on two devices."""
     cases = harness.asked(request, "test_a_checkpoint_of_eight_devices_resumes_on_two")
     (eight / "asked_of_two.json").write_text(json.dumps(cases))
     for agent, name in cases:

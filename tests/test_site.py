@@ -113,7 +113,7 @@ def test_a_page_that_is_not_there_is_an_error(missing, generate, tmp_path):
 
 
 def test_every_page_is_in_the_navigation_and_the_other_way_round(generate):
-    """Of those that are written by hand; what is generated is in folders."""
+    """Pages written by hand are in it; generated pages are in folders."""
     yaml = pytest.importorskip("yaml")
 
     def named(entry):

@@ -68,7 +68,7 @@ def test_samples_and_membership():
 
 
 def test_actions_cover_their_ranges():
-    """What the environment receives of a policy that wants all there is: exactly the ends, in each dimension."""
+    """The environment receives exactly the ends, in each dimension, of a policy that wants all there is."""
     distribution = distributions.for_space(CAR)
     outputs = jnp.broadcast_to(jnp.array([0.0, 0.0, 1.0, 1.0]), (500, 3, 4))
     actions = distribution.to_action(distribution.sample(outputs, jax.random.key(0)))

@@ -1,4 +1,4 @@
-"""The games of Atari that papers report, by EnvPool's names, and what random play and a human score in them."""
+"""The games of Atari that papers report, by EnvPool's names, with the scores of random play and of a human."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ NATURE: dict[str, tuple[float, float]] = {
     "Zaxxon": (32.5, 9173.0),
 }
 """Scores of random play and of a human on 49 games (Mnih et al. 2015, as Daley and Amato 2021 have them in "Human-level
-control without server-grade hardware", table 4). Its human is another one than the next table's: in Pong 9.3 where that
-has 14.6, in Boxing 4.3 for 12.1, but in MsPacman 15693 for 6951.6."""
+control without server-grade hardware", table 4). The human scores differ from the next table's: 9.3 for 14.6 in Pong,
+4.3 for 12.1 in Boxing, but 15693 for 6951.6 in MsPacman."""
 
 ATARI57: dict[str, tuple[float, float]] = {
     "Alien": (227.8, 7127.7),
@@ -166,14 +166,14 @@ GAMES26 = (
 """The games of Atari 100k (Kaiser et al. 2020)."""
 
 SETS: Mapping[str, tuple[str, ...]] = {"atari57": GAMES57, "nature49": NATURE49, "atari100k": GAMES26}
-"""What papers call them."""
+"""The sets of games by the names that papers give them."""
 
 
 def name(text: str) -> str:
-    """A game's name, of "Pong", "Pong-v5" or "envpool:Pong-v5".
+    """The name of a game, from "Pong", "Pong-v5" or "envpool:Pong-v5".
 
     Raises:
-      ValueError: for what is none of `GAMES57`, with the nearest names.
+      ValueError: for a name that is not in `GAMES57`, with the nearest names.
     """
     found = text.rpartition(":")[2].partition("-v")[0]
     if found not in GAMES57:

@@ -1,6 +1,6 @@
-"""Agents' settings for Atari by name, as differences: what one paper changed of another.
+"""Agents' settings for Atari by name, as differences: the changes of one paper to another.
 
-Those of DQN begin with `nature`, what Mnih et al. 2015 changed of our defaults for small tasks. Numbers of `double`,
+DQN's begin with `nature`: the changes of Mnih et al. 2015 to our defaults for small tasks. The numbers of `double`,
 `c51`, `qr` and `rainbow` are dqn_zoo's, and so is the protocol of the last three.
 """
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 
 class Difference(NamedTuple):
-    """What a preset changes.
+    """The changes that a preset makes.
 
     Attributes:
       base: the preset that it changes; the agent's defaults if None.
       agent: fields of the agent's config.
       run: fields of `RunConfig`.
       env: fields of `AtariOptions`, which go before the protocol's.
-      protocol: how games are played (`podracer.atari.PROTOCOLS`); as the base has it if empty.
+      protocol: name of the protocol of games (`podracer.atari.PROTOCOLS`); the base's if empty.
     """
 
     base: str | None = None
@@ -99,8 +99,8 @@ DQN: dict[str, Difference] = {
         },
     ),
 }
-"""Of `dqn`. `noisy` is no paper's: C51 that explores by noise, which Rainbow is built on. Where the mode is lockstep,
-rollouts are one period long (`rollout_length`)."""
+"""Presets of `dqn`. `noisy` is no paper's: C51 that explores by noise, on which Rainbow is built. If the mode is
+lockstep, rollouts are one period long (`rollout_length`)."""
 
 PAPERS: dict[str, Difference] = {
     "muzero": Difference(
@@ -130,11 +130,11 @@ PAPERS: dict[str, Difference] = {
     "r2d2": Difference(protocol="seed"),
     "vtrace": Difference(protocol="impala"),
 }
-"""What goes with an agent's `CONFIG.atari()`, or is all there is where an agent has none, by agent. PQN's authors play
-as PPO's do, for 200M frames. Of MuZero's paper are search, targets, batches, priorities and discount; `samples_per_row`
-is that of Schrittwieser et al. 2021. The rest is not: a network of 64 channels, fewer blocks and LayerNorm; 4 grey
-frames of 84x84 and not 32 in colour of 96x96; Adam, clipped gradients and no decay of weights; a replay of 1M rows and
-not 25M; 200M frames and not 20G."""
+"""Presets from papers, by agent: added to the agent's `CONFIG.atari()`, or all there is where an agent has none. PQN's
+authors play as PPO's do, for 200M frames. From MuZero's paper are search, targets, batches, priorities and discount;
+`samples_per_row` is from Schrittwieser et al. 2021. The rest differs: a network of 64 channels, fewer blocks and
+LayerNorm; 4 grey frames of 84x84, not 32 in colour of 96x96; Adam, clipped gradients and no weight decay; a replay of
+1M rows, not 25M; 200M frames, not 20G."""
 
 
 EFFICIENTZERO: dict[str, Difference] = {
@@ -187,16 +187,16 @@ EFFICIENTZERO: dict[str, Difference] = {
     ),
     "gumbel": Difference("atari", {"search": "gumbel", "simulations": 16, "considered": 8}),
 }
-"""Of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
-(SpeedyZero), whose batches have eight shards, also on one device, for statistics are of a shard; and the first with the
-search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
+"""Presets of `efficientzero`: Ye et al. 2021 by their code, for as many steps as a run has (`by_run`); Mei et al. 2023
+(SpeedyZero), whose batches have eight shards, also on one device, because statistics are of a shard; and the first with
+the search of Wang et al. 2024 (EfficientZero V2), which takes a third of the simulations."""
 
 SEVERAL: dict[str, dict[str, Difference]] = {"dqn": DQN, "efficientzero": EFFICIENTZERO}
 """Agents that have several presets for Atari."""
 
 
 def resolve(agent: str, name: str) -> Difference:
-    """A preset as what it changes of the agent's defaults: base None, its own entries before its base's."""
+    """The preset as a difference to the agent's defaults: without a base, its own entries before its base's."""
     found = SEVERAL[agent][name]
     if found.base is None:
         return found
@@ -208,18 +208,18 @@ def resolve(agent: str, name: str) -> Difference:
 LARS_ETA = dict.fromkeys(("Asterix", "Gopher"), 0.01) | dict.fromkeys(
     ("KungFuMaster", "Pong", "RoadRunner", "UpNDown"), 0.005
 )
-"""The eta of Clipped LARS by game where it is not the default, 0.03 (Mei et al. 2023, table 7)."""
+"""The eta of Clipped LARS by game, if not the default, 0.03 (Mei et al. 2023, table 7)."""
 
 
 def by_run(name: str, config: Mapping[str, Any], game: str, total_steps: int) -> dict[str, Any]:
-    """Fields that a preset of `efficientzero` fits to the game and length of a run.
+    """Fields of a preset of `efficientzero` that depend on the game and on the length of a run.
 
     Args:
-      name: of the preset.
+      name: the preset's name.
       config: fields of the agent's config.
-      game: its name without version.
-      total_steps: all of which the replay keeps, and 0.3 of which are an interval of corrections. SpeedyZero makes as
-        many updates in more than 100,000 as in those: 15,000 (Mei et al. 2023, section 5.1).
+      game: the game's name without version.
+      total_steps: the run's steps. The replay holds all of them, and 0.3 of them are the interval of off-policy
+        corrections. SpeedyZero makes 15,000 updates also in more than 100,000 steps (Mei et al. 2023, section 5.1).
     """
     found: dict[str, Any] = {"correction_interval": max(1, round(0.3 * total_steps)), "replay_capacity": total_steps}
     if config.get("optimizer") == "clipped_lars" and game in LARS_ETA:
@@ -231,10 +231,10 @@ def by_run(name: str, config: Mapping[str, Any], game: str, total_steps: int) ->
 
 
 def rollout_length(target_period: int, num_envs: int) -> int:
-    """T of W lanes that act for one period between copies to the target network: C / W rows each.
+    """T, the rollout length of W lanes in one period between copies to the target network: C / W rows each.
 
     Raises:
-      ValueError: where W does not divide C, with the nearest that do.
+      ValueError: if W does not divide C, with the nearest numbers that do.
     """
     C, W = target_period, num_envs
     if C % W:

@@ -1,13 +1,12 @@
-"""How papers play Atari and what they report of it, by name.
+"""The protocols by which papers play Atari and report scores, by name.
 
 All of them skip 4 frames, take the maximum of the last two, in grey at 84 x 84, and report unclipped scores of whole
-games. What differs is in `PROTOCOLS`. What EnvPool (1.2.5, looked at and run) does otherwise than any of them:
+games. `PROTOCOLS` has their differences. EnvPool (1.2.5, read and run) differs from all of them:
 
-*   Games open with at least one frame of no-ops, so protocols without have one.
-*   After a lost life that is an end in training, as many no-ops follow as before a game. A game that is over before
-    they are is not reported: the training score of two games may then be one. Evaluations play lives on.
-*   Frames are made smaller by averaging their pixels, unless a protocol says `resize="bilinear"`.
-*   The frame that opens a game is no maximum of two.
+*   Games open with at least one frame of no-ops, so protocols without no-ops have one. *   If a lost life ends a
+training episode, as many no-ops follow as before a game. A game that ends during these is not reported: the training
+score of two games may then be one. Evaluations play lives on. *   Frames are resized by averaging their pixels, unless
+a protocol has `resize="bilinear"`. *   The frame that opens a game is no maximum of two.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ Figure = Literal["best", "final", "last_100", "each_million"]
 
 
 class Protocol(NamedTuple):
-    """How games are played, in training and in evaluation, and which number a paper reports.
+    """A protocol: the settings of games in training and in evaluation, and the number that a paper reports.
 
     Attributes:
-      source: where it is from, and what is not as there.
+      source: the paper or code that it is from, and the differences.
       env: fields of `AtariOptions` that differ from the defaults.
-      figure: what is reported: "best", the highest mean of an evaluation; "final", the mean of the last one;
-        "last_100", the mean of the newest 100 games of training; "each_million", that of training's games in each 1M
+      figure: the reported number: "best", the highest mean of an evaluation; "final", the mean of the last one;
+        "last_100", the mean of the newest 100 training games; "each_million", the mean of the training games in each 1M
         frames.
-      episodes: games of an evaluation, or None where training's own games are the score.
-      every: frames between evaluations; None where there is one at the end, which runs of any length have.
-      epsilon: probability of a random action while games count, for agents that have one; None for the agent's own.
-      frames: to train for; None where that is for the user to say.
-      at: frames after which the figure is reported, where that is more than once or not at the end.
+      episodes: games of an evaluation, or None if the training games are the score.
+      every: frames between evaluations; None for one at the end, which runs of any length have.
+      epsilon: probability of a random action in games that count, for agents that have one; None for the agent's own.
+      frames: frames of training; None leaves it to the user.
+      at: frames after which the figure is reported, if more than once or not at the end.
       games: the games of the paper.
-      table: whose random play and human its scores are normalised by (`human_normalised`).
+      table: the table of scores of random play and of a human that normalises its scores (`human_normalised`).
     """
 
     source: str
@@ -152,7 +151,7 @@ PROTOCOLS: dict[str, Protocol] = {
         games=games.GAMES26,
     ),
 }
-"""By name. `machado` and `dopamine` measure the games of training, whose epsilon they lower where it is higher."""
+"""The protocols by name. `machado` and `dopamine` measure the training games, and lower an epsilon that is higher."""
 
 
 def protocol(name: str) -> Protocol:

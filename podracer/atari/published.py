@@ -1,4 +1,4 @@
-"""Scores that papers print, to set beside one's own (`podracer suite report --against`)."""
+"""Scores from papers, to compare with one's own (`podracer suite report --against`)."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _ROWS: dict[str, tuple[float, ...]] = {
 ATARI_100K: dict[str, dict[str, float]] = {
     name: {game: row[column] for game, row in _ROWS.items()} for column, name in enumerate(_COLUMNS)
 }
-"""Means over seeds of whole games after 100,000 steps, by method and game; of `SpeedyZero-300k` and `-300k-35min` after
-300,000.
+"""Means over seeds of whole games after 100,000 steps, by method and game; for `SpeedyZero-300k` and `-300k-35min`
+after 300,000.
 
 SimPLe (Kaiser et al. 2020), MuZero and EfficientZero (Ye et al. 2021), EfficientZero-v2 (the second version of that
 paper, arXiv 2111.00210), SpeedyZero (Mei et al. 2023: 50 minutes; its last column 35), BBF (Schwarzer et al. 2023)."""
 
 
 def by_name(name: str) -> dict[str, float]:
-    """A method's scores by game.
+    """The scores of a method, by game.
 
     Raises:
       ValueError: for an unknown name, with the nearest ones.

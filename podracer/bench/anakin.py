@@ -61,12 +61,12 @@ class AnakinArguments:
     """Measure Anakin.
 
     Attributes:
-      agents: which agents, each on the environment of its yardstick.
-      env: a pure-JAX environment instead of the yardsticks', which are left out then.
-      env_options: of `env`, as JSON, such as '{"task": "random_goals"}'.
-      num_envs: environment lanes to measure with.
-      devices: how many devices to measure with; all local ones if None.
-      only: what is measured, of environment, acting, training and yardstick; training is always.
+      agents: agents to measure, each on the environment of its yardstick.
+      env: a pure-JAX environment instead of the yardsticks', without yardsticks.
+      env_options: options of `env` as JSON, such as '{"task": "random_goals"}'.
+      num_envs: number of environment lanes.
+      devices: number of devices; all local ones if None.
+      only: measurements among environment, acting, training and yardstick; training is always measured.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -97,7 +97,7 @@ class AnakinArguments:
         self.environment("ppo")
 
     def environment(self, agent: str) -> Environment:
-        """What to measure an agent on."""
+        """The environment on which an agent is measured."""
         try:
             options = json.loads(self.env_options)
         except json.JSONDecodeError as error:
@@ -141,7 +141,7 @@ def _table(results: list[dict[str, Any]]) -> str:
 
 
 def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) -> dict[str, Any]:
-    """Rates of one agent, everything measured in turns; next to its yardstick on the yardstick's environment."""
+    """Rates of one agent, all measured in turns, next to its yardstick on the yardstick's environment."""
     environment = arguments.environment(name)
     agent = make_agent(name, environment, PRESETS[name])
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
@@ -179,7 +179,7 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
 
 
 class Training:
-    """The whole program; n updates in one call, or as many as the process that asks for the least."""
+    """The whole program; n updates in one call, or as many as the process with the least n."""
 
     def __init__(self, compiled: runner.Compiled, state: RunState, limits: Callable[..., Limits], rows_per_update: int):
         self.compiled, self._limits = compiled, limits

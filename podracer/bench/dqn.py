@@ -1,14 +1,14 @@
-"""`podracer bench dqn`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside what a model of it predicts.
+"""`podracer bench dqn`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside the prediction of a model.
 
-    standard        W threads of one lane each, mode="serial": nothing is learnt while something is acted
-    concurrent      W threads of one lane each, mode="lockstep": a period is learnt from while the next is acted
-    synchronised    one thread of W lanes, one batched inference a round, mode="serial"
-    both            one thread of W lanes, mode="lockstep"
+    standard        W threads of one lane each, mode="serial": no update runs while a lane acts concurrent      W
+    threads of one lane each, mode="lockstep": a period is learnt from while the next is acted synchronised    one
+    thread of W lanes, one batched inference a round, mode="serial" both            one thread of W lanes,
+    mode="lockstep"
 
 With S_W seconds of acting and R seconds of learning for a row, each measured alone, a row should take S_W + R, and
 max(S_W, R) where they run side by side. In the paper, R / S_1 is 4.44 / 20.64 hours.
 
-Beside it, what an update on images takes over what its gradients and forward passes do, each measured alone.
+Beside it is the ratio of an update's time on images to that of its gradients and forward passes, each measured alone.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ KINDS = {
     "synchronised": ("lanes", "serial"),
     "both": ("lanes", "lockstep"),
 }
-"""How W lanes are acted, and in which order things go."""
+"""The kinds of loops: the way W lanes are acted for, and the order of acting and learning."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured: an environment and the agent's settings; `paced` lanes wait instead of computing."""
+    """One setting to measure: an environment and the agent's settings; `paced` lanes wait instead of computing."""
 
     env: str
     config: Mapping[str, Any]
@@ -83,8 +83,8 @@ class DQNArguments:
     """Measure the concurrency and the batched inference of fast DQN.
 
     Attributes:
-      setting: "paced" lanes of catch wait as long as R / S_1 of the paper says, eight at a time, which costs no core;
-        "pong" computes.
+      setting: "paced" lanes of catch wait for the time of the paper's R / S_1, eight at a time, without a core; "pong"
+        computes.
       lanes: W, each a row of the grid.
       repeats: measurements of each cell, taken in turns; the median counts.
       seconds: how long one measurement should take.
@@ -106,7 +106,7 @@ class DQNArguments:
 
 
 class Paced:
-    """Environments (see `podracer.types.HostEnvironments`) that answer `seconds` after they were asked, or later.
+    """Environments (see `podracer.types.HostEnvironments`) that answer after `seconds` or later.
 
     Of many lanes, `CORES` wait at a time.
     """
@@ -142,7 +142,7 @@ class _PacedEnvironment:
 
 
 class _Training:
-    """A cell of the grid: n rollouts of every thread acted, learnt from and published; returns rows."""
+    """A cell of the grid: acts, learns from and publishes n rollouts of every thread; returns rows."""
 
     def __init__(self, driver: Sebulba, threads: int, lanes: int):
         self._driver, self._threads = driver, threads
@@ -153,7 +153,8 @@ class _Training:
         self.crew.__enter__()
 
     def prepare(self) -> None:
-        """Takes what was made before the clock started: in the queue, in the actors' hands, and the first after it."""
+        """Consumes the rollouts from before the clock started: those in the queue, those in work, and the first after
+        them."""
         self(3)
 
     def __call__(self, n: int) -> int:
@@ -172,7 +173,7 @@ class _Training:
 
 
 class _Updates:
-    """n updates on a replay that is there; returns updates."""
+    """Does n updates on a full replay; returns updates."""
 
     def __init__(self, training: _Training):
         training(4)
@@ -194,12 +195,12 @@ class _Grid:
         self.environments: Any = Paced(source, 0.0) if setting.paced else source
 
     def agent(self, lanes: int) -> Agent:
-        """With rollouts of a target period, over all lanes."""
+        """An agent whose rollouts have the rows of a target period, over all lanes."""
         rollout_length = self.setting.config["target_period"] // lanes
         return make_agent("dqn", self.environments, {**self.setting.config, "rollout_length": rollout_length})
 
     def driver(self, lanes: int, threads: int, mode: Any, agent: Agent) -> Sebulba:
-        """Compiled; `lanes` are those of each thread."""
+        """A compiled driver with `lanes` for each thread."""
         layout = topology.make_host(
             num_envs=lanes * threads,
             envs_per_actor=lanes,
@@ -218,7 +219,7 @@ def main(arguments: DQNArguments) -> int:
     grid = _Grid(setting)
     say = lambda what: print(f"{what} ...", file=sys.stderr, flush=True)  # noqa: E731
     say("measuring acting and learning alone")
-    acting, update, updates = _alone(grid, arguments)
+    acting, update, updates = _measure_alone(grid, arguments)
     if setting.paced:
         period = setting.config["update_period"]
         grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
@@ -258,9 +259,9 @@ def main(arguments: DQNArguments) -> int:
 
 
 def _arithmetic(arguments: DQNArguments) -> dict[str, Any]:
-    """An update on images, and how much of it is the arithmetic that it cannot do without.
+    """The time of an update on images, and the share of its necessary arithmetic.
 
-    That is a gradient for each row of the batch, and what the network and its target say of the row behind it.
+    That is a gradient for each row of the batch, and the outputs of the network and its target for the next row.
     """
     grid = _Grid(SETTINGS["pong"])
     agent = grid.agent(1)
@@ -295,7 +296,7 @@ def _arithmetic(arguments: DQNArguments) -> dict[str, Any]:
 
 
 class _Passes:
-    """Gradients and forward passes of a network for batches of random images; calls do n batches and return rows."""
+    """Gradients and forward passes of a network on batches of random images; calls do n batches and return rows."""
 
     KINDS = ("gradients", "forwards")
 
@@ -305,9 +306,9 @@ class _Passes:
         images = jax.random.randint(jax.random.key(0), shape, 0, 256, np.uint8)
         rows = nets.Inputs(images, jnp.zeros(shape[:2]), jnp.zeros(shape[:2], bool), ())
         self._arguments, self._batch = (network.init(jax.random.key(1)), rows), batch
-        said = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
-        self._forward = jax.jit(said)
-        self._gradient = jax.jit(jax.grad(lambda params, rows: jnp.sum(jnp.square(said(params, rows)))))
+        outputs = lambda params, rows: network.apply(params, rows, ())[0]  # noqa: E731
+        self._forward = jax.jit(outputs)
+        self._gradient = jax.jit(jax.grad(lambda params, rows: jnp.sum(jnp.square(outputs(params, rows)))))
 
     def forwards(self, n: int) -> int:
         return self._do(self._forward, n)
@@ -321,8 +322,9 @@ class _Passes:
         return n * self._batch
 
 
-def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float, _Updates]:
-    """Seconds of a round of acting by its lanes, without waiting, and of an update; and what does updates."""
+def _measure_alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], float, _Updates]:
+    """Seconds of a round of acting by number of lanes, without waiting, and of an update; and the object that does
+    updates."""
     measured: dict[str, Any] = {}
     for lanes in sorted({1, *arguments.lanes}):
         driver = grid.driver(lanes, 1, "async", grid.agent(lanes))
@@ -340,7 +342,7 @@ def _alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, float], floa
     return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update, measured["update"]
 
 
-def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
+def _predict(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
     """Rows per second of every cell, by the model."""
     wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.config["update_period"]
     predicted = {}
@@ -355,13 +357,14 @@ def _predicted(grid: _Grid, acting: Mapping[int, float], update: float, lanes: t
 def _measure(
     cells: dict[str, Any], updates: _Updates, grid: _Grid, acting: Mapping[int, float], arguments: DQNArguments
 ) -> list[dict[str, Any]]:
-    """Every cell, next to the model of updates measured alone in the same turns, for machines change their speed."""
+    """Measures every cell in turns with updates alone, because machines change their speed; returns rows beside the
+    model's."""
     try:
         rates = in_turns({"update": updates, **cells}, arguments.repeats, arguments.seconds)
     finally:
         for cell in cells.values():
             cell.crew.__exit__()
-    predicted = [_predicted(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
+    predicted = [_predict(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
     first = f"standard {arguments.lanes[0]}"
     results = []
     for name, values in rates.items():
@@ -376,7 +379,7 @@ def _measure(
                 "speed_up": statistics.median(ratios),
                 "speed_up_range": [min(ratios), max(ratios)],
                 "predicted_rows_per_second": statistics.median(model),
-                "measured_over_predicted": statistics.median(rate / said for rate, said in zip(values, model)),
+                "measured_over_predicted": statistics.median(rate / base for rate, base in zip(values, model)),
                 "rates": values,
             }
         )

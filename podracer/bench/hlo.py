@@ -1,4 +1,4 @@
-"""Reads what became of a program: the text of an optimised HLO module."""
+"""Reads a compiled program: the text of an optimised HLO module."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _opcode(line: str) -> str:
 
 
 def _bytes(line: str) -> int:
-    """Of an instruction's result."""
+    """The size in bytes of an instruction's result."""
     types = line.split(" = ", 1)[1].split(" all-reduce", 1)[0]
     arrays = re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", types)  # `pred` has no number and is not reduced
     return sum(int(bits) // 8 * math.prod(int(n) for n in dims.split(",") if n) for bits, dims in arrays)
@@ -63,10 +63,10 @@ class Counted:
     """Sums over the instructions that a call of a program executes.
 
     Attributes:
-      kernels: launches: every operation that is not a name for something that is there.
+      kernels: launches: every operation except those that only name an existing array.
       cycles: the estimates of the TPU's compiler.
       reductions: all-reduces.
-      sizes: how many of them are of so many bytes.
+      sizes: number of all-reduces by their bytes.
     """
 
     kernels: int = 0
@@ -75,7 +75,7 @@ class Counted:
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def add(self, other: Counted, times: int) -> None:
-        """Adds what runs `times` times."""
+        """Adds the counts of a computation that runs `times` times."""
         for name in ("kernels", "cycles", "reductions"):
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for size, number in other.sizes.items():
@@ -85,8 +85,8 @@ class Counted:
 def count(text: str) -> Counted:
     """Counts over the text of an optimised HLO module.
 
-    What loops hold is multiplied by how often they turn where the compiler knows that, and counts once where it does
-    not, as in the loop over updates.
+    The counts of a loop's body are multiplied by its number of iterations if the compiler knows it; else they count
+    once, as in the loop over updates.
     """
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -99,7 +99,7 @@ def count(text: str) -> Counted:
     done: dict[str, Counted] = {}
 
     def turns(line: str, condition: str) -> int | None:
-        """How often a loop turns, if that is known: loops of JAX count up from 0 by 1."""
+        """The number of iterations of a loop, or None if unknown: loops of JAX count up from 0 by 1."""
         if known := _TURNS.search(line):
             return int(known[1])
         text = "\n".join(computations[condition])

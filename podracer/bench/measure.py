@@ -1,4 +1,4 @@
-"""How speed is measured: in turns, on a machine that is named, next to loops written by hand."""
+"""Measures speed: in turns, on a machine that is named, next to loops written by hand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from podracer.system import files
 from podracer.version import __version__
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent
-"""The checkout, where this is one."""
+"""The checkout's root, if this is a checkout."""
 
 Measured = Callable[[int], int]
 """Does n repetitions of something and waits for them; returns rows done."""
 
 
 def in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> dict[str, list[float]]:
-    """Interleaves measurements, so that a machine that slows down does so for all of them."""
+    """Interleaves measurements, so that a machine that slows down slows all of them."""
     sizes = {}
 
     def prepare(call: Measured) -> None:
@@ -56,7 +56,7 @@ def in_turns(measured: dict[str, Measured], repeats: int, seconds: float) -> dic
 
 
 def yardstick(file: str) -> Any:
-    """A module of `benchmarks/`, or None, and a line that says so, where it or what it imports is not there."""
+    """A module of `benchmarks/`; prints a line and returns None if it, or one of its imports, is missing."""
     path = SOURCE / "benchmarks" / file
     if not path.exists():
         print(f"no yardstick: {path} is only in a source checkout.", file=sys.stderr)
@@ -88,7 +88,7 @@ def table(lines: list[list[str]]) -> str:
 
 
 def write(path: pathlib.Path, command: str, arguments: Any, results: Any) -> None:
-    """Writes results as JSON, with all that they depend on."""
+    """Writes results as JSON, with command, commit, machine, versions and arguments."""
     report = {
         "podracer": __version__,
         "jax": jax.__version__,
@@ -123,13 +123,13 @@ def _cpu_model() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
+    """The versions of the packages on which figures depend."""
     names = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {name: importlib.metadata.version(name) for name in names} | {"python": platform.python_version()}
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `-dirty` where anything but results has changed; None outside one."""
+    """The checkout's commit, with `-dirty` if any file but results has changed; None outside of a checkout."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(SOURCE), *arguments], capture_output=True, text=True, check=False)

@@ -1,16 +1,13 @@
-"""`podracer bench reanalyse`: what EfficientZero's updates cost with and without what SpeedyZero adds to them.
+"""`podracer bench reanalyse`: the cost of EfficientZero's updates with and without SpeedyZero's additions.
 
-    learning            no sample is reanalysed
-    reanalysing         all are, an update at a time
-    groups              the same, with the searches of 8 updates in one
-    large batch         the same number of samples in one update
-    refreshing          reanalysing, and all priorities are renewed every 10 updates
-    sgd, clipped lars   learning, with one optimiser and the other
-    layer norm, batch norm   learning, with one norm and the other
-    product             of two matrices, which says what the machine can do
+    learning            no sample is reanalysed reanalysing         all are, an update at a time groups              the
+    same, with the searches of 8 updates in one large batch         the same number of samples in one update refreshing
+    reanalysing, and all priorities are renewed every 10 updates sgd, clipped lars   learning, with one optimiser and
+    the other layer norm, batch norm   learning, with one norm and the other product             a product of two
+    matrices, which shows the machine's speed
 
-Samples are of a full replay, whose rows are random: how long it takes does not depend on what is in them. The floor of
-an update is its network's operations at the speed of the product.
+Samples are from a full replay of random rows: the time does not depend on their content. The floor of an update is its
+network's operations at the speed of the product.
 """
 
 from __future__ import annotations
@@ -38,17 +35,17 @@ from podracer.types import ActorParams, Agent, Batch, EnvSpec, TimeStep, Traject
 from podracer.version import __version__
 
 GROUP = 8
-"""Updates that are reanalysed together."""
+"""The number of updates that are reanalysed together."""
 
 INTERVAL = 10
-"""Updates of a sweep (Mei et al. 2023)."""
+"""The number of updates in a sweep (Mei et al. 2023)."""
 
 
 SMALL = {"batch_size": 32, "simulations": 16, "channels": 16}
-"""Of the agent where no preset is given: what two cores can do."""
+"""The agent's settings if no preset is given: as much as two cores can do."""
 
 SIZE = 1024
-"""Of the matrices."""
+"""The size of the matrices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +53,14 @@ class ReanalyseArguments:
     """Measure updates of EfficientZero.
 
     Attributes:
-      env: whose observations are seen.
+      env: the environment of the observations.
       preset: settings of the agent, for games of Atari.
-      batch_size: samples of an update; of a preset its own, or else 32.
-      simulations: of a search; of a preset its own, or else 16.
-      channels: of convolutions; of a preset its own, or else 16.
-      rows: of the replay.
-      lanes: of the replay.
-      only: what is measured beside learning; all if None.
+      batch_size: samples of an update; the preset's if None, or 32 without a preset.
+      simulations: simulations of a search; the preset's if None, or 16 without a preset.
+      channels: channels of convolutions; the preset's if None, or 16 without a preset.
+      rows: rows of the replay.
+      lanes: lanes of the replay.
+      only: measurements beside learning; all if None.
       repeats: measurements of each thing; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -89,7 +86,7 @@ class ReanalyseArguments:
 
 
 def variants(B: int) -> dict[str, dict[str, Any]]:
-    """Settings that are measured, beside those of all, by the samples of an update."""
+    """The settings of each measurement beside the common ones, for B samples of an update."""
     alone = {"reanalyse": 0.0}
     return {
         "learning": alone,
@@ -111,15 +108,15 @@ RATIOS = (
     ("clipped lars", "sgd"),
     ("batch norm", "layer norm"),
 )
-"""Of seconds a sample."""
+"""The pairs of measurements whose seconds a sample are compared."""
 
 
 def main(arguments: ReanalyseArguments) -> int:
     """Measures, prints a table, writes JSON."""
     settings = presets.merge("efficientzero", arguments.env, arguments.preset, None, presets.Settings())
     spec = environments.make(arguments.env, **settings.env).spec
-    given = {name: getattr(arguments, name) for name in SMALL if getattr(arguments, name)}
-    common = {**settings.agent, **({} if arguments.preset else SMALL), **given, "rollout_length": 16}
+    overrides = {name: getattr(arguments, name) for name in SMALL if getattr(arguments, name)}
+    common = {**settings.agent, **({} if arguments.preset else SMALL), **overrides, "rollout_length": 16}
     common |= {"replay_capacity": arguments.rows, "reanalyse_group": 1, "refresh_interval": 0}
     measured: dict[str, Updates] = {}
     for name, changed in variants(common["batch_size"]).items():
@@ -136,8 +133,8 @@ def main(arguments: ReanalyseArguments) -> int:
     for name, updates in measured.items():
         rate, B = float(np.median(rates[name])), updates.agent.config.batch_size
         floor = operations[name] * B / speed
-        taken = [f"{rate:,.1f}", f"{B / rate * 1e3:.1f}", f"{floor * 1e3:.1f}", f"{B / rate / floor:.1f}"]
-        lines.append([name, str(B), *taken])
+        cells = [f"{rate:,.1f}", f"{B / rate * 1e3:.1f}", f"{floor * 1e3:.1f}", f"{B / rate / floor:.1f}"]
+        lines.append([name, str(B), *cells])
     print(table(lines))
     ratios = {}
     for ours, other in RATIOS:
@@ -156,7 +153,7 @@ def main(arguments: ReanalyseArguments) -> int:
 
 
 def _product() -> Measured:
-    """Operations of products of matrices."""
+    """A measurement of matrix products, in operations."""
     matrix = jnp.ones((SIZE, SIZE), jnp.float32)
     multiply = jax.jit(lambda x: x @ matrix / SIZE)
 
@@ -171,7 +168,7 @@ def _product() -> Measured:
 
 
 class Updates:
-    """Updates of an agent from a full replay, on the first device (see `measure.Measured`)."""
+    """A measurement of an agent's updates from a full replay, on the first device (see `measure.Measured`)."""
 
     def __init__(self, agent: Agent, spec: EnvSpec, arguments: ReanalyseArguments):
         self.agent = agent

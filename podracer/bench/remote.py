@@ -1,4 +1,4 @@
-"""`podracer bench remote`: environments that workers step over the loopback, beside the same ones in this process."""
+"""`podracer bench remote`: environments at workers over the loopback, beside the same ones in this process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RemoteArguments:
     """Measure remote environments with V-trace.
 
     Attributes:
-      parts: what to measure: actors, environments without a policy, messages.
+      parts: parts to measure: actors, environments without a policy, messages.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -104,8 +104,8 @@ def _line(name: str, result: dict[str, Any]) -> list[str]:
     low, high = result["ratio_range"]
     rates = [f"{result[key]:,.0f}" for key in ("local", "remote")]
     ratios = [f"{result['ratio']:.2f}", f"{low:.2f} to {high:.2f}"]
-    more = [f"{result[key]:.2f}" for key in ("learner_cpu_us_per_row", "loop_busy")]
-    return [name, *rates, *ratios, *more, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
+    cells = [f"{result[key]:.2f}" for key in ("learner_cpu_us_per_row", "loop_busy")]
+    return [name, *rates, *ratios, *cells, f"{result['bytes_up']:,.1f}", f"{result['bytes_down']:,.1f}"]
 
 
 # Workers
@@ -120,7 +120,7 @@ def fleet(
     connection: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Any]:
-    """Remote environments with worker processes, for as long as the context is open."""
+    """A context with remote environments and their worker processes."""
     from podracer.remote.environments import RemoteEnvironments
     from podracer.remote.session_pb2 import Goodbye
     from podracer.remote.settings import Remote
@@ -164,7 +164,7 @@ def acting(name: str, actors: int, arguments: RemoteArguments) -> dict[str, Any]
             driver.compile(driver.init())
             measured[key] = Acting(driver, layout)
         try:
-            return _compared(measured, remote, arguments)
+            return _compare(measured, remote, arguments)
         finally:
             for each in measured.values():
                 each.crew.__exit__()
@@ -179,7 +179,7 @@ def alone(name: str, arguments: RemoteArguments) -> dict[str, Any]:
             "local": Stepping(environments.make(preset.env, **options)),  # type: ignore[arg-type]
             "remote": Stepping(remote),
         }
-        return _compared(measured, remote, arguments)
+        return _compare(measured, remote, arguments)
 
 
 class Stepping:
@@ -199,7 +199,7 @@ class Stepping:
 
 
 class Together:
-    """n steps of several, each in a thread of its own."""
+    """n steps of several environments, each in a thread of its own."""
 
     def __init__(self, made: list[Stepping]):
         self._made = made
@@ -210,7 +210,8 @@ class Together:
 
 
 class Metered:
-    """What is measured, with this process's processor time a row, and how busy the loop of remote environments was."""
+    """A measurement, with this process's processor time a row, and the busy fraction of the loop of remote
+    environments."""
 
     def __init__(self, measured: Any, remote: Any):
         self._measured, self._remote = measured, remote
@@ -226,7 +227,7 @@ class Metered:
         return rows
 
 
-def _compared(measured: dict[str, Any], remote: Any, arguments: RemoteArguments) -> dict[str, Any]:
+def _compare(measured: dict[str, Any], remote: Any, arguments: RemoteArguments) -> dict[str, Any]:
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
 
@@ -254,7 +255,7 @@ def _compared(measured: dict[str, Any], remote: Any, arguments: RemoteArguments)
 
 
 def latency(arguments: RemoteArguments) -> dict[str, Any]:
-    """Milliseconds from `send` to the end of `recv`, without those of the environment, and where they go."""
+    """Milliseconds from `send` to the end of `recv`, without the environment's own, and their parts."""
     with fleet("still") as remote:
         environment = remote.make(LANES, 0)
         lanes, _ = environment.recv()
@@ -273,22 +274,22 @@ def latency(arguments: RemoteArguments) -> dict[str, Any]:
     settled = 1e3 * (np.asarray(times[len(times) // 10 :]) - spent)
     whole = 1e6 * float(np.mean(times))
     loop = whole * statistics.median(busy or [0.0])
-    actor, there = 1e6 * learner / len(times) - loop, 1e6 * worker / len(times)
+    actor, worker_time = 1e6 * learner / len(times) - loop, 1e6 * worker / len(times)
     where = {
-        **{"whole": whole, "learner's loop": loop, "learner's actor and gRPC's threads": actor, "worker": there},
-        "waking, waiting, kernel": whole - loop - actor - there,
+        **{"whole": whole, "learner's loop": loop, "learner's actor and gRPC's threads": actor, "worker": worker_time},
+        "waking, waiting, kernel": whole - loop - actor - worker_time,
     }
     return {"p50": float(np.percentile(settled, 50)), "p99": float(np.percentile(settled, 99)), "where": where}
 
 
 def _processor_time(pid: int) -> float:
-    """Of another process, in seconds."""
+    """The processor time of another process, in seconds."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def messages(arguments: RemoteArguments) -> dict[str, float]:
-    """Rows and actions of one lane each, by streams, and what the hub alone could do."""
+    """Messages a second with rows and actions of one lane each, by number of streams, and of the hub alone."""
     with contextlib.ExitStack() as stack:
         measured: dict[str, Any] = {"the hub alone": _hub_alone()}
         for streams in STREAMS:
@@ -329,14 +330,14 @@ def _hub_alone() -> Measured:
 
 
 def blocks(arguments: RemoteArguments) -> dict[str, float]:
-    """Rows a second of one stream by the lanes of a message."""
+    """Rows a second of one stream, by the lanes of a message."""
     with contextlib.ExitStack() as stack:
         fleets = {lanes: stack.enter_context(fleet("still", lanes=lanes)) for lanes in BLOCKS}
         return _medians({str(lanes): Stepping(remote, lanes) for lanes, remote in fleets.items()}, arguments)
 
 
 def ways(arguments: RemoteArguments) -> dict[str, Any]:
-    """Rows a second of CartPole's size by how the two are connected, and their ratios to TCP."""
+    """Rows a second of CartPole's size by the kind of connection, and their ratios to TCP."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         choices: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "TCP": ({}, {}),
@@ -360,7 +361,7 @@ def _medians(measured: dict[str, Measured], arguments: RemoteArguments) -> dict[
 
 
 def _certificates(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Settings of both sides that encrypt, or None where `trustme` is not installed."""
+    """Settings of both sides for encryption, or None if `trustme` is not installed."""
     try:
         import trustme
     except ImportError:

@@ -1,6 +1,6 @@
-"""What the figures of `podracer bench remote` mean: beside their targets, and what larger runs need by them.
+"""The figures of `podracer bench remote` beside their targets, and the needs of larger runs by these figures.
 
-Everything is computed from `results`, what the benchmark measured, so that pages can be made from its file.
+Everything is computed from `results`, the benchmark's measurements, so that pages can be made from its file.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import math
 from typing import Any
 
 DEMANDS = (10_000, 50_000, 100_000, 400_000, 1_000_000)
-"""Rows a second of which the arithmetic is done."""
+"""The rows a second of the tables."""
 
 NETWORKS = (1, 10, 25, 100, 400)
-"""Gbit/s of Ethernet, of which nine tenths carry rows."""
+"""Networks in Gbit/s of Ethernet; nine tenths of them carry rows."""
 
 GOODPUT = 0.9
 
 NETWORK_FLOPS = {"shallow": 24e6, "ResNet": 434e6}
-"""Of acting and learning, a frame of 84 x 84: eight times the multiplications of a forward pass."""
+"""The FLOPs of acting and learning on a frame of 84 x 84: eight times the multiplications of a forward pass."""
 
 H200_FLOPS = 30e12
-"""A second that these networks may get of an H200, 3 % of its peak in bfloat16: an assumption, not a measurement."""
+"""The FLOP/s that these networks reach on an H200, 3 % of its peak in bfloat16: an assumption, not a measurement."""
 
 REPORTED = (
     ("SEED RL, Atari (R2D2, 8 TPU v3 cores)", 260_000 / 4, 84 * 84, 213),
@@ -32,14 +32,14 @@ REPORTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a figure should be.
+    """The target of a figure.
 
     Attributes:
-      what: in words.
-      part: of the results.
-      figure: name of the number in it.
-      bound: what it must reach.
-      most: whether it must stay below that instead.
+      what: the figure in words.
+      part: name of a part of the results.
+      figure: name of a number in the part.
+      bound: the number to reach.
+      most: True if the number must stay below the bound instead.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Target:
     most: bool = False
 
     def share(self, value: float) -> float:
-        """1 where it is just met, and more where it is exceeded."""
+        """The measured share of the target: 1 if it is just met, more if it is exceeded."""
         return self.bound / value if self.most else value / self.bound
 
 
@@ -70,7 +70,7 @@ TARGETS = (
 
 
 def beside_targets(results: dict[str, Any]) -> list[list[str]]:
-    """[what, figure, target, met?] of what was measured: misses first, the worst at the top."""
+    """The rows [what, figure, target, met?] of the measured targets: misses first, the worst at the top."""
     found = []
     for target in TARGETS:
         value = results.get(target.part, {}).get(target.figure)
@@ -88,10 +88,8 @@ def figure(number: float) -> str:
 
 
 def arithmetic(results: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """Tables, with their headings as the first line, of what Pong's rows need of networks and cores.
-
-    From what was measured: bytes a row; the learner's processor time to take a row in, in one Python process; rows a
-    second of two cores.
+    """Tables of the networks and cores that Pong's rows need; the first line of each is its heading. Measured inputs:
+    bytes a row; the learner's processor time to take a row in, in one Python process; rows a second of two cores.
     """
     pong = results.get("pong, alone")
     if not pong:
@@ -120,5 +118,5 @@ def arithmetic(results: dict[str, Any]) -> dict[str, list[list[str]]]:
 
 
 def blocks_a_core(round_ms: float, environment_ms: float) -> int:
-    """Blocks that keep a worker's core at work: while one waits for its actions, others step."""
+    """The number of blocks that keep a worker's core busy: while one waits for its actions, others step."""
     return 1 + math.ceil(round_ms / environment_ms)

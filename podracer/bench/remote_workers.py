@@ -1,4 +1,4 @@
-"""Worker processes of `podracer bench remote`, which know no JAX and so begin soon."""
+"""Worker processes of `podracer bench remote`; they start fast because they import no JAX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _StillLanes:
 
 
 def serve(environment: str, where: str, lanes: int, options: dict[str, Any], connection: dict[str, Any]) -> None:
-    """A worker process."""
+    """Runs a worker process."""
     from podracer.remote import worker
 
     source: Any = Still() if environment == "still" else environment

@@ -1,4 +1,4 @@
-"""`podracer bench replay`: how long adding, sampling and updating take, and what a transition costs in memory."""
+"""`podracer bench replay`: times of adding, sampling and updating, and the memory of a transition."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ReplayArguments:
     Attributes:
       sequences: capacities.
       batch_size: sequences of a sample.
-      lanes: that are added to at once.
-      frame: bytes of an observation; 84x84 frames for a large capacity need more memory than most machines have.
+      lanes: lanes of a rollout that is added.
+      frame: bytes of an observation; a large capacity of 84x84 frames needs more memory than most machines have.
       repeats: measurements of each thing; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -112,7 +112,7 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     spec, plan = _plan(agent, sequences, arguments.lanes)
     trajectory = _trajectory(agent, shape, arguments.lanes)
     # Only the time is measured: the recurrent state would be 4 KiB a sequence.
-    spec = spec._replace(keep=lambda memory: (), restore=lambda kept, observation, first: ())
+    spec = spec._replace(keep=lambda memory: (), restore=lambda state, observation, first: ())
     mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), collectives.DATA_AXES)
 
     def jitted(function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:

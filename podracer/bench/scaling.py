@@ -1,8 +1,8 @@
-"""`podracer bench scaling`: an experiment on more devices and processes, and what it costs that they agree.
+"""`podracer bench scaling`: an experiment on more devices and processes, and the cost of their agreement.
 
 Every layout is measured in processes of its own, started by `podracer launch`, one layout after the other and all of
-them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and what
-counts is how much longer it takes.
+them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and the
+figure is the additional time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from podracer.topology.processes import ALONE, Processes
 from podracer.version import __version__
 
 LANES = {"vtrace": 4096, "ppo": 4096, "sebulba": 128, "sebulba-pong": 32}
-"""Lanes of the presets: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole and Pong."""
+"""The number of lanes by preset: V-trace on catch and PPO on cartpole under Anakin; V-trace on EnvPool's CartPole and
+Pong."""
 
 OF_SEBULBA = {"sebulba": "cartpole", "sebulba-pong": "pong"}
-"""Presets that are among those of `podracer bench sebulba`, by their names there."""
+"""The presets that `podracer bench sebulba` has too, with their names there."""
 
 ROUNDS = 20
-"""Of the all-reduces alone in one call; and updates that are timed one by one."""
+"""The number of all-reduces in one call when they are timed alone, and of updates that are timed one by one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +55,10 @@ class ScalingArguments:
 
     Attributes:
       presets: vtrace, ppo, sebulba, sebulba-pong.
-      layouts: processes of this machine x devices of each; the others are compared with the first.
-      num_envs: lanes, instead of the presets'.
-      strong: whether all layouts divide the same lanes; otherwise each device has as many. By default on CPUs.
+      layouts: processes of this machine x devices of each; the first is the reference.
+      num_envs: number of lanes, instead of the presets'.
+      strong: True divides the same lanes among the devices of every layout (the default on CPUs); False gives each
+        device as many.
       repeats: measurements of each layout, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -89,7 +91,7 @@ def main(arguments: ScalingArguments) -> int:
         for processes, devices in layouts:
             what = f"{processes} process(es) x {devices} device(s)"
             print(f"measuring {what}, {repeat + 1} of {arguments.repeats} ...", file=sys.stderr, flush=True)
-            asked = {
+            request = {
                 "presets": {name: arguments.num_envs or LANES[name] for name in arguments.presets},
                 "strong": strong,
                 # Of the same work, all layouts have the same shards and replicas, and learn the same.
@@ -97,7 +99,7 @@ def main(arguments: ScalingArguments) -> int:
                 "replicas": math.lcm(*(p for p, _ in layouts)) if strong else None,
                 "seconds": arguments.seconds,
             }
-            for result in _launched(asked, processes, devices):
+            for result in _launch(request, processes, devices):
                 found.setdefault((result["preset"], processes, devices), []).append(result)
     results = [_summary(key, several, found) for key, several in found.items()]
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
@@ -107,18 +109,18 @@ def main(arguments: ScalingArguments) -> int:
     return 0
 
 
-def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[str, Any]]:
-    """What process 0 of a layout finds.
+def _launch(request: dict[str, Any], processes: int, devices: int) -> list[dict[str, Any]]:
+    """Measures a layout in processes of its own and returns the result of process 0.
 
     Raises:
-      RuntimeError: where one fails.
+      RuntimeError: if a process fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "found.json"
         launcher = [sys.executable, "-m", "podracer", "launch", "--processes", str(processes)]
         launcher += ["--devices-per-process", str(devices), "--module", "podracer.bench.scaling"]
         done = subprocess.run(
-            [*launcher, "--", json.dumps(asked | {"path": str(path)})],
+            [*launcher, "--", json.dumps(request | {"path": str(path)})],
             capture_output=True,
             text=True,
             check=False,
@@ -131,10 +133,10 @@ def _launched(asked: dict[str, Any], processes: int, devices: int) -> list[dict[
 def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: dict[Any, Any]) -> dict[str, Any]:
     """The medians of a layout, beside the first of its preset."""
     preset, processes, devices = key
-    (_, *least), first = next((other, there) for other, there in found.items() if other[0] == preset)
+    (_, *least), first = next((other, value) for other, value in found.items() if other[0] == preset)
     seconds = {name: [one[name] for one in several] for name in several[0] if name.endswith("_seconds")}
     ratios = [one["update_seconds"] / other["update_seconds"] for one, other in zip(several, first)]
-    more = [one["rows"] / other["rows"] / ratio for one, other, ratio in zip(several, first, ratios)]
+    gains = [one["rows"] / other["rows"] / ratio for one, other, ratio in zip(several, first, ratios)]
     n = processes * devices
     return several[0] | {
         "processes": processes,
@@ -143,7 +145,7 @@ def _summary(key: tuple[str, int, int], several: list[dict[str, Any]], found: di
         "rows_per_second": statistics.median(one["rows"] / one["update_seconds"] for one in several),
         "time_ratio": statistics.median(ratios),
         "time_ratio_range": [min(ratios), max(ratios)],
-        "efficiency": statistics.median(more) * math.prod(least) / n,
+        "efficiency": statistics.median(gains) * math.prod(least) / n,
         "jitter": statistics.median(one["jitter"] for one in several),
         "measured": seconds,
     }
@@ -163,29 +165,29 @@ def _table(results: list[dict[str, Any]], strong: bool) -> str:
         line += [f"{r['bytes'] / 1e3:.1f}" if "bytes" in r else "-", milliseconds(r.get("all_reduce_seconds"))]
         waiting = f"{r['wait_share']:.2f}" if r.get("wait_share") is not None else "-"
         lines.append([*line, waiting, f"{r['jitter']:.2f}"])
-    said = (
+    text = (
         "apart: every device by itself with its share of the lanes, so the same without all-reduces but one of 4 bytes "
         "an update, by which devices agree to go on; jitter: of the time of an update, its standard deviation over its "
         "mean"
     )
     waits = any(r.get("wait_share") is not None for r in results)
-    return f"{table(lines)}\n{said}{'; waiting: share of the time, for other processes' * waits}."
+    return f"{table(lines)}\n{text}{'; waiting: share of the time, for other processes' * waits}."
 
 
 # In the processes of a layout
 
 
-def worker(asked: dict[str, Any]) -> None:
+def worker(request: dict[str, Any]) -> None:
     """Measures all presets on all devices of the processes."""
     with _processes() as processes:
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         found = []
-        for preset, lanes in asked["presets"].items():
+        for preset, lanes in request["presets"].items():
             measure = _sebulba if preset in OF_SEBULBA else _anakin
-            lanes *= 1 if asked["strong"] else len(devices)
-            found.append({"preset": preset, "lanes": lanes} | measure(preset, lanes, devices, asked, processes))
+            lanes *= 1 if request["strong"] else len(devices)
+            found.append({"preset": preset, "lanes": lanes} | measure(preset, lanes, devices, request, processes))
         if processes.is_first:
-            pathlib.Path(asked["path"]).write_text(json.dumps(found))
+            pathlib.Path(request["path"]).write_text(json.dumps(found))
 
 
 def _processes() -> contextlib.AbstractContextManager[Processes]:
@@ -196,11 +198,13 @@ def _processes() -> contextlib.AbstractContextManager[Processes]:
     return peers.start(settings.Pod())
 
 
-def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], processes: Processes) -> dict[str, Any]:
+def _anakin(
+    preset: str, lanes: int, devices: list[Any], request: dict[str, Any], processes: Processes
+) -> dict[str, Any]:
     environment = anakin.AnakinArguments().environment(preset)
     agent = make_agent(preset, environment, anakin.PRESETS[preset])
     T, n = agent.config.rollout_length, len(devices)
-    shards = asked["shards"] or n
+    shards = request["shards"] or n
     together = topology.make(num_envs=lanes, envs_per_device=lanes, num_shards=shards, devices=devices)
     # Members of a population share nothing, and fill devices first.
     apart = topology.make(
@@ -211,7 +215,7 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
         updates["apart_seconds"] = anakin.trainer(agent, environment, apart, T)
     rows = {"update_seconds": T * lanes, "apart_seconds": T * lanes // n}
     seconds = {
-        name: _seconds(lambda k, call=call, rows=rows[name]: call(k) // rows, asked["seconds"], processes)
+        name: _seconds(lambda k, call=call, rows=rows[name]: call(k) // rows, request["seconds"], processes)
         for name, call in updates.items()
     }
     sizes = hlo.count(updates["update_seconds"].compiled.call.as_text()).sizes if n > 1 else {}  # type: ignore[attr-defined]
@@ -221,14 +225,14 @@ def _anakin(preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], 
         "rows": T * lanes,
         "all_reduces": sum(sizes.values()),
         "bytes": sum(size * number for size, number in sizes.items()),
-        "all_reduce_seconds": _seconds(_all_reduces(sizes, together.mesh), asked["seconds"] / 4, processes) / ROUNDS
+        "all_reduce_seconds": _seconds(_all_reduces(sizes, together.mesh), request["seconds"] / 4, processes) / ROUNDS
         if sizes
         else 0.0,
     }
 
 
 def _all_reduces(sizes: dict[int, int], mesh: Any) -> Callable[[int], int]:
-    """Only what the devices say to each other in an update, one after the other; n times `ROUNDS` of them."""
+    """The all-reduces of an update without its computation, one after the other; calls do n times `ROUNDS` of them."""
 
     def turn(_: Any, arrays: list[jax.Array]) -> list[jax.Array]:
         done = []
@@ -257,7 +261,7 @@ def _all_reduces(sizes: dict[int, int], mesh: Any) -> Callable[[int], int]:
 
 
 def _sebulba(
-    preset: str, lanes: int, devices: list[Any], asked: dict[str, Any], processes: Processes
+    preset: str, lanes: int, devices: list[Any], request: dict[str, Any], processes: Processes
 ) -> dict[str, Any]:
     settings = sebulba.PRESETS[OF_SEBULBA[preset]]
     source: Any = environments.make(settings.env, num_threads=settings.num_threads)
@@ -265,8 +269,8 @@ def _sebulba(
     layout = topology.make_host(
         num_envs=lanes,
         envs_per_actor=lanes,
-        num_shards=asked["shards"],
-        replicas=asked["replicas"],
+        num_shards=request["shards"],
+        replicas=request["replicas"],
         actor_devices=max(1, len(devices) // processes.count // 2),  # so many learners divide the shards
         devices=devices,
     )
@@ -274,7 +278,7 @@ def _sebulba(
     driver.compile(driver.init())
     training = sebulba.Training(driver, layout)
     try:
-        seconds = _seconds(lambda n: training(n) and n, asked["seconds"], processes)
+        seconds = _seconds(lambda n: training(n) and n, request["seconds"], processes)
         waiting = training.stages.get("pod/wait_share")
         jitter = _jitter(training)
     finally:
@@ -284,7 +288,7 @@ def _sebulba(
 
 
 def _jitter(call: Callable[[int], int]) -> float:
-    """Standard deviation of the time of an update, of its mean; all processes do as many."""
+    """The standard deviation of an update's time, relative to its mean; all processes time as many."""
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -294,7 +298,8 @@ def _jitter(call: Callable[[int], int]) -> float:
 
 
 def _seconds(call: Callable[[int], int], seconds: float, processes: Processes) -> float:
-    """Of one repetition; `call` does n of them and says how many. All processes do as many as process 0 says."""
+    """The seconds of one repetition; `call` does n of them and returns how many. All processes do as many as process
+    0."""
     call(1)
     n, elapsed = 1, 0.0
     while processes.told(elapsed < seconds / 4):

@@ -1,4 +1,4 @@
-"""`podracer bench search`: searches a second beside mctx and the network alone, in turns, and what a search costs."""
+"""`podracer bench search`: searches a second beside mctx and the network alone, in turns, and the cost of a search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from podracer.types import EnvSpec
 from podracer.version import __version__
 
 PLANES = (6, 6, 64)
-"""As EfficientZero's state on Atari."""
+"""The shape of EfficientZero's state on Atari."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +41,17 @@ class SearchArguments:
     """Measure searches of random networks, with mctx beside them where it is installed (the extra `search`).
 
     Attributes:
-      lanes: roots.
-      actions: of the policy; connect_four has 7 whatever is asked.
-      simulations: of a search. Of several, the time of a simulation among the most beside that among the fewest is
-        printed too.
+      lanes: numbers of roots.
+      actions: numbers of actions of the policy; connect_four always has 7.
+      simulations: numbers of simulations of a search. For several, the ratio of a simulation's time among the most to
+        that among the fewest is printed too.
       network: "toy" and "mlp" are a layer of 64 and three of 256, "planes" three convolutions of 6x6x64 and a layer,
         which compute less than half of what a step of EfficientZero's model does, "efficientzero" that model with its
         preset for Atari, "connect_four" the rules of the game with a layer on its board.
       max_depth: the depth cap of all searches.
-      embedding_dtype: what our trees store embeddings as; None: their own, of "efficientzero" its preset's.
-      anakin: measure PUCT inside of Anakin's program as well, as an agent that acts by it.
+      embedding_dtype: dtype in which our trees store embeddings; None: the embeddings' own, for "efficientzero" the
+        preset's.
+      anakin: also measure PUCT inside of Anakin's program, with an agent that acts by it.
       repeats: measurements of each thing, taken in turns.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -101,7 +102,7 @@ def main(arguments: SearchArguments) -> int:
 
 
 def growth(results: list[dict[str, Any]]) -> list[str]:
-    """How much longer a simulation takes among many than among few, by cell and algorithm."""
+    """The ratio of a simulation's time among many to that among few, by cell and algorithm."""
     lines = []
     for N, A in dict.fromkeys((r["N"], r["A"]) for r in results):
         cells = {r["S"]: r["programs"] for r in results if (r["N"], r["A"]) == (N, A)}
@@ -168,7 +169,7 @@ def _repeat(compiled: Callable[..., Any], variables: Any, root: Root, key: jax.A
 
 
 def _depths(child: np.ndarray, max_depth: int | None) -> dict[str, Any]:
-    """Mean and largest depth of the nodes of all trees, from child [N, S+1, A]; those at the cap are no child."""
+    """Mean and largest depth of the nodes of all trees, from child [N, S+1, A]; a node at the cap is no child."""
     depth = np.zeros(child.shape[:2], int)
     for node in range(child.shape[1]):  # children have larger numbers
         lane, action = np.nonzero(child[:, node] >= 0)
@@ -179,7 +180,7 @@ def _depths(child: np.ndarray, max_depth: int | None) -> dict[str, Any]:
 
 
 def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root]:
-    """A random network: what it does is not the point, how long it takes is."""
+    """A random network: its time matters, not its output."""
     if network == "connect_four":
         return _game(N)
     if network == "efficientzero":
@@ -208,12 +209,12 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
 
 
 def _efficientzero(N: int, A: int) -> tuple[Callable[..., Step], Any, Root]:
-    """The model of the preset for Atari as it begins, at roots of some random images."""
+    """The untrained model of the preset for Atari, at roots of some random images."""
     config = EfficientZeroConfig(**atari.resolve("efficientzero", "atari").agent)
     spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 3), np.uint8), spaces.Discrete(A))
     plan = efficientzero.planner(spec, config)
-    seen = spaces.zeros(plan.space)
-    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (min(N, 64), *np.shape(seen)), np.uint8))
+    observation = spaces.zeros(plan.space)
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (min(N, 64), *np.shape(observation)), np.uint8))
     network = prefix_models.make(nets.stacked_spec(spec, config.frame_stack), config)
     variables = (*jax.jit(network.init)(jax.random.key(0), images[:1]), jnp.float32(config.discount))
     few = jax.jit(plan.model.root)(variables, images)
@@ -221,7 +222,7 @@ def _efficientzero(N: int, A: int) -> tuple[Callable[..., Step], Any, Root]:
 
 
 def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
-    """The rules of connect four, and a layer on the board that says policies and values."""
+    """The rules of connect four, and a layer on the board for policies and values."""
     game = ConnectFour()
     start = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *jnp.shape(x))), game.start())
     variables = 0.1 * jax.random.normal(jax.random.key(0), (start.board[0].size, 8))
@@ -268,7 +269,7 @@ def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: j
 
 
 def _mctx(step: Callable[..., Step], S: int, max_depth: int | None) -> dict[str, Callable[..., Any]]:
-    """The same by mctx; `without draws` is `muzero_policy`'s search with ties to the lowest index."""
+    """The same searches by mctx; `without draws` is `muzero_policy`'s search with ties to the lowest index."""
     mctx: Any = importlib.import_module("mctx")
 
     def recurrent(variables: Any, key: jax.Array, action: jax.Array, embedding: Any) -> Any:

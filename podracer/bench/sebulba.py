@@ -47,13 +47,13 @@ class SebulbaArguments:
     """Measure Sebulba with V-trace.
 
     Attributes:
-      presets: what to measure.
-      num_envs: lanes of each actor thread, instead of the preset's.
-      pool_threads: threads of EnvPool for each actor thread, instead of the preset's.
+      presets: presets to measure.
+      num_envs: number of lanes of each actor thread, instead of the preset's.
+      pool_threads: number of EnvPool's threads for each actor thread, instead of the preset's.
       torso: the network of presets with images, instead of the preset's.
       actor_devices: as in `podracer train`.
       actor_threads: as in `podracer train`; the lanes of a preset are those of each thread.
-      simulated_devices: where the only device is a CPU, measure again with it simulating so many; 0 does not.
+      simulated_devices: if the only device is a CPU, measure again while it simulates so many; 0 does not.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -79,7 +79,7 @@ class SebulbaArguments:
                 raise ValueError(f"torso={self.torso!r}: {preset} has no images; choose others with --presets.")
 
     def preset(self, name: str) -> Preset:
-        """A preset with what was asked for instead."""
+        """A preset with the arguments' changes."""
         preset = PRESETS[name]
         return Preset(
             preset.env,
@@ -96,7 +96,7 @@ def main(arguments: SebulbaArguments) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         results.append(measure(name, arguments))
     if arguments.simulated_devices and jax.default_backend() == "cpu" and jax.local_device_count() == 1:
-        results += _simulated(arguments)
+        results += _run_simulated(arguments)
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
     header = ["preset", "devices", "envs", "environment", "plain acting", "acting", "training"]
     lines = [[*header, "acting/plain", "training/acting", "fetching/training"]]
@@ -116,7 +116,7 @@ def main(arguments: SebulbaArguments) -> int:
     return 0
 
 
-def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
+def _run_simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
     """The results with a CPU that simulates several devices, which takes a process of its own."""
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "results.json"
@@ -148,7 +148,7 @@ def _simulated(arguments: SebulbaArguments) -> list[dict[str, Any]]:
 
 
 def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
-    """Rates of one preset, everything measured in turns."""
+    """Rates of one preset, all measured in turns."""
     preset = arguments.preset(name)
     source: Any = environments.make(preset.env, num_threads=preset.num_threads)
     agent = make_agent("vtrace", source, preset.config)
@@ -200,7 +200,7 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
 
 
 class Acting:
-    """Actors into trajectories, which nobody learns from: n rollouts."""
+    """n rollouts of actors into trajectories, without learning."""
 
     def __init__(self, driver: Sebulba, layout: topology.HostTopology):
         self.crew = driver.crew(jax.tree.map(lambda x: x[0], driver.init().learner), 0.0)
@@ -210,7 +210,7 @@ class Acting:
         self.crew.__enter__()
 
     def prepare(self) -> None:
-        """Takes what was made before the clock started."""
+        """Consumes the rollouts from before the clock started."""
         self(self._waiting)
 
     def __call__(self, n: int) -> int:
@@ -222,9 +222,9 @@ class Acting:
 
 
 class Training(Acting):
-    """The whole of it: n rollouts acted and learnt; with `fetch`, the learner moves what the actors leave in place.
+    """n rollouts of acting and learning; with `fetch`, the learner moves rollouts that actors leave in place.
 
-    `stages` says where the time of the last call went.
+    `stages` has the parts of the last call's time.
     """
 
     def __init__(self, driver: Sebulba, layout: topology.HostTopology, fetch: bool = False):

@@ -1,4 +1,4 @@
-"""Flags into dataclasses, and what is wrong with them in one line."""
+"""Parses flags into dataclasses; errors take one line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from podracer import configs
 Arguments = TypeVar("Arguments")
 REGISTRY = tyro.constructors.ConstructorRegistry()
 INSTEAD = {"--seed": "; --seeds trains a run for each"}
-"""What those may want who give an option more values than it takes."""
+"""The hint for an option that was given more values than it takes."""
 
 
 class InputError(ValueError):
-    """What the user typed cannot be used."""
+    """An error in what the user typed."""
 
 
 def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
@@ -29,15 +29,15 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
 
     Args:
       cls: the dataclass.
-      argv: what the user typed.
-      prog: the command.
-      flags: those that may be meant by another library's name for them.
+      argv: the words that the user typed.
+      prog: the command's name.
+      flags: flags to suggest for another library's names.
     """
     return _parse(cls, argv, prog, flags, False)
 
 
 def parse_known(cls: Callable[..., Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
-    """As `parse`; what the dataclass does not know is returned too."""
+    """The same as `parse`, and the words that the dataclass does not know."""
     return _parse(cls, argv, prog, (), True)
 
 
@@ -60,7 +60,7 @@ def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[
 
 @REGISTRY.primitive_rule
 def _numbers(info: Any) -> Any:
-    """Integers may be written as 1e5, and several numbers with commas between them."""
+    """Lets users write integers as 1e5, and several numbers with commas between them."""
     if info.type is int:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
@@ -91,7 +91,8 @@ def _integer(text: str) -> int:
 
 
 def _unbox(box: str) -> tuple[str, str]:
-    """What tyro's box says, without its title, borders and help, in one line; and the flag that it suggests, or ''."""
+    """Returns the message of tyro's box in one line, without title, borders and help, and the flag that it suggests, or
+    ''."""
     # Sections are separated by lines of box characters, or of hyphens where the terminal has no others.
     sections = [" ".join(section.split()) for section in re.split(r".*[─-]{5,}.*", re.sub("[│╭╮╰╯]", " ", box))]
     message, hints = sections[1], sections[2:]
@@ -103,30 +104,30 @@ def _unbox(box: str) -> tuple[str, str]:
 
 
 def _other_name(unknown: str, flags: Iterable[str]) -> str:
-    """The flag for what another library calls so, or ''."""
+    """The flag for another library's name, or ''."""
     setting = lambda flag: flag.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")  # noqa: E731
     known = {setting(flag): flag for flag in flags}
     return next((known[name] for name in configs.OTHER_NAMES.get(setting(unknown), ()) if name in known), "")
 
 
 def _too_many(argv: list[str], unknown: list[str]) -> str:
-    """What to say of values behind an option that takes fewer, or '' where that is not what is wrong."""
+    """Returns the message for values after an option that takes fewer, or '' if that is not the error."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     flags = [i for i, word in enumerate(words) if re.match("--?[a-z]", word)] + [len(words)]
     for i, end in itertools.pairwise(flags):
         values = words[i + 1 : end]
-        for taken, number in enumerate(("no value", "one value")):
-            if values[taken:] and values[taken:] == unknown[: len(values) - taken]:
+        for num_values, number in enumerate(("no value", "one value")):
+            if values[num_values:] and values[num_values:] == unknown[: len(values) - num_values]:
                 return f"{words[i]} takes {number}, but got {' '.join(values)}{INSTEAD.get(words[i], '')}"
     return ""
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """Whether help is wanted instead."""
+    """Returns True if the arguments ask for help."""
     return not {"-h", "--help"}.isdisjoint(argv)
 
 
 def refuse_arguments(command: str, argv: list[str]) -> None:
-    """For commands that take none."""
+    """Refuses arguments of a command that takes none."""
     if argv and not asks_for_help(argv):
         raise InputError(f"{command} takes no arguments, but got {' '.join(argv)}.")

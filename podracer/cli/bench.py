@@ -1,4 +1,4 @@
-"""`podracer bench`: measuring speed."""
+"""`podracer bench`: measures speed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ FAILURES = (
     podracer.TrainingDivergedError,
     OSError,
 )
-"""What can end a run that was asked for well."""
+"""The errors that can end a run whose arguments are sound."""
 
 
 def run(argv: list[str]) -> int:
@@ -99,7 +99,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """True where nobody reads standard output any more, as in `podracer envs | head -1`; the rest is thrown away."""
+    """True if standard output has no reader any more, as in `podracer envs | head -1`; discards the rest."""
     if not sys.stdout:
         return False
     printed, poll = sys.stdout.fileno(), select.poll()
@@ -110,12 +110,12 @@ def _reader_is_gone() -> bool:
     return True
 
 
-def _complain(error: object, code: int, said: str | None = None) -> int:
-    """Says an error in one line, by its own text unless another is given; returns the code."""
+def _complain(error: object, code: int, text: str | None = None) -> int:
+    """Prints an error in one line, by its own text unless another is given; returns the code."""
     if isinstance(error, BaseException):
         own_code.show(error)
-        said = said or own_code.said(error)
-    console.say(f"podracer: error: {' '.join((said or str(error)).split())}")
+        text = text or own_code.said(error)
+    console.say(f"podracer: error: {' '.join((text or str(error)).split())}")
     return code
 
 

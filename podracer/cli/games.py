@@ -1,4 +1,4 @@
-"""`podracer eval --opponent` and `podracer elo`: how well runs of a game for two play."""
+"""`podracer eval --opponent` and `podracer elo`: the strength of runs of a game for two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from podracer.system import console
 
 
 class Name(NamedTuple):
-    """What `RUN_DIR[@STEP][:SIMULATIONS]` says."""
+    """The parts of `RUN_DIR[@STEP][:SIMULATIONS]`."""
 
     directory: pathlib.Path
     step: int | None
@@ -28,8 +28,8 @@ class Name(NamedTuple):
     simulations: int | None
 
 
-def named(text: str) -> Name | None:
-    """A run's player by name, or None where there is no such directory."""
+def parse_name(text: str) -> Name | None:
+    """The parts of a run's player name, or None if there is no such directory."""
     if pathlib.Path(text).is_dir():
         return Name(pathlib.Path(text), None, False, None)
     found = re.fullmatch(r"(.+?)(?:@(\d+|best))?(?::(\d+))?", text)
@@ -40,7 +40,7 @@ def named(text: str) -> Name | None:
 
 
 def _load(name: Name, environment: Any, trust: bool) -> podracer.Result:
-    """A run, of the game of `environment` unless that is None."""
+    """Loads a run, of the game of `environment` unless that is None."""
     result = podracer.load(name.directory, step=BEST if name.best else None, trust=trust)
     if environment is not None and result.environment.spec != environment.spec:
         raise InputError(f"{name.directory} is of {result.environment.spec.name}, not of {environment.spec.name}.")
@@ -52,7 +52,7 @@ def match(arguments: Any, result: podracer.Result) -> int:
     environment: Any = result.environment
     me = result.player(str(arguments.run_dir), simulations=arguments.simulations, member=arguments.member)
     opponent = arguments.opponent or "random"
-    name = named(opponent)
+    name = parse_name(opponent)
     if name:
         other = _load(name, environment, arguments.trust).player(opponent, simulations=name.simulations, step=name.step)
     else:
@@ -68,16 +68,16 @@ def match(arguments: Any, result: podracer.Result) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class EloArguments:
-    """Rate what runs of a game for two became, next to random and tactical play; draw how they did.
+    """Rate runs of a game for two, next to random and tactical play, and draw their ratings.
 
     Attributes:
-      run_dirs: what `podracer train` wrote, all of one game: each snapshot of each; or RUN_DIR@STEP[:SIMULATIONS].
-      games: of each match; every player plays the one before it, and tactical.
-      simulations: of every policy's search; 0 for the network's move alone.
-      seed: of the matches.
+      run_dirs: run directories of one game, for each snapshot of each; or RUN_DIR@STEP[:SIMULATIONS].
+      games: games of each match; every player plays the one before it, and tactical.
+      simulations: simulations of every policy's search; 0 for the network's move alone.
+      seed: seed of the matches.
       json: print JSON instead of words.
-      output: the picture; elo.png if None, in the run's directory where there is one.
-      trust: import the modules of the environments that the runs name, which runs their code.
+      output: file of the picture; elo.png if None, in the run's directory if there is one.
+      trust: import the modules of the runs' environments, which runs their code.
     """
 
     run_dirs: tyro.conf.Positional[tuple[str, ...]]
@@ -97,19 +97,19 @@ def rate(argv: list[str]) -> int:
     histories: dict[str, dict[str, int]] = {}  # steps of a run's players, by their names
     environment: Any = None
     for text in arguments.run_dirs:
-        name = named(text) or Name(pathlib.Path(text), None, False, None)
+        name = parse_name(text) or Name(pathlib.Path(text), None, False, None)
         result = _load(name, environment, arguments.trust)
         environment = result.environment
-        asked = name.simulations is not None or name.step is not None or name.best
+        is_specific = name.simulations is not None or name.step is not None or name.best
         simulations = arguments.simulations if name.simulations is None else name.simulations
         player = result.player(simulations=simulations)
-        steps = [name.step] if asked else result.snapshots() or [None]
+        steps = [name.step] if is_specific else result.snapshots() or [None]
         for step in steps:
-            called = text if asked or step is None else f"{name.directory}@{step}"
+            called = text if is_specific or step is None else f"{name.directory}@{step}"
             if called in entrants:
                 raise InputError(f"{called} is there twice.")
             entrants[called] = player._replace(name=called, params=result.actor_params(step=step))
-            if not asked and step is not None:
+            if not is_specific and step is not None:
                 histories.setdefault(str(name.directory), {})[called] = step
     random, tactical = (players.player(environment, name) for name in ("random", "tactical"))
     pairs = [(tactical, random), *((player, tactical) for player in entrants.values())]

@@ -7,14 +7,15 @@ from podracer.system import console
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command in every process; returns the exit code: the first that is neither 0 nor that of a follower."""
+    """Runs the command in every process; returns the exit code: the first that is neither 0 nor that of a process ended
+    by another one."""
     from podracer.pod.launch import Group, Launch  # which no other command has a use for
 
     ours, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     try:
         arguments = parse(Launch, ours, "podracer launch")
         if not command:
-            raise InputError("what to run comes behind --, as in: -- train ppo catch --topology pod")
+            raise InputError("what to run comes after --, as in: -- train ppo catch --topology pod")
         ours_to_run = not (arguments.script or arguments.module)
         if ours_to_run and command[0] in ("train", "resume") and not any(w.startswith("--topology") for w in command):
             raise InputError("the processes would each run by themselves; add --topology pod to the command")

@@ -1,4 +1,4 @@
-"""`podracer envs` and `podracer agents`: what there is."""
+"""`podracer envs` and `podracer agents`: lists of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, refuse_arguments
 
 FEW = 20
-"""Up to this many environments are made to show their spaces."""
+"""The most environments in a list with their spaces, which have to be made for that."""
 
 
 def envs(argv: list[str]) -> int:
@@ -47,7 +47,7 @@ def _search(pattern: str) -> int:
 
 
 def _spaces(name: str) -> str:
-    """The spaces of an environment, or why there is none, in a few words."""
+    """The spaces of an environment in a few words, or the reason why it cannot be made."""
     try:
         with warnings.catch_warnings():  # of versions that have successors
             warnings.simplefilter("ignore")

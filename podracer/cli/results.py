@@ -1,4 +1,4 @@
-"""`podracer eval` and `podracer plot`: what became of a run."""
+"""`podracer eval`, `podracer export` and `podracer plot`: the results of a run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class EvalArguments:
     """Evaluate a trained policy.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
+      run_dir: the run directory.
       episodes: how many whole episodes to play.
-      seed: of the episodes.
-      member: of a population; the best one if None.
-      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
+      seed: seed of the episodes.
+      member: number of a population's member; the best one if None.
+      step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       gif: also write an animation of one episode.
       json: print JSON instead of words.
-      opponent: of a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
+      opponent: in a game for two: random, tactical, perfect, mcts:SIMULATIONS or another run,
         RUN_DIR[@STEP][:SIMULATIONS]; half of the `episodes` are played from each seat.
-      simulations: of a game for two: of the policy's search; 0 for the network's move alone.
+      simulations: in a game for two, simulations of the policy's search; 0 for the network's move alone.
       trust: import the module of the environment that the run names, which runs its code.
     """
 
@@ -76,10 +76,10 @@ class ExportArguments:
     """Write a trained policy as files that run without the agent's code.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
+      run_dir: the run directory.
       output: directory of the files.
-      member: of a population; the best one if None.
-      step: of the checkpoint; the newest if None, or `best` for the one whose evaluation was the best.
+      member: number of a population's member; the best one if None.
+      step: step of the checkpoint; the newest if None, or `best` for the one with the best evaluation.
       episodes: played for the score in the model card; 0 for none.
       trust: import the module of the environment that the run names, which runs its code.
     """
@@ -106,9 +106,9 @@ class PlotArguments:
     """Draw learning curves.
 
     Attributes:
-      run_dirs: what `podracer train` wrote.
-      output: the picture; its suffix chooses the format.
-      metric: what to draw; return if None.
+      run_dirs: run directories.
+      output: file of the picture; its suffix chooses the format.
+      metric: name of the metric to draw; return if None.
       group: one line, with a band, for runs that differ only in their seeds; else one for each directory.
     """
 
@@ -123,15 +123,15 @@ def plot(argv: list[str]) -> int:
     if not arguments.run_dirs:
         raise InputError("plot needs one or more run directories.")
     names = [directory.resolve().name for directory in arguments.run_dirs]
-    drawn = []
+    found = []
     for directory, name in zip(arguments.run_dirs, names):
         if not (directory / "metrics.jsonl").exists():
             raise InputError(f"{directory} holds no run: there is no metrics.jsonl in it.")
         label = name if names.count(name) == 1 else str(directory)
         rows = metrics.history(metrics.stream(directory / "metrics.jsonl"))
-        drawn += members.of(rundir.read(directory), rows, label)
-    titles = {f"{member.agent} on {member.env}" for member in drawn}
+        found += members.from_run(rundir.read(directory), rows, label)
+    titles = {f"{member.agent} on {member.env}" for member in found}
     title = titles.pop() if len(titles) == 1 else ""
-    curves = members.curves(drawn, group=arguments.group)
+    curves = members.curves(found, group=arguments.group)
     print(plots.learning_curve(curves, arguments.output, title=title, metric=arguments.metric))
     return 0

@@ -13,7 +13,7 @@ from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.remote import supervisor
 from podracer.system import console, own_code
 
-USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help behind ENV to see them"
+USAGE = "usage: podracer serve-envs ENV --connect HOST:PORT [options]; add --help after ENV to see them"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +23,17 @@ class ServeArguments:
     Attributes:
       connect: HOST:PORT of the learner, unix:PATH, several with commas, or file:PATH that it announces; the variable
         PODRACER_CONNECT if None.
-      lanes: environments of each process.
-      processes: worker processes.
-      name: of the worker in messages; the machine's if None.
+      lanes: number of environments of each process.
+      processes: number of worker processes.
+      name: the worker's name in messages; the machine's if None.
       tls_ca: file of the authority that signed the learner's certificate.
-      tls_cert: file of this worker's own certificate, where the learner wants one.
-      tls_key: file of its key.
-      tls_name: what the learner's certificate is for, where that is not its address.
-      token_file: file of the token that the learner has too; the variable PODRACER_TOKEN_FILE if None.
-      insecure: talk without encryption to another machine.
-      give_up_after: seconds without a learner after which to end; 0 never does.
-      quiet: say nothing but errors.
+      tls_cert: file of this worker's own certificate, if the learner wants one.
+      tls_key: file of the key of `tls_cert`.
+      tls_name: the name in the learner's certificate, if it is not the address.
+      token_file: file of the token shared with the learner; the variable PODRACER_TOKEN_FILE if None.
+      insecure: connect to another machine without encryption.
+      give_up_after: seconds without a learner until the worker ends; 0 waits for ever.
+      quiet: print errors only.
     """
 
     connect: str | None = None
@@ -93,12 +93,12 @@ def serve(argv: list[str]) -> int:
         raise InputError("serve-envs needs the learner's address: --connect HOST:PORT, or PODRACER_CONNECT.")
     processes = settings.pop("processes")
     check(settings)
-    given = {name: value for name, value in vars(arguments.env).items() if value != getattr(options(), name)}
-    return supervisor.run(environment, settings | {"env_options": given}, processes)
+    changes = {name: value for name, value in vars(arguments.env).items() if value != getattr(options(), name)}
+    return supervisor.run(environment, settings | {"env_options": changes}, processes)
 
 
 def check(settings: dict[str, Any]) -> None:
-    """Says what is wrong before any process is started."""
+    """Checks the settings before any process is started."""
     from podracer.remote import settings as remote
 
     remote.require_grpc()

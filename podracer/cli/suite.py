@@ -1,4 +1,4 @@
-"""`podracer suite`: an agent on many games, and what its scores come to."""
+"""`podracer suite`: trains an agent on many games, and reports its scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from podracer.system import console
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite atari100k AGENT [options] [options of podracer train]
        podracer suite report DIR... [options]
-add --help behind AGENT, or behind report, to see the options"""
+add --help after AGENT, or after report, to see the options"""
 
 OWN = {
     "--seed": "use --seeds",
@@ -27,30 +27,31 @@ OWN = {
     "--gif": "podracer eval RUN_DIR --gif FILE draws one",
     "--quiet": "what a run says goes into runs/GAME-SEED.log",
 }
-"""Options of `podracer train` that a suite sets for every job, and what to do instead."""
+"""Options of `podracer train` that a suite sets for every job, with advice for users."""
 
 SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k"}
 """Suites by name, with the protocol of those that have one of their own."""
 
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
-"""Run settings that may differ among the jobs of one directory; evaluations decide what the best one is."""
+"""Run settings that may differ among the jobs of one directory. Those of evaluations may not: they decide the best
+one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteArguments:
     """Train an agent on games of Atari, a run for each game and seed, and collect the results.
 
-    What is done in OUT is not done again, and what is begun goes on: the same command, here or on other machines with
-    the same disk, does what is left. Options of podracer train follow, and are those of every run.
+    Runs that are complete in OUT are not repeated, and others are resumed: the same command, here or on other machines
+    with the same disk, does the rest. Options of podracer train may follow, for every run.
 
     Attributes:
       games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given, else the suite's.
-      seeds: a run of every game for each.
+      seeds: seeds; every game has a run for each.
       preset: settings to begin with, as of podracer train.
-      protocol: how games are played and reported, as of podracer train; atari100k for the suite of that name.
-      out: directory of the suite; suites/AGENT[-PRESET][-PROTOCOL] if None.
+      protocol: protocol of games and scores, as of podracer train; atari100k for the suite of that name.
+      out: the suite's directory; suites/AGENT[-PRESET][-PROTOCOL] if None.
       part: a share I/N of the runs, such as 3/57; all that are left if None.
-      workers: runs at a time.
+      workers: number of runs at a time.
       dry_run: print a command for each run that is left, and run none.
     """
 
@@ -114,15 +115,15 @@ def train_on(name: str, argv: list[str]) -> int:
     return _run(planned, share, arguments.workers, ["podracer", "suite", name, *argv])
 
 
-def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
-    """Games by EnvPool's names, each once, from names of games and of sets of them."""
+def _games(requested: tuple[str, ...], protocol: str | None) -> list[str]:
+    """EnvPool's names of games, each once, from names of games and of sets of games."""
     from podracer import atari
     from podracer.atari import games
 
-    if not asked:
+    if not requested:
         return list(atari.PROTOCOLS[protocol].games if protocol else atari.GAMES57)
     found: dict[str, None] = {}
-    for text in asked:
+    for text in requested:
         name = text.rpartition(":")[2].partition("-v")[0]
         if text not in games.SETS and name not in games.GAMES57:
             raise InputError(f"unknown game {text!r}; {configs.suggest(name, [*games.SETS, *games.GAMES57])}")
@@ -131,7 +132,7 @@ def _games(asked: tuple[str, ...], protocol: str | None) -> list[str]:
 
 
 def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
-    """What decides the results of all jobs."""
+    """The settings that decide the results of all jobs."""
     from podracer import atari
     from podracer.run.config import RunConfig
 
@@ -142,14 +143,14 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
     protocol = settings["protocol"]
     typed = {flag.partition("=")[0].replace("_", "-") for flag in flags}
-    said = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
-    if protocol and atari.PROTOCOLS[protocol].frames is None and not said:
+    is_set = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
+    if protocol and atari.PROTOCOLS[protocol].frames is None and not is_set:
         raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
     return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
 
 
 def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments, flags: list[str]) -> int:
-    """Prints what runs each job, with its result and its claim, from here or from a queue."""
+    """Prints a command for each job, with its result and its claim, to run here or from a queue."""
     own = ["--games", *arguments.games] if arguments.games else []
     own += ["--seeds", *map(str, planned.seeds), "--out", str(planned.directory)]
     for job in share:
@@ -178,13 +179,13 @@ def _run(planned: Any, share: Any, workers: int, again: list[str]) -> int:
         *([f"{len(outcome.stopped)} were stopped"] if outcome.stopped else []),
         *([f"{len(outcome.elsewhere)} are run by others"] if outcome.elsewhere else []),
     ]
-    console.say(f"{', '.join(counts)}; {_how_to_go_on(planned, outcome, len(share), again)}")
+    console.say(f"{', '.join(counts)}; {_resume_hint(planned, outcome, len(share), again)}")
     if outcome.failed:
         return 1
     return 1 if outcome.stopped and not stop.requested else 0
 
 
-def _how_to_go_on(planned: Any, outcome: Any, jobs: int, again: list[str]) -> str:
+def _resume_hint(planned: Any, outcome: Any, jobs: int, again: list[str]) -> str:
     if len(outcome.done) == jobs:
         return f"podracer suite report {shlex.quote(str(planned.directory))}"
     return f"continue with {shlex.join(again)}"
@@ -195,10 +196,10 @@ class ReportArguments:
     """Write a table, JSON and pictures of the results in one directory, or of several side by side.
 
     Attributes:
-      directories: what podracer suite has written.
+      directories: directories of suites.
       output: a directory, or a file named *.md or *.json; DIR/report, or report for several, if None.
-      partial: aggregates of part of the games too; they say that they are.
-      against: published scores to set beside, such as EfficientZero or BBF on Atari 100k.
+      partial: also aggregate over part of the games, and label such aggregates.
+      against: published scores to compare with, such as EfficientZero or BBF on Atari 100k.
     """
 
     directories: tyro.conf.Positional[tuple[pathlib.Path, ...]]
@@ -218,13 +219,13 @@ def report(argv: list[str]) -> int:
     names = [directory.resolve().name for directory in directories]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories)]
     found = [collection.read(path, label) for path, label in zip(directories, labels)]
-    found += [collection.published(name) for name in arguments.against]
+    found += [collection.from_papers(name) for name in arguments.against]
     output = arguments.output or (directories[0] / "report" if len(directories) == 1 else pathlib.Path("report"))
     paths = reports.write(found, output, arguments.partial)
     for one in found:
         if one.part:
             console.say(f"{one.label}: {one.part}{'' if arguments.partial else '; --partial aggregates them'}")
-    if differ := reports.mixed([one.settings for one in found]):
+    if differ := reports.table_warning([one.settings for one in found]):
         console.say(differ)
     print("\n".join(map(str, paths)))
     return 0

@@ -43,20 +43,20 @@ REMOTE = dataclasses.make_dataclass(
     namespace={"__doc__": Remote.__doc__},
     frozen=True,
 )
-"""`Remote`, not checked: what is not typed may be in a run's directory."""
+"""`Remote` without its checks: settings that were not typed may be in a run's directory."""
 
 
 def train(argv: list[str]) -> int:
     if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
         if not argv or asks_for_help(argv):
-            print("usage: podracer train AGENT ENV [options]; add --help behind AGENT and ENV to see the options,")
+            print("usage: podracer train AGENT ENV [options]; add --help after AGENT and ENV to see the options,")
             print("and --arch sebulba to see those of Sebulba, which host environments have anyway")
             own = ", ".join(envs_jax.names())
             print(f"agents: {', '.join(AGENTS)}\nenvironments: {own}; pgx:GAME, envpool:TASK, gymnasium:ID")
             return 0
         if argv[0].startswith("-") or argv[0] in AGENTS:
             raise InputError("train needs an agent and an environment: podracer train AGENT ENV [options].")
-    agent, environment, arguments, given, hyper = _asked(argv)
+    agent, environment, arguments, typed, hyper = _parse(argv)
     if len(arguments.seeds) > 1 and arguments.remote.listen:
         raise InputError("--seeds with --remote.listen: workers go home when the first run ends; train one at a time.")
     if arguments.gif:
@@ -74,8 +74,8 @@ def train(argv: list[str]) -> int:
                 environment,
                 run_dir=run_dir,
                 resume=arguments.resume,
-                config=given.agent,
-                env_options=given.env,
+                config=typed.agent,
+                env_options=typed.env,
                 hyper=hyper,
                 preset=arguments.preset,
                 protocol=arguments.protocol,
@@ -83,7 +83,7 @@ def train(argv: list[str]) -> int:
                 progress=not arguments.quiet,
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
-                **{**given.run, "seed": seed},
+                **{**typed.run, "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -98,15 +98,15 @@ def train(argv: list[str]) -> int:
 
 
 def _directory(
-    asked: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
+    requested: pathlib.Path | None, arguments: Any, agent: str, environment: str, seed: int
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """The directory that was asked for, or one in runs/; process 0 of a pod takes it for all, once they have met."""
-    if asked is None and not arguments.resume and _topology(arguments) == "local":
+    """The run directory: as typed, or one in runs/; process 0 of a pod makes it for all, once they have met."""
+    if requested is None and not arguments.resume and _topology(arguments) == "local":
         return rundir.new_default(agent, environment, seed)
-    return contextlib.nullcontext(asked or rundir.default(agent, environment, seed, resume=arguments.resume))
+    return contextlib.nullcontext(requested or rundir.default(agent, environment, seed, resume=arguments.resume))
 
 
-def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
+def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, Any]]:
     """The agent, the environment, all arguments, those of them that were typed, and the tunable numbers."""
     agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
     if agent not in AGENTS:
@@ -122,22 +122,23 @@ def _asked(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     }
     cls = _train_arguments(agent, config, env, run, boxes)
     arguments: Any = parse(cls, rest, f"podracer train {agent} {environment}", flags)
-    run_settings = _given(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
-    env_options = _given(rest, "--env.", vars(env), vars(arguments.env))
+    run_settings = _typed(rest, "--", vars(run), vars(arguments.run) | vars(arguments.sebulba))
+    env_options = _typed(rest, "--env.", vars(env), vars(arguments.env))
     hyper = {name: list(values) for name, values in vars(arguments.hyper).items() if values}
     hyper = {name: values if len(values) > 1 else values[0] for name, values in hyper.items()}
-    agent_config = _given(rest, "--agent.", vars(config), vars(arguments.agent))
+    agent_config = _typed(rest, "--agent.", vars(config), vars(arguments.agent))
     return agent, environment, arguments, presets.Settings(agent_config, run_settings, env_options), hyper
 
 
 def settings(argv: list[str]) -> dict[str, Any]:
-    """What decides the result of `podracer train` with these arguments, as JSON has it; nothing is made or compiled.
+    """The settings that decide the result of `podracer train` with these arguments, in JSON's types; nothing is made or
+    compiled.
 
     Raises:
-      ValueError: for what it would refuse.
+      ValueError: for arguments that it would refuse.
     """
-    agent, environment, arguments, given, hyper = _asked(argv)
-    merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, given)
+    agent, environment, arguments, typed, hyper = _parse(argv)
+    merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
     return {
         "agent": agent,
         "preset": arguments.preset,
@@ -152,16 +153,16 @@ def settings(argv: list[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ResumeArguments:
-    """Continue a run that was stopped, with the settings that are in its directory.
+    """Continue a run that was stopped, with the settings of its directory.
 
     Attributes:
-      run_dir: what `podracer train` wrote.
-      total_steps: to train it further than it was to be.
+      run_dir: the run directory.
+      total_steps: steps to train, if more than before.
       gif: write an animation of the trained policy.
-      quiet: no progress and no report.
-      topology: of this process, or "pod", of many.
-      pod: where the processes of a pod meet, if no cluster says so.
-      remote: where workers connect that step the environments; what is not given is as it was.
+      quiet: print no progress and no report.
+      topology: "local", or "pod" for many processes.
+      pod: address of a pod's processes, if no cluster has it.
+      remote: address for workers that step the environments; the run's own settings by default.
       trust: import the module of the environment that the run names, which runs its code.
     """
 
@@ -196,7 +197,7 @@ def resume(argv: list[str]) -> int:
 
 
 def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: Any) -> tuple[podracer.Result, int]:
-    """The result also of a run that a signal stopped, and the signal's number, or 0."""
+    """Calls `function`; returns the result, also of a run that a signal stopped, and the signal's number, or 0."""
     try:
         return function(*arguments, **named), 0
     except podracer.Interrupted as error:
@@ -204,7 +205,7 @@ def _result(function: Callable[..., podracer.Result], *arguments: Any, **named: 
 
 
 def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) -> int:
-    """What follows training; returns the exit code, which for a run that a signal stopped is a shell's."""
+    """Writes the animation and a report; returns the exit code, which is a shell's if a signal stopped the run."""
     if not result.summary["complete"]:
         return 128 + signal.Signals[result.summary["stopped_by"]]
     if jax.process_index():
@@ -219,13 +220,13 @@ def _conclude(result: podracer.Result, gif: pathlib.Path | None, quiet: bool) ->
 
 
 def _topology(arguments: Any) -> Any:
-    """What was asked for; settings of a pod ask for one."""
+    """The topology of the arguments; any setting of a pod asks for a pod."""
     return arguments.pod if arguments.pod != Pod() else arguments.topology
 
 
 def _remote(arguments: Any, argv: list[str]) -> dict[str, Any] | None:
-    """What was asked for."""
-    return _given(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
+    """The settings of remote environments that were typed, or None."""
+    return _typed(argv, "--remote.", vars(Remote()), vars(arguments.remote)) or None
 
 
 def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
@@ -233,27 +234,28 @@ def _flags(prefix: str, settings: Iterable[str]) -> list[str]:
 
 
 def _wants_sebulba(environment: str, argv: list[str]) -> bool:
-    """Whether its settings are for this run, or typed anyway: others are spared the box of help."""
+    """Returns True if help should list Sebulba's settings: they apply to this run, or one of them was typed."""
     words = {part.replace("_", "-") for word in argv for part in word.split("=")}
     return ":" in environment or not words.isdisjoint(["sebulba", *_flags("--", SEBULBA)])
 
 
-def _given(argv: list[str], prefix: str, shown: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a user typed, of which some may be as they were shown."""
+def _typed(argv: list[str], prefix: str, defaults: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a user typed; some may equal the values that help shows."""
     plain = lambda flag: flag.replace("_", "-")  # noqa: E731
     typed = {plain(word.partition("=")[0]) for word in argv}
     was_typed = lambda name: not typed.isdisjoint({plain(f"{prefix}{name}"), plain(f"{prefix}no-{name}")})  # noqa: E731
-    return {name: value for name, value in parsed.items() if value != shown[name] or was_typed(name)}
+    return {name: value for name, value in parsed.items() if value != defaults[name] or was_typed(name)}
 
 
 def _defaults(agent: str, environment: str, options: type, argv: list[str]) -> tuple[Any, Any, Any]:
-    """What the other flags change: settings of a preset and protocol, if any, or of the agent, environment and run."""
+    """The defaults of all other flags: settings of a preset and protocol, if any, or of the agent, environment and
+    run."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--preset", nargs="?")
     flags.add_argument("--protocol", nargs="?")
     named = flags.parse_known_args(argv)[0]  # what is wrong with others is said with all that is wrong
-    begun = presets.merge(agent, environment, named.preset, named.protocol, presets.Settings())
-    return AGENTS[agent][0](**begun.agent), options(**begun.env), podracer.RunConfig(**begun.run)
+    merged = presets.merge(agent, environment, named.preset, named.protocol, presets.Settings())
+    return AGENTS[agent][0](**merged.agent), options(**merged.env), podracer.RunConfig(**merged.run)
 
 
 def _run_settings(run: podracer.RunConfig, of_sebulba: bool) -> type:
@@ -275,7 +277,7 @@ def _one_of(names: Iterable[str]) -> Any:
 def _train_arguments(
     agent: str, agent_config: Any, env_options: Any, run: podracer.RunConfig, boxes: Mapping[str, bool]
 ) -> type:
-    """The dataclass behind `podracer train`: run settings without prefix, `--agent.` and `--env.` with one."""
+    """The dataclass of `podracer train`'s options: run settings without prefix, `--agent.` and `--env.` with one."""
     arg = tyro.conf.arg
     own, sebulba = _run_settings(run, False), _run_settings(run, True)
     box = arg(help="Settings of the run that only Sebulba has.") if boxes["sebulba"] else tyro.conf.Suppress

@@ -11,7 +11,7 @@ from podracer.evaluation.matches import Match
 
 
 def connected(games: np.ndarray) -> np.ndarray:
-    """The players bool [n] that games [n, n] connect with the first one."""
+    """The players that games [n, n] connect with the first one, bool [n]."""
     reached = np.arange(len(games)) == 0
     for _ in games:
         reached |= (games[reached] > 0).any(axis=0)
@@ -19,14 +19,14 @@ def connected(games: np.ndarray) -> np.ndarray:
 
 
 def bradley_terry(wins: np.ndarray) -> np.ndarray:
-    """Elo of maximum likelihood, [n], the first player's being 0.
+    """Maximum-likelihood Elo, [n]; the first player's is 0.
 
-    Newton's method, with steps as short as the logistic function's derivatives ask for, so that it converges from
-    anywhere (Sun and Tran-Dinh 2019, on generalized self-concordant functions).
+    Newton's method, damped by the logistic function's derivatives, so that it converges from anywhere (Sun and
+    Tran-Dinh 2019, on generalized self-concordant functions).
 
     Args:
-      wins: [n, n]; points that player i made against player j, more than 0 on both sides where they played; games must
-        connect all players.
+      wins: [n, n]; points of player i against player j, more than 0 on both sides if they played. Games must connect
+        all players.
     """
     games, strength = wins + wins.T, np.zeros(len(wins))
     for _ in range(1000):
@@ -52,28 +52,28 @@ class Rating(NamedTuple):
 
 
 def elo(matches: Sequence[Match], anchor: str = "random") -> list[Rating]:
-    """Ratings of maximum likelihood in Bradley and Terry's model, a draw being half a win, the best first.
+    """Maximum-likelihood ratings in Bradley and Terry's model, the best first; a draw is half a win.
 
     Args:
-      matches: between players that are all connected by them.
-      anchor: whose rating is 0.
+      matches: matches that connect all players.
+      anchor: name of the player whose rating is 0.
 
     Raises:
-      ValueError: where nobody is called `anchor`, or matches leave players unconnected.
+      ValueError: if no player is called `anchor`, or matches leave players unconnected.
     """
     names = list(dict.fromkeys(name for match in matches for name in match.players))
     if anchor not in names:
         raise ValueError(f"nobody is called {anchor!r}; there are {', '.join(names)}.")
     points = _points(names, matches, [match.scores for match in matches])
     if not (reached := connected(points)).all():
-        others = ", ".join(name for name, there in zip(names, reached) if not there)
+        others = ", ".join(name for name, is_reached in zip(names, reached) if not is_reached)
         raise ValueError(f"no matches connect {others} with {names[0]}, so nothing says how they compare; add one.")
     rng = np.random.default_rng(0)
     best = bradley_terry(points)
     samples = []
     for _ in range(200):
-        drawn = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
-        samples.append(bradley_terry(_points(names, matches, drawn)))
+        resampled = [match.scores[rng.integers(len(match.scores), size=len(match.scores))] for match in matches]
+        samples.append(bradley_terry(_points(names, matches, resampled)))
     zero = names.index(anchor)
     spread = np.stack(samples) - np.stack(samples)[:, zero : zero + 1]
     low, high = np.quantile(spread, (0.025, 0.975), axis=0)
@@ -82,8 +82,8 @@ def elo(matches: Sequence[Match], anchor: str = "random") -> list[Rating]:
 
 
 def _points(names: list[str], matches: Sequence[Match], scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Points [n, n] of each player against each other, with one drawn game added to every match, so that who never
-    lost has a rating too."""
+    """Points [n, n] of each player against each other. Every match gets one more drawn game, so that a player without a
+    loss has a finite rating."""
     points = np.zeros((len(names), len(names)))
     for match, score in zip(matches, scores):
         a, b = (names.index(name) for name in match.players)

@@ -1,6 +1,6 @@
 """Evaluation of a policy: whole episodes, every one counted.
 
-Every lane plays exactly one episode: taking whatever ends first would favour short ones. Pure-JAX environments are
+Every lane plays exactly one episode: counting those that end first would favour short ones. Pure-JAX environments are
 evaluated in one compiled program, host environments step by step.
 """
 
@@ -27,21 +27,21 @@ from podracer.system import console
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
-"""Rows after which an episode is cut where the environment does not bound its episodes."""
+"""Rows after which an episode is cut if the environment does not bound its episodes."""
 
 LEAST_MAX_STEPS = 1_000
-"""The fewest of them in the evaluations of a run, however short it is."""
+"""The least of these limits in the evaluations of a run, however short it is."""
 
 
 def step_limit(spec: EnvSpec, episodes: int, every: int) -> int:
     """Rows after which the episodes of a run's evaluations are cut.
 
-    Where the environment does not bound them, evaluations take no more steps than training.
+    If the environment does not bound them, evaluations take no more steps than training.
 
     Args:
-      spec: of the environment.
-      episodes: of an evaluation.
-      every: steps between evaluations.
+      spec: the environment's.
+      episodes: number of episodes of an evaluation.
+      every: training steps between evaluations.
     """
     return spec.max_episode_steps or min(DEFAULT_MAX_STEPS, max(LEAST_MAX_STEPS, every // episodes))
 
@@ -53,7 +53,7 @@ class Evaluation:
     Attributes:
       returns: float32 [episodes]; undiscounted raw returns.
       lengths: float32 [episodes]; transitions.
-      unfinished: episodes that were cut at the step limit; their return so far is counted.
+      unfinished: number of episodes that were cut at the step limit; their return so far is counted.
     """
 
     returns: np.ndarray
@@ -86,14 +86,14 @@ class Evaluation:
         return text + (f", {self.unfinished} cut at the step limit" if self.unfinished else "")
 
 
-def of(told: Mapping[str, Any]) -> Evaluation:
-    """An evaluation from what `configs.to_json` made of its fields."""
-    arrays = {name: np.asarray(told[name], np.float32) for name in ("returns", "lengths")}
-    return Evaluation(**arrays, unfinished=told["unfinished"])
+def of(fields: Mapping[str, Any]) -> Evaluation:
+    """An evaluation from the JSON of `configs.to_json`."""
+    arrays = {name: np.asarray(fields[name], np.float32) for name in ("returns", "lengths")}
+    return Evaluation(**arrays, unfinished=fields["unfinished"])
 
 
 def cut(evaluations: Sequence[Evaluation]) -> str:
-    """`, 3 of 4 episodes cut at 1,000 steps`, or "" where all have ended."""
+    """`, 3 of 4 episodes cut at 1,000 steps`, or "" if all have ended."""
     unfinished, played = (sum(getattr(e, name) for e in evaluations) for name in ("unfinished", "episodes"))
     longest = int(max(e.lengths.max() for e in evaluations))
     return f", {unfinished} of {played} episodes cut at {longest:,} steps" if unfinished else ""
@@ -105,10 +105,10 @@ def _interval(mean: float, std: float, n: int) -> tuple[float, float]:
 
 
 def scores(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """A run's evaluation for its summary.
+    """The fields of a run's summary about its evaluation.
 
-    Of several members mean, deviation and interval are those of the members' means, not of the luckiest one's episodes:
-    what a sweep or several seeds show is how they vary.
+    For several members, mean, deviation and interval are over the members' means, not over the best one's episodes: a
+    sweep or several seeds are to show how members vary.
     """
     first = evaluations[0]
     if len(evaluations) == 1:
@@ -136,8 +136,8 @@ class Evaluator:
       environment: pure JAX, or host environments.
       episodes: how many to play at once.
       timeout: seconds that host environments may take to answer.
-      restarts: how often an evaluation in which they do not is begun again.
-      should_stop: polled.
+      restarts: number of restarts of an evaluation without an answer.
+      should_stop: polled; True ends the evaluation.
       max_steps: rows after which an episode is cut; the environment's own, or `DEFAULT_MAX_STEPS`, if None.
     """
 
@@ -164,11 +164,11 @@ class Evaluator:
 
         Args:
           params: leading dim [P].
-          seeds: int [P]; of the runs.
+          seeds: int [P]; the members' seeds.
 
         Raises:
-          Closed: where it should stop.
-          ActorError: where host environments do not answer.
+          Closed: if it should stop.
+          ActorError: if host environments do not answer.
         """
         while True:
             try:
@@ -222,20 +222,21 @@ def make(
 def games(
     agent: Agent, environment: Environment, episodes: int
 ) -> Callable[[ActorParams, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    """As `make`, in a game for two: returns are 1, 0 or -1 against random moves, from either seat in half of the games.
+    """The same function for a game for two: returns are 1, 0 or -1 against random moves, from each seat in half of the
+    games.
 
-    A return of self-play is nobody's.
+    A return of self-play belongs to neither player.
     """
     lanes = -(-episodes // 2)
     opponent = players.player(environment, "random")
 
     def evaluate(params: ActorParams, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         opening_key, first_key, second_key = jax.random.split(key, 3)
-        player = players.of(agent, params, agent.name)
+        player = players.from_agent(agent, params, agent.name)
         opened = matches.opened(environment, lanes, 0, opening_key)
         won, plies = matches.outcome(environment, player, opponent, *opened, first_key)
-        lost, more = matches.outcome(environment, opponent, player, *opened, second_key)
-        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, more])
+        lost, second_plies = matches.outcome(environment, opponent, player, *opened, second_key)
+        returns, lengths = jnp.concatenate([won, -lost]), jnp.concatenate([plies, second_plies])
         return returns[:episodes], lengths[:episodes], jnp.ones(episodes, bool)
 
     return evaluate
@@ -247,7 +248,7 @@ def on_host(
     episodes: int,
     max_steps: int | None = None,
 ) -> Callable[..., Evaluation]:
-    """`(actor_params, seed, watch=None) -> Evaluation` in host environments; `watch` hears of waits for them."""
+    """`(actor_params, seed, watch=None) -> Evaluation` in host environments; `watch` is told of waits for them."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
@@ -303,10 +304,10 @@ def summarize(returns: ArrayTree, lengths: ArrayTree, finished: ArrayTree) -> Ev
 
 
 def check_rendering(environment: Environment | HostEnvironments) -> None:
-    """Renders one frame, before there is work that an animation could end.
+    """Renders one frame, so that an animation does not fail after training.
 
     Raises:
-      ValueError: where the environment cannot be rendered, or not on this machine.
+      ValueError: if the environment cannot be rendered, or not on this machine.
     """
     if not isinstance(environment, HostEnvironments):
         _renderer(environment)  # its `render` was traced with the rest of it
@@ -344,7 +345,7 @@ def frames(
     """One greedy episode as rendered frames, uint8 [n, H, W, 3].
 
     Raises:
-      ValueError: as `check_rendering` does.
+      ValueError: as in `check_rendering`.
     """
     if isinstance(environment, HostEnvironments):
         return _host_frames(agent, environment, params, seed, max_frames)

@@ -13,7 +13,7 @@ def playing(environment: str) -> Iterator[None]:
     """Turns an error of an environment into an `ActorError`, as in training; also a decorator.
 
     Args:
-      environment: its name, for the message.
+      environment: the environment's name, for the message.
 
     Raises:
       ActorError: for an error that the library does not know.

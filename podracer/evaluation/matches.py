@@ -22,16 +22,16 @@ from podracer.evaluation.players import Player, random_move
 from podracer.types import ArrayTree, Environment, TimeStep
 
 RESAMPLES = 2000
-"""Bootstrap samples behind an interval."""
+"""The number of bootstrap samples for an interval."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """What became of a match.
+    """The scores of a match.
 
     Attributes:
       players: the names of both.
-      scores: [pairs, 2]; of the first player, 1 for a win and 1/2 for a draw: when it moved first, and second. The
+      scores: [pairs, 2]; the first player's scores when it moved first, and second: 1 for a win and 1/2 for a draw. The
         games of a pair have the same opening.
     """
 
@@ -40,12 +40,12 @@ class Match:
 
     @property
     def mean(self) -> float:
-        """The share of the points that the first player made."""
+        """The first player's share of the points."""
         return float(self.scores.mean())
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% of `mean` over pairs drawn with replacement."""
+        """A 95% bootstrap interval of `mean`, over pairs."""
         rng = np.random.default_rng(0)
         pairs = self.scores.mean(axis=1)
         means = rng.choice(pairs, (RESAMPLES, len(pairs))).mean(axis=1)
@@ -75,8 +75,8 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
       environment: the game.
       a: a player.
       b: another one.
-      games: how many, even.
-      seed: of openings and players.
+      games: number of games, even.
+      seed: seed of openings and players.
       openings: random moves before the players take over, the same for both games of a pair.
 
     Raises:
@@ -84,7 +84,9 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
     """
     if games < 2 or games % 2:
         raise ValueError(f"games={games} must be an even number, so that both players move first equally often.")
-    both = _both(environment, a._replace(name="", params=()), b._replace(name="", params=()), games // 2, openings)
+    both = _play_pairs(
+        environment, a._replace(name="", params=()), b._replace(name="", params=()), games // 2, openings
+    )
     results, over = jax.device_get(both(a.params, b.params, jax.random.key(seed)))
     if over.any():
         raise ValueError(f"openings={openings} random moves end games of {environment.spec.name}; use fewer.")
@@ -92,8 +94,9 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
 
 
 @functools.lru_cache(maxsize=64)
-def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
-    """`(params, params, key) -> ([pairs, 2], [pairs])`: how `a` did from both seats, and which openings were games."""
+def _play_pairs(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
+    """`(params, params, key) -> (outcomes [pairs, 2], bool [pairs])`: the outcomes for `a` from both seats, and True
+    where the opening has ended the game."""
 
     @jax.jit
     def both(a_params: ArrayTree, b_params: ArrayTree, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -108,17 +111,17 @@ def _both(environment: Environment, a: Player, b: Player, pairs: int, openings: 
 
 
 def opened(environment: Environment, lanes: int, plies: int, key: jax.Array) -> tuple[ArrayTree, TimeStep]:
-    """States and rows [lanes] of games from their start, after so many random moves."""
+    """States and rows [lanes] of games after `plies` random moves."""
     begin = environment.start()  # type: ignore[attr-defined]
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), begin)
     zeros = jnp.zeros(lanes)
     row = TimeStep(jax.vmap(environment.observe)(state), zeros, zeros + 1.0, zeros == 0, zeros > 0)
-    for now in jax.random.split(key, plies):
-        state, row = _moved(environment, state, row, random_move(row.observation, now))
+    for move_key in jax.random.split(key, plies):
+        state, row = _step(environment, state, row, random_move(row.observation, move_key))
     return state, row
 
 
-def _moved(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[ArrayTree, TimeStep]:
+def _step(environment: Environment, state: ArrayTree, row: TimeStep, action: jax.Array) -> tuple[ArrayTree, TimeStep]:
     """States and rows after moves [lanes]; games that are over stay as they are, with rewards of 0."""
     state, transition = jax.vmap(environment.step, (0, 0, None))(state, action, jax.random.key(0))
     over = row.last | (transition.discount == 0)
@@ -134,14 +137,14 @@ def outcome(
 
     Args:
       environment: the game.
-      mover: who is to move.
-      other: who answers.
-      state: [N], of games that are not over.
-      row: what is seen of them.
+      mover: the player to move.
+      other: the player who answers.
+      state: [N]; states that are not over.
+      row: TimeStep [N]; their observations.
       key: consumed.
 
     Returns:
-      float32 [N], 1 where `mover` won, 0 for a draw, -1; and how many moves there were, float32 [N].
+      The outcome for `mover`, float32 [N], 1, 0 (draw) or -1; and the number of moves, float32 [N].
     """
     lanes = row.last.shape[0]
 
@@ -149,7 +152,7 @@ def outcome(
         state, row, total, plies = carry
         action, memory = player.act(player.params, memory, row._replace(first=opens), key)
         plies += (~row.last).astype(jnp.float32)
-        state, row = _moved(environment, state, row, action)
+        state, row = _step(environment, state, row, action)
         return (state, row, total + sign * row.reward, plies), memory
 
     def turn(carry: Any) -> Any:

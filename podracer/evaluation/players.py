@@ -17,13 +17,13 @@ from podracer.types import ActorParams, Agent, ArrayTree, Environment, TimeStep
 
 
 class Player(NamedTuple):
-    """Someone who plays a game.
+    """A player of a game: functions that choose moves, and their parameters.
 
     Attributes:
-      name: what a table calls it.
+      name: the player's name in tables.
       start: `(num_lanes) -> memory`, before a game.
       act: `(params, memory, TimeStep [N], key) -> (move int32 [N], memory)`; pure.
-      params: what was learnt, or (); players that differ in nothing else share what is compiled.
+      params: learnt parameters, or (); players that differ in nothing else share compiled programs.
     """
 
     name: str
@@ -51,8 +51,8 @@ def player(environment: Environment, name: str) -> Player:
     return _without_memory(name, simple[kind]())
 
 
-def of(agent: Agent, params: ActorParams, name: str) -> Player:
-    """An agent as it plays in evaluation."""
+def from_agent(agent: Agent, params: ActorParams, name: str) -> Player:
+    """The player of an agent: its actions in evaluation."""
 
     def act(params: Any, memory: ArrayTree, timestep: TimeStep, key: jax.Array) -> tuple[jax.Array, ArrayTree]:
         action, _, memory = agent.act(params, memory, timestep, key, True)
@@ -62,10 +62,10 @@ def of(agent: Agent, params: ActorParams, name: str) -> Player:
 
 
 def check(environment: Any) -> None:
-    """Checks that an environment is a game that matches can be played of.
+    """Checks that an environment is a game for matches.
 
     Raises:
-      ValueError: where it is not.
+      ValueError: if it is not.
     """
     if environment.spec.num_players != 2:
         raise ValueError(f"{environment.spec.name} has one player: there is nobody to play against.")
@@ -78,7 +78,7 @@ def _without_memory(name: str, move: Callable[[ArrayTree, jax.Array], jax.Array]
 
 
 def _draw(weights: jax.Array, key: jax.Array) -> jax.Array:
-    """One of those with the largest weight [N, A], at random."""
+    """One of the actions with the largest weight [N, A], at random."""
     best = weights >= jnp.max(weights, axis=-1, keepdims=True)
     return jax.random.categorical(key, jnp.where(best, 0.0, -jnp.inf)).astype(jnp.int32)
 
@@ -88,8 +88,8 @@ def random_move(observation: ArrayTree, key: jax.Array) -> jax.Array:
     return _draw(observation["action_mask"].astype(jnp.float32), key)
 
 
-def _after(environment: Environment, state: ArrayTree) -> tuple[ArrayTree, Any]:
-    """What each move [A] leads to from one state: states and transitions [A]."""
+def _successors(environment: Environment, state: ArrayTree) -> tuple[ArrayTree, Any]:
+    """The state and the transition after each move, both [A], from one state."""
     actions = jnp.arange(environment.spec.action_space.num_values, dtype=jnp.int32)  # type: ignore[union-attr]
     return jax.vmap(lambda action: environment.step(state, action, jax.random.key(0)))(actions)
 
@@ -99,12 +99,12 @@ def _tactical(environment: Environment, observation: ArrayTree, key: jax.Array) 
 
     def weights(observation: ArrayTree) -> jax.Array:
         legal = observation["action_mask"] > 0
-        state, transition = _after(environment, environment.position(observation))  # type: ignore[attr-defined]
+        state, transition = _successors(environment, environment.position(observation))  # type: ignore[attr-defined]
         wins = legal & (transition.reward > 0)
 
         def is_lost(state: ArrayTree, over: jax.Array) -> jax.Array:
             replies = environment.observe(state)["action_mask"] > 0  # type: ignore[index]
-            return ~over & jnp.any(replies & (_after(environment, state)[1].reward > 0))
+            return ~over & jnp.any(replies & (_successors(environment, state)[1].reward > 0))
 
         loses = jax.vmap(is_lost)(state, transition.discount == 0)
         return jnp.where(legal, jnp.where(wins, 2.0, jnp.where(loses, 0.0, 1.0)), -1.0)
@@ -116,7 +116,8 @@ def _mcts(environment: Environment, simulations: int, observation: ArrayTree, ke
     """PUCT with a uniform prior, and one random game from every position as its value."""
 
     def value(state: ArrayTree) -> jax.Array:
-        """What the mover comes to in a random game from a state, which itself says how it goes."""
+        """The mover's return in a random game from a state. The key is a hash of the state, so equal states have equal
+        values."""
         words = [jnp.ravel(x).astype(jnp.uint32) for x in jax.tree.leaves(state)]
         words = jnp.concatenate(words)
         mixed = (words + jnp.arange(1, len(words) + 1, dtype=jnp.uint32)) * jnp.uint32(2654435761)
@@ -125,9 +126,9 @@ def _mcts(environment: Environment, simulations: int, observation: ArrayTree, ke
 
         def move(carry: Any) -> Any:
             state, total, scale, key = carry
-            key, now = jax.random.split(key)
+            key, move_key = jax.random.split(key)
             observation = jax.tree.map(lambda x: x[None], environment.observe(state))
-            state, transition = environment.step(state, random_move(observation, now)[0], now)
+            state, transition = environment.step(state, random_move(observation, move_key)[0], move_key)
             return state, total + scale * transition.reward, scale * transition.discount, key
 
         start = state, jnp.float32(0), jnp.float32(1), key
@@ -155,7 +156,7 @@ MOST_CELLS = 16
 
 
 def _perfect(environment: Environment) -> Callable[[ArrayTree, jax.Array], jax.Array]:
-    """Moves that keep the value of a position, at random among those, from a table of all positions.
+    """A move function that plays at random among the moves that keep a position's value, from a table of all positions.
 
     Raises:
       ValueError: for a game that is too large.
@@ -178,10 +179,10 @@ def _code(board: Any) -> Any:
 
 @functools.cache
 def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
-    """Every position that is not final, by backward induction.
+    """Solves every position that is not final, by backward induction.
 
     Returns:
-      Sorted codes of the boards, int32 [n], and which moves keep the value, bool [n, A].
+      Sorted codes of the boards, int32 [n], and True for the moves that keep the value, bool [n, A].
 
     Raises:
       ValueError: for a board of more than `MOST_CELLS` cells, or states without a `board`.
@@ -191,7 +192,9 @@ def solve(environment: Environment) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{environment.spec.name} keeps no board in its states to number them by; nobody solves it.")
     if start.board.size > MOST_CELLS:
         raise ValueError(f"{environment.spec.name} is too large to be solved; nobody plays it perfectly.")
-    expand = jax.jit(jax.vmap(lambda state: (_after(environment, state), environment.observe(state)["action_mask"])))
+    expand = jax.jit(
+        jax.vmap(lambda state: (_successors(environment, state), environment.observe(state)["action_mask"]))
+    )
     layers = []
     layer = jax.tree.map(lambda x: np.asarray(x)[None], start)
     while len(layer.board):

@@ -1,4 +1,4 @@
-"""Work in a thread of its own, so that signals are heard meanwhile and an environment that hangs is seen."""
+"""Runs work in a thread of its own, so that the main thread can handle signals and detect an environment that hangs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from podracer.system.children import interrupts_blocked
 from podracer.system.stopping import soon
 
 POLL_SECONDS = 0.1
-"""Between two looks at the thread."""
+"""Seconds between two polls of the thread."""
 
 GRACE_SECONDS = 0.3
-"""For the thread to close its environments when it is to stop."""
+"""Seconds for the thread to close its environments when it is to stop."""
 
 Result = TypeVar("Result")
 
@@ -29,8 +29,9 @@ class Watch:
     """Messages between the thread and its watcher.
 
     Attributes:
-      waiting_since: when it began to wait for an environment, if it does; in seconds of `time.monotonic`.
-      wake: what ends such a wait, of environments that watch themselves.
+      waiting_since: the time at which the thread began to wait for an environment, in seconds of `time.monotonic`; None
+        if it does not wait.
+      wake: ends such a wait, for environments that watch themselves; else None.
     """
 
     def __init__(self):
@@ -40,16 +41,16 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within, an environment answers."""
+        """A context in which the thread waits for an environment."""
         self.waiting_since = None if self.wake else time.monotonic()
         yield
         self.waiting_since = None
 
     def check(self) -> None:
-        """Looks whether the result is still wanted.
+        """Checks that the result is still wanted.
 
         Raises:
-          Closed: where it is not.
+          Closed: if it is not.
         """
         if self._ending.is_set():
             raise Closed
@@ -64,19 +65,19 @@ class Watch:
 def watched(
     work: Callable[[Watch], Result], name: str, should_stop: Callable[[], bool] = lambda: False, timeout: float = 60.0
 ) -> Result:
-    """The result of work that may wait for environments.
+    """Runs work that may wait for environments, and returns its result.
 
-    A thread that hangs, or computes in one long program, is left behind where the work is to stop: nobody can end it.
+    A thread that hangs, or computes in one long program, is abandoned if the work is to stop: it cannot be ended.
 
     Args:
-      work: gets the `Watch` to say when it waits.
-      name: of the environment, for messages.
+      work: `(Watch) -> result`; it tells the `Watch` when it waits.
+      name: the environment's name, for messages.
       should_stop: polled.
       timeout: seconds that the environment may take to answer.
 
     Raises:
-      Closed: where it should stop.
-      UnansweredError: where the environment does not answer.
+      Closed: if it should stop.
+      UnansweredError: if the environment does not answer.
     """
     watch, results, errors = Watch(), list[Result](), list[BaseException]()
 

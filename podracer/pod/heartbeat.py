@@ -1,8 +1,8 @@
-"""How each process of a pod learns within seconds that another one is gone, stuck or has failed.
+"""Heartbeats in a pod: each process learns within seconds that another one is gone, stuck or has failed.
 
-Each has a connection to process 0, over which it says every second what it does. Where one falls silent, raises an
-error or stays behind the others for too long, process 0 tells all why the run ends. JAX by itself says nothing for
-minutes where a Python exception ends one process: the others wait for it in a collective.
+Each process sends its status to process 0 every second. If one falls silent, raises an error or stays a round behind
+the others for too long, process 0 ends the run in all and sends the reason. JAX by itself says nothing for minutes when
+a Python exception ends one process: the others wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ BEAT = 1.0
 """Seconds between signs of life."""
 
 GRACE = 3.0
-"""Seconds that the main thread is given to end by itself, which it cannot where it waits in a collective."""
+"""Seconds for the main thread to end by itself, which it cannot do while it waits in a collective."""
 
 AT_ONCE = 1.0
-"""Seconds that it is given after a second Ctrl-C."""
+"""Seconds for the main thread to end after a second Ctrl-C."""
 
 LONGEST = 8192
-"""Bytes of a line; who sends more is no process of ours."""
+"""The most bytes of a line; a connection that sends more is no process of the pod."""
 
 WORKING, WAITING = "training", "waiting for the others"
-"""What a process does that stays behind others only where it is stuck; other work takes as long as it takes."""
+"""The statuses in which a process that stays a round behind the others is stuck; other work takes as long as it
+takes."""
 
 
-class Lifeline:
-    """This process's end of it; a context.
+class Heartbeats:
+    """The heartbeats of this process; a context.
 
     Args:
-      index: of this process.
-      names: of all processes, as messages have them.
-      address: what process 0 said in `offer`.
-      silence: seconds without a sign of life after which a process is given up.
-      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 says whom it
+      index: number of this process.
+      names: names of all processes for messages, by number.
+      address: the second result of process 0's `offer`.
+      silence: seconds without a heartbeat after which a process is lost.
+      stall: seconds that a process may be a round behind the others; after a sixth of them process 0 prints whom it
         waits for.
-      server: of process 0, what `offer` returned beside the address.
+      server: in process 0, the first result of `offer`.
 
     Attributes:
-      stopping: whether another process has asked all to stop.
-      ended: why the run ends, once a process has ended it.
-      said: whether that has been printed.
+      stopping: True once another process has asked all to stop.
+      ended: the reason why the run ends, once a process has ended it.
+      said: True once the reason has been printed.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class Lifeline:
         server: socket.socket | None = None,
     ):
         self.ended: str | None = None
-        self.said = self.stopping = self._asked = False
+        self.said = self.stopping = self._stop_sent = False
         self._index, self._names, self._token = index, names, address["token"]
         self._silence, self._stall = silence, stall
         self._status = _Status()
-        self._behind: dict[tuple[int, int], float] = {}
+        self._late_since: dict[tuple[int, int], float] = {}
         self._named = 0
         self._left, self._news, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._leaving, self._deadline = False, math.inf
@@ -82,7 +83,7 @@ class Lifeline:
         self._selector = selectors.DefaultSelector()
         self._members: dict[int, _Member] = {}
         self._missing = set(range(1, len(names)))
-        self._server, self._begun = server, time.monotonic()
+        self._server, self._start = server, time.monotonic()
         self._zero: _Member | None = None
         if server is not None:
             server.setblocking(False)
@@ -95,9 +96,9 @@ class Lifeline:
         self._signals.setblocking(False)
         self._wakeup.setblocking(False)
         self._selector.register(self._signals, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._watch, name="podracer-lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="podracer-heartbeat", daemon=True)
 
-    def __enter__(self) -> Lifeline:
+    def __enter__(self) -> Heartbeats:
         # A main thread that waits in a collective runs no handler of Python's: what comes is heard here.
         self._before = None
         if threading.current_thread() is threading.main_thread():
@@ -106,17 +107,17 @@ class Lifeline:
         return self
 
     def doing(self, what: str, round: int) -> None:
-        """Notes what this process does now, and the newest round of training that it is in or was in.
+        """Sets this process's status: its work, and the newest round of training that it is in or was in.
 
-        A round begins where a process waits for all others, so that who is stuck before it is behind those who wait.
+        A round begins where a process waits for all others: a process that is stuck before it is a round behind.
         """
         self._status = self._status.then(what, round)
 
     def stop(self) -> None:
         """Asks all other processes to stop, so that none waits for its environments before it votes to."""
-        if self._asked:
+        if self._stop_sent:
             return
-        self._asked = True
+        self._stop_sent = True
         with self._lock:
             for member in self._others():
                 member.send({"stop": True})
@@ -130,12 +131,13 @@ class Lifeline:
                 member.send({"end": reason})
 
     def wait(self, seconds: float) -> str | None:
-        """Why another process has ended the run, if that becomes known in time."""
+        """Waits for another process to end the run; returns its reason, or None after `seconds`."""
         self._news.wait(seconds)
         return self.ended
 
     def __exit__(self, *exception: Any) -> None:
-        """Leaves. Process 0 goes last where the run ends with an error: JAX's board is gone with it."""
+        """Leaves the pod. Process 0 leaves last if the run ends with an error, because JAX's key-value store ends with
+        it."""
         self._leaving = True
         with self._lock:
             if not self.ended:
@@ -163,15 +165,15 @@ class Lifeline:
     def _watch(self) -> None:
         beat = 0.0
         while not self._left.is_set():
-            asked = time.monotonic()
+            select_time = time.monotonic()
             for key, _ in self._selector.select(timeout=0.1):
                 if key.fileobj is self._server:
                     self._accept()
                 elif key.fileobj is self._signals:
-                    self._heed(self._signals.recv(64))
+                    self._handle_signals(self._signals.recv(64))
                 else:
                     self._read(key.data)
-            self._dismiss(asked - rendezvous.SLOW)
+            self._dismiss(select_time - rendezvous.SLOW)
             if time.monotonic() - beat >= BEAT:
                 beat = time.monotonic()
                 self._beat(beat)
@@ -183,8 +185,8 @@ class Lifeline:
                 console.say("podracer: error: interrupted; the newest checkpoint is intact.", at_once=True)
                 os._exit(130)
 
-    def _heed(self, signals: bytes) -> None:
-        """Signals to this process: at the second Ctrl-C its main thread ends by itself, where it can."""
+    def _handle_signals(self, signals: bytes) -> None:
+        """Handles signals to this process: at the second Ctrl-C its main thread ends by itself if it can."""
         if not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals):
             self.stop()
         self._interrupts += signals.count(signal.SIGINT)
@@ -200,25 +202,27 @@ class Lifeline:
             return
         if self._zero is not None:
             if not self._zero.left and now - self._zero.heard > self._silence:
-                self._hear(f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s")
+                self._store_end(
+                    f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s"
+                )
             return
-        heard = dict.fromkeys(self._missing, self._begun)
+        heard = dict.fromkeys(self._missing, self._start)
         heard |= {i: member.heard for i, member in self._members.items() if not member.left}
         for index, when in heard.items():
             if now - when > self._silence:
-                return self._lose(index, f"has been silent for {self._silence:.0f} s")
+                return self._declare_lost(index, f"has been silent for {self._silence:.0f} s")
         members = {i: member for i, member in self._members.items() if not member.left}
         states = {0: own} | {i: member.status for i, member in members.items()}
         ahead = max(status.round for status in states.values())
         late = {i: status for i, status in states.items() if status.round < ahead}
         # Since when others have been ahead: a round may take all of them as long as it takes.
         behind = {(i, status.round): now for i, status in late.items() if status.doing in (WORKING, WAITING)}
-        self._behind = {key: self._behind.get(key, since) for key, since in behind.items()}
-        for (index, round), since in self._behind.items():
+        self._late_since = {key: self._late_since.get(key, since) for key, since in behind.items()}
+        for (index, round), since in self._late_since.items():
             # Who has missed a beat is on the way to be silent, which says more than stuck.
             silent = index in members and now - members[index].heard >= 2 * BEAT
             if now - since > self._stall and not silent:
-                return self._lose(
+                return self._declare_lost(
                     index, f"has been stuck in round {round} for {self._stall:.0f} s ({states[index].doing})"
                 )
         if own.doing == WAITING and own.round > self._named and now - own.since > max(self._stall / 6, 2 * BEAT):
@@ -226,15 +230,15 @@ class Lifeline:
             for index, status in late.items():
                 console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
 
-    def _lose(self, index: int, how: str) -> None:
-        """Process 0's verdict on one."""
+    def _declare_lost(self, index: int, how: str) -> None:
+        """Ends the run because process `index` is lost; in process 0."""
         reason = f"lost {self._names[index]}, which {how}"
         self.end(reason)
-        self._hear(reason)
+        self._store_end(reason)
         self._say()
 
-    def _hear(self, reason: str) -> None:
-        """What another process, or process 0's watch, has ended the run with."""
+    def _store_end(self, reason: str) -> None:
+        """Stores the reason why another process, or process 0's watch, has ended the run."""
         self.ended = self.ended or reason
         self._deadline = time.monotonic() + (GRACE if self._zero else GRACE + 1)
         self._news.set()
@@ -257,7 +261,7 @@ class Lifeline:
         self._selector.register(connection, selectors.EVENT_READ, _Member(connection, None))
 
     def _dismiss(self, since: float) -> None:
-        """Makes room of strangers who came before and have not said who they are."""
+        """Closes connections from before `since` that have not introduced themselves."""
         for key in list(self._selector.get_map().values()):
             member = key.data
             if member is not None and member.index is None and member.came < since:
@@ -269,7 +273,7 @@ class Lifeline:
             lines, open_ = member.receive()
             for line in lines:
                 if member.index is None:
-                    open_ = self._introduced(member, line) and open_
+                    open_ = self._admit(member, line) and open_
                 else:
                     self._take(member, line)
         except Exception:  # a stranger may say anything, and this thread must not end
@@ -284,13 +288,13 @@ class Lifeline:
         if self._zero is None:
             del self._members[member.index]
         if not expected and self._zero is None:
-            self._lose(member.index, "is gone")
+            self._declare_lost(member.index, "is gone")
         elif not expected:
-            self._hear(f"lost {self._names[0]}, the coordinator, which is gone")
+            self._store_end(f"lost {self._names[0]}, the coordinator, which is gone")
             self._say()  # JAX aborts before the main thread gets a word in
 
-    def _introduced(self, member: _Member, line: dict[str, Any]) -> bool:
-        """Whether a stranger is one of us."""
+    def _admit(self, member: _Member, line: dict[str, Any]) -> bool:
+        """Returns True if a stranger shows the pod's token and an index that is missing."""
         index = line.get("index")
         known = hmac.compare_digest(str(line.get("token")), self._token)
         if not known or index not in self._missing:
@@ -309,7 +313,7 @@ class Lifeline:
                 for other in self._others():
                     if other is not member:
                         other.send(line)
-            self._hear(str(line["end"]))
+            self._store_end(str(line["end"]))
         if "stop" in line and not self.stopping:
             self.stopping = True
             if self._zero is None:
@@ -322,7 +326,7 @@ class Lifeline:
 
 
 class _Status(NamedTuple):
-    """What a process does, in which round of training, and since when it has been at that."""
+    """The status of a process: its work, its round of training, and the time since which it has been at that."""
 
     doing: str = "starting"
     round: int = 0
@@ -347,7 +351,7 @@ class _Member:
             self.socket.sendall(json.dumps(line).encode() + b"\n")
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        """The lines that came, and whether there may be more.
+        """The complete lines that came, and False once the connection is closed.
 
         Raises:
           ValueError: for what is not a line of ours.
@@ -367,7 +371,7 @@ class _Member:
 
 
 def offer(host: str) -> tuple[socket.socket, dict[str, Any]]:
-    """Process 0's listening socket, and what the others need to reach it at `host`: host, port and a token."""
+    """Process 0's listening socket, and its address for the others: host, port and a token."""
     local = host in ("localhost", "127.0.0.1")
     server = socket.create_server(("127.0.0.1", 0)) if local else rendezvous.listen(0)
     return server, {"host": host, "port": server.getsockname()[1], "token": secrets.token_hex(16)}

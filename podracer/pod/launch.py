@@ -1,7 +1,7 @@
 """Several processes of one run on this machine.
 
-Every process runs the same command and finds the others by environment variables. What they print comes out line by
-line, after a process's number. Signals are passed on; when one process fails, the others are given time to end in good
+Every process runs the same command and finds the others by environment variables. Their output is copied line by line,
+each after its process's number. Signals are passed on; when one process fails, the others have time to end in good
 order.
 """
 
@@ -28,7 +28,7 @@ from podracer.system import console
 from podracer.system.children import start
 
 PATIENCE = 10.0
-"""Seconds that the others are given when one process has failed, before SIGTERM, and again before SIGKILL."""
+"""Seconds for the others to end when one process has failed, before SIGTERM, and again before SIGKILL."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Launch:
     Attributes:
       processes: how many.
       devices_per_process: simulated CPU devices of each; on GPUs, how many of the machine's each sees.
-      restarts: how often all are started again after one has failed, `train` with --resume.
+      restarts: number of restarts of all processes after one has failed, with --resume for `train`.
       script: run this Python file with the arguments after --, instead of a podracer command.
       module: run this module likewise.
     """
@@ -64,7 +64,7 @@ class Group:
         self._arguments, self._signal = arguments, 0
 
     def run(self) -> tuple[int, bool]:
-        """The exit code, and whether a signal to this process has ended it."""
+        """Runs the processes; returns the exit code, and True if a signal to this process has ended them."""
         P = self._arguments.processes
         reserved = _reserved_port()
         port = reserved.getsockname()[1]
@@ -94,7 +94,8 @@ class Group:
         return LOST if late else max(codes), bool(self._signal)
 
     def _wait(self, children: Sequence[subprocess.Popen[bytes]]) -> tuple[int | None, list[int]]:
-        """Waits for all; returns which ended first with an error, and which had to be ended."""
+        """Waits for all; returns the index of the first that ended with an error, and the indices of those that had to
+        be ended."""
         first, since, step, late = None, 0.0, 0, list[int]()
         while any(child.poll() is None for child in children):
             if first is None:
@@ -120,7 +121,7 @@ class Group:
 
 
 def environment(arguments: Launch, index: int, port: int) -> dict[str, str]:
-    """What a process finds the others by, beside what is set here."""
+    """The environment variables by which a process finds the others, added to those that are set here."""
     D = arguments.devices_per_process
     where = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
@@ -138,12 +139,13 @@ def environment(arguments: Launch, index: int, port: int) -> dict[str, str]:
 
 
 def _own_platform() -> str:
-    """What JAX takes where nobody says, found without starting it; on CPUs the ids of GPUs do no harm."""
+    """The platform that JAX chooses by default, found without starting JAX; on CPUs the ids of GPUs do no harm."""
     return "cuda" if shutil.which("nvidia-smi") or os.path.exists("/proc/driver/nvidia") else "cpu"
 
 
 def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
-    """Copies the lines of a process, with its number. It reads on where nobody reads here: the process would wait."""
+    """Copies the lines of a process, with its number. It reads on even if nobody reads the copy: else the process would
+    block."""
     assert child.stdout is not None
     for line in child.stdout:
         console.write(sys.stdout, f"[{index}] {line.decode(errors='replace')}")
@@ -156,9 +158,9 @@ def _ending(index: int, child: subprocess.Popen[bytes], before: str) -> str:
 
 
 def _reserved_port() -> socket.socket:
-    """A socket at a free port, which nobody is given by chance while it is open.
+    """A socket at a free port, which the system gives to no other process while it is open.
 
-    Process 0 can listen there all the same, as it asks to use an address again, and so does the socket by then.
+    Process 0 can listen there all the same, because both sockets set SO_REUSEADDR.
     """
     found = socket.socket()
     found.bind(("127.0.0.1", 0))

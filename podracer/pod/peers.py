@@ -1,6 +1,6 @@
-"""The processes of a pod, as one of them sees the others: started together, of one mind, on one board.
+"""The processes of a pod from the view of one of them: they start together, check that they agree, and exchange values.
 
-The board is the key-value store of JAX's distributed runtime, which process 0 holds. A key is written once.
+Values go through the "board", the key-value store of JAX's distributed runtime in process 0. A key is written once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from podracer.topology.processes import Processes
 from podracer.version import __version__
 
 POLL = 0.2
-"""Seconds between looks at the board, by who waits for it."""
+"""Seconds between reads of the board while a process waits for a key."""
 
 
-_SAID = itertools.count()
-"""Of what was said since this process began; a key is written once."""
+_MESSAGES = itertools.count()
+"""Numbers of the messages since this process began; a key is written once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,56 +56,56 @@ class Peers(Processes):
     """The P processes of a pod.
 
     Attributes:
-      all: the processes, in order.
-      local_index: of this one on its host.
-      local_count: processes of its host.
+      all: the processes, by number.
+      local_index: number of this process on its host.
+      local_count: number of processes on its host.
     """
 
     def __init__(self, pod: Pod):
         self._pod, self._client = pod, _client()
-        self._line: heartbeat.Lifeline | None = None
+        self._heartbeats: heartbeat.Heartbeats | None = None
         self._rounds = 0
         self.all: tuple[Peer, ...] = ()
         self.index, self.count = jax.process_index(), jax.process_count()
         me = {"host": socket.gethostname(), "pid": os.getpid()}
-        there = self.everyones(me)
-        self.all = tuple(Peer(i, **one) for i, one in enumerate(there))
+        facts = self.everyones(me)
+        self.all = tuple(Peer(i, **one) for i, one in enumerate(facts))
         self.hosts = len({peer.host for peer in self.all})
         neighbours = [peer.index for peer in self.all if peer.host == self.all[self.index].host]
         self.local_index, self.local_count = neighbours.index(self.index), len(neighbours)
 
     def __enter__(self) -> Peers:
-        """From here on a process that is gone, stuck or has failed ends the run in all."""
+        """Starts heartbeats: from here on a process that is gone, is stuck or has failed ends the run in all."""
         server, address = heartbeat.offer(_coordinator_host()) if self.is_first else (None, None)
         address, names = self.told(address), [str(peer) for peer in self.all]
         try:
-            self._line = heartbeat.Lifeline(
+            self._heartbeats = heartbeat.Heartbeats(
                 self.index, names, address, silence=self._pod.heartbeat, stall=self._pod.stall_timeout, server=server
             )
         except OSError as error:
             raise PeerError(f"cannot reach {self.all[0]} at {address['host']}:{address['port']}: {error}.") from error
-        self._line.__enter__()
+        self._heartbeats.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        assert self._line is not None
+        assert self._heartbeats is not None
         if of_runtime := _is_of_runtime(error):
-            self._line.wait(heartbeat.GRACE)  # what broke a collective is known soon
-        ended = self._line.ended
-        broken = PeerError(ended, self._line.said) if ended and of_runtime else None
+            self._heartbeats.wait(heartbeat.GRACE)  # what broke a collective is known soon
+        ended = self._heartbeats.ended
+        broken = PeerError(ended, self._heartbeats.said) if ended and of_runtime else None
         if error is not None:
             if not ended and not isinstance(error, PeerError):  # whose origin knows
                 what = " ".join(str(error).split())
-                self._line.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
+                self._heartbeats.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
             _leave_without_waiting(broken or error)
-        self._line.__exit__()
-        self._line = None
+        self._heartbeats.__exit__()
+        self._heartbeats = None
         if broken:
             raise broken from error
 
     def doing(self, what: str) -> None:
-        if self._line:
-            self._line.doing(what, self._rounds)
+        if self._heartbeats:
+            self._heartbeats.doing(what, self._rounds)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -116,14 +116,14 @@ class Peers(Processes):
 
     @property
     def stopping(self) -> bool:
-        return bool(self._line and self._line.stopping)
+        return bool(self._heartbeats and self._heartbeats.stopping)
 
     def stop(self) -> None:
-        if self._line:
-            self._line.stop()
+        if self._heartbeats:
+            self._heartbeats.stop()
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        everyone = [dict(_named(each)) for each in self.everyones(facts)]
+        everyone = [dict(_flatten(each)) for each in self.everyones(facts)]
         for name in sorted({name for each in everyone for name in each}):
             values = [json.dumps(each.get(name), sort_keys=True) for each in everyone]
             if len(set(values)) > 1:
@@ -149,36 +149,36 @@ class Peers(Processes):
         self.everyones(None)
 
     def _next(self, name: str) -> str:
-        return f"podracer/{next(_SAID)}/{name}"
+        return f"podracer/{next(_MESSAGES)}/{name}"
 
     def _wait(self, key: str, index: int) -> str:
         name = str(self.all[index]) if self.all else f"process {index}"
-        begun, said = time.monotonic(), False
+        start, is_printed = time.monotonic(), False
         while True:
             try:
                 return self._client.blocking_key_value_get(key, int(1000 * POLL))
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    ended = self._line.wait(heartbeat.GRACE) if self._line else None
-                    told = bool(self._line and self._line.said)
-                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", told) from error
-                if self._line and self._line.ended:
-                    raise PeerError(self._line.ended, self._line.said) from None
-                waited = time.monotonic() - begun
-                if not self._line and waited > self._pod.start_timeout:
+                    ended = self._heartbeats.wait(heartbeat.GRACE) if self._heartbeats else None
+                    was_printed = bool(self._heartbeats and self._heartbeats.said)
+                    raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", was_printed) from error
+                if self._heartbeats and self._heartbeats.ended:
+                    raise PeerError(self._heartbeats.ended, self._heartbeats.said) from None
+                waited = time.monotonic() - start
+                if not self._heartbeats and waited > self._pod.start_timeout:
                     raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None
-                if waited > self._pod.stall_timeout / 6 and not said:
-                    said = True
+                if waited > self._pod.stall_timeout / 6 and not is_printed:
+                    is_printed = True
                     console.say(f"podracer: waiting for {name}")
 
 
 def start(pod: Pod) -> Peers:
-    """Starts JAX's distributed runtime, unless that has been done, and meets the other processes.
+    """Starts JAX's distributed runtime, unless it runs already, and meets the other processes.
 
     Raises:
-      NoClusterError: where nothing says where they are, or not all come in time.
-      ValueError: where JAX has begun to compute before, or for settings that make no sense.
-      DisagreementError: where another version of something runs there.
+      NoClusterError: if nothing says where they are, or not all come in time.
+      ValueError: if JAX has begun to compute before, or for settings that make no sense.
+      DisagreementError: if a process has another version of a package.
     """
     if not jax.distributed.is_initialized():
         place = find(pod, os.environ, _cluster())
@@ -197,7 +197,7 @@ def start(pod: Pod) -> Peers:
         jax.config.update("jax_enable_preemption_service", False)
         where = place.coordinator or f"the coordinator that {place.source} names"
         # JAX aborts a process that waits in vain, without a line that people could use.
-        missing = rendezvous.apart(where, pod.start_timeout, "not all processes came")
+        missing = rendezvous.meeting_error(where, pod.start_timeout, "not all processes came")
         patience = threading.Timer(pod.start_timeout, _end, [missing])
         patience.start()
         try:
@@ -211,7 +211,7 @@ def start(pod: Pod) -> Peers:
                 shutdown_timeout_seconds=30,
             )
         except RuntimeError as error:
-            raise rendezvous.apart(where, pod.start_timeout, _first_line(error)) from error
+            raise rendezvous.meeting_error(where, pod.start_timeout, _first_line(error)) from error
         finally:
             patience.cancel()
     peers = Peers(pod)
@@ -221,10 +221,10 @@ def start(pod: Pod) -> Peers:
 
 
 def _reach(coordinator: str, seconds: float) -> None:
-    """Waits until process 0 listens: where it does not, JAX would abort this process without a line.
+    """Waits until process 0 listens. Without that, JAX would abort this process without a message.
 
     Raises:
-      NoClusterError: where it does not in time.
+      NoClusterError: if it does not listen in time.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + seconds
@@ -233,7 +233,7 @@ def _reach(coordinator: str, seconds: float) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
         except OSError as error:
             if time.monotonic() > until:
-                raise rendezvous.apart(
+                raise rendezvous.meeting_error(
                     coordinator, seconds, f"process 0 does not answer there: {error.strerror}"
                 ) from None
         time.sleep(POLL)
@@ -245,14 +245,14 @@ def _end(error: Exception) -> None:
 
 
 def _is_of_runtime(error: BaseException | None) -> bool:
-    """Whether a program failed and not what called it, as where a process is gone from a collective."""
+    """Returns True if a program failed and not its caller, as when a process has left a collective."""
     # Where an array is waited for decides which of the two it is.
     status = isinstance(error, ValueError) and re.match(r"(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED)", str(error))
     return isinstance(error, jax.errors.JaxRuntimeError) or bool(status)
 
 
 def _leave_without_waiting(error: BaseException) -> None:
-    """Ends this process, when it comes to that, without JAX's wait for the others, who do not come."""
+    """Makes this process end, when it does, without JAX's wait for the others, which will not come."""
     codes = ((PeerError, LOST), (KeyboardInterrupt, 130), ((ValueError, TypeError), 2))  # as the command line has them
     code = next((code for kind, code in codes if isinstance(error, kind)), 1)
 
@@ -265,11 +265,11 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _named(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The parts of nested facts, by names such as run.seed."""
+def _flatten(facts: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested facts, with names such as run.seed."""
     if isinstance(facts, Mapping) and facts:
         for key, value in facts.items():
-            yield from _named(value, f"{name}.{key}" if name else key)
+            yield from _flatten(value, f"{name}.{key}" if name else key)
     else:
         yield name, facts
 
@@ -290,7 +290,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _code(package: pathlib.Path) -> str:
-    """A hash of its source files, which may have been changed without another version."""
+    """A hash of a package's source files, which may differ within a version."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -302,14 +302,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _client() -> Any:
-    """The client of JAX's key-value store, which has no public name."""
+    """The client of JAX's key-value store; it has no public name."""
     from jax._src import distributed
 
     return distributed.global_state.client
 
 
 def _coordinator_host() -> str:
-    """Where the others reach process 0."""
+    """The host at which the others reach process 0."""
     from jax._src import distributed
 
     address = distributed.global_state.coordinator_address or socket.gethostname()

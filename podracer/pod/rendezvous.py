@@ -1,4 +1,5 @@
-"""Who has come: asked at the coordinator's port before JAX listens there, for JAX waits without saying for whom."""
+"""The rendezvous of a pod's processes, at the coordinator's port before JAX listens there: JAX itself waits without
+naming the processes that are missing."""
 
 from __future__ import annotations
 
@@ -15,59 +16,59 @@ POLL = 0.2
 """Seconds between attempts to reach process 0."""
 
 SLOW = 2.0
-"""Seconds that a stranger is given to say who it is."""
+"""Seconds for a connection to introduce itself."""
 
 STRANGERS = 256
-"""Connections at a time that have not said who they are."""
+"""The most connections at a time that have not introduced themselves."""
 
 LONGEST = 2**16
-"""Bytes of the line that process 0 says."""
+"""The most bytes of process 0's line."""
 
 ALL, MISSING = "all", "missing "
 
 
 def hold(coordinator: str, count: int, seconds: float) -> None:
-    """Waits, in process 0, until all others have come, and tells them so.
+    """Waits, in process 0, until all others have come, and tells them.
 
     Args:
       coordinator: host:port of process 0.
-      count: of all processes.
-      seconds: how long.
+      count: P, the number of processes.
+      seconds: how long to wait.
 
     Raises:
-      NoClusterError: where the port is taken, or some do not come; those who did raise the same.
+      NoClusterError: if the port is taken, or some do not come; those that came raise the same.
     """
-    until, there = time.monotonic() + seconds, dict[int, socket.socket]()
+    until, connections = time.monotonic() + seconds, dict[int, socket.socket]()
     try:
         with (
             _listening(coordinator) as server,
             Callers(server, ending=b"\n", longest=64, seconds=SLOW, most=STRANGERS) as callers,
         ):
-            while len(there) < count - 1 and (left := until - time.monotonic()) > 0:
-                for connection, said in callers.heard(left):
+            while len(connections) < count - 1 and (left := until - time.monotonic()) > 0:
+                for connection, message in callers.heard(left):
                     spare: socket.socket | None = connection  # a stranger's, or of a process that has begun again
-                    if (index := _introduced(said)) is not None and 0 < index < count:
-                        spare, there[index] = there.get(index), connection
+                    if (index := _process_index(message)) is not None and 0 < index < count:
+                        spare, connections[index] = connections.get(index), connection
                     if spare is not None:
                         spare.close()
         # The port is free again before anybody is told to look for JAX there.
-        missing = [i for i in range(1, count) if i not in there]
+        missing = [i for i in range(1, count) if i not in connections]
         say = MISSING + ", ".join(map(str, missing)) if missing else ALL
-        for connection in there.values():
+        for connection in connections.values():
             with contextlib.suppress(OSError):
                 connection.sendall(say.encode() + b"\n")
     finally:
-        for connection in there.values():
+        for connection in connections.values():
             connection.close()
     if missing:
-        raise apart(coordinator, seconds, not_there(missing))
+        raise meeting_error(coordinator, seconds, describe_missing(missing))
 
 
 def attend(coordinator: str, index: int, seconds: float) -> None:
-    """Tells process 0 who has come, and waits until all have.
+    """Introduces this process to process 0, and waits until all have come.
 
     Raises:
-      NoClusterError: where process 0 does not answer, or others do not come.
+      NoClusterError: if process 0 does not answer, or others do not come.
     """
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + seconds
@@ -78,32 +79,32 @@ def attend(coordinator: str, index: int, seconds: float) -> None:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
                 connection.sendall(f"podracer {index}\n".encode())
                 # Process 0, which may have started later, speaks when its own time is over.
-                said = _line(connection, until + 2 * SLOW)
+                answer = _read_line(connection, until + 2 * SLOW)
         except (OSError, ValueError) as error:
-            said, why = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if said == ALL:
+            answer, why = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if answer == ALL:
             return
-        if said.startswith(MISSING):
-            raise apart(coordinator, seconds, not_there(said.removeprefix(MISSING).split(", ")))
+        if answer.startswith(MISSING):
+            raise meeting_error(coordinator, seconds, describe_missing(answer.removeprefix(MISSING).split(", ")))
         if time.monotonic() > until:
-            raise apart(coordinator, seconds, f"process 0 does not answer there: {why}")
+            raise meeting_error(coordinator, seconds, f"process 0 does not answer there: {why}")
         time.sleep(POLL)
 
 
-def apart(where: str, seconds: float, why: str) -> NoClusterError:
+def meeting_error(where: str, seconds: float, why: str) -> NoClusterError:
     """The error for processes that do not find each other."""
     proxies = [key for key in os.environ if key.lower() in ("http_proxy", "https_proxy", "all_proxy")]
     hint = f"; {', '.join(proxies)} set, which can keep processes apart" if proxies else ""
     return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({why}){hint}.")
 
 
-def not_there(missing: Sequence[object]) -> str:
-    """Who has not come, in words."""
+def describe_missing(missing: Sequence[object]) -> str:
+    """The processes that did not come, in words."""
     return f"process{'es' * (len(missing) > 1)} {', '.join(map(str, missing))} did not come"
 
 
 def listen(port: int) -> socket.socket:
-    """A server at a port of this machine, or any at 0, for IPv4 and, where there is that, IPv6."""
+    """A server at a port of this machine, a free one for 0, for IPv4 and, if available, IPv6."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
@@ -121,25 +122,25 @@ def _listening(coordinator: str) -> Iterator[socket.socket]:
         yield server
 
 
-def _introduced(said: bytes) -> int | None:
+def _process_index(message: bytes) -> int | None:
     """The number of the process that a connection is from, or None for a stranger."""
-    name, _, index = said.strip().partition(b" ")
+    name, _, index = message.strip().partition(b" ")
     try:
         return int(index) if name == b"podracer" else None
     except ValueError:
         return None
 
 
-def _line(connection: socket.socket, until: float) -> str:
-    """The line that process 0 says, or as much of it as came where it has closed.
+def _read_line(connection: socket.socket, until: float) -> str:
+    """The line that process 0 sends, or as much of it as came before it closed.
 
     Raises:
-      TimeoutError: where it is not whole in time.
+      TimeoutError: if it is not complete in time.
     """
-    said = b""
-    while b"\n" not in said and len(said) < LONGEST:
+    buffer = b""
+    while b"\n" not in buffer and len(buffer) < LONGEST:
         connection.settimeout(max(until - time.monotonic(), 0.001))
-        said += (data := connection.recv(4096))
+        buffer += (data := connection.recv(4096))
         if not data:
             break
-    return said.partition(b"\n")[0].decode(errors="replace").strip()
+    return buffer.partition(b"\n")[0].decode(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""Where the processes of a pod meet, found without starting JAX.
+"""The address and size of a pod, found without starting JAX.
 
-Each of four things is what `Pod` says, or else an environment variable, or else the cluster that JAX recognises: Open
-MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
+Each of four settings comes from `Pod`, else from an environment variable, else from the cluster that JAX recognises:
+Open MPI, SLURM, a TPU's or Kubernetes' own. JAX reads only two of the variables by itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ VARIABLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """How the processes of a pod find each other, and how long they wait; all of it may be left out in a cluster.
+    """Settings by which the processes of a pod find each other, and their timeouts; all may be left out in a cluster.
 
     Attributes:
       coordinator: host:port, where process 0 listens.
       processes: P.
-      process_id: of this one, 0 to P - 1.
+      process_id: number of this process, 0 to P - 1.
       local_devices: ids of the devices that this process sees; all of its host's if None.
-      start_timeout: seconds to wait for all processes to come.
-      heartbeat: seconds without a sign of life after which JAX gives a process up.
+      start_timeout: seconds to wait until all processes have started.
+      heartbeat: seconds without a heartbeat after which JAX considers a process lost.
       stall_timeout: seconds that a process may be a round behind the others.
     """
 
@@ -52,19 +52,19 @@ class Pod:
 
 
 class NoClusterError(ValueError):
-    """There is nothing that says where the processes of a pod are."""
+    """Nothing says where the processes of a pod are."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What `jax.distributed.initialize` is told; None is for JAX to find.
+    """The arguments of `jax.distributed.initialize`; JAX finds those that are None.
 
     Attributes:
       coordinator: host:port.
       processes: P.
-      process_id: of this one.
-      local_devices: ids of this one's devices.
-      source: where this is from, in words.
+      process_id: number of this process.
+      local_devices: ids of this process's devices.
+      source: the origin of these values, in words.
     """
 
     coordinator: str | None
@@ -75,25 +75,25 @@ class Place:
 
 
 def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
-    """Where this process is.
+    """Finds the place of this process in its pod.
 
     Args:
-      pod: what was said.
-      environ: environment variables.
+      pod: the user's settings.
+      environ: the environment variables.
       cluster: the name of the cluster that JAX recognises, or None.
 
     Raises:
-      NoClusterError: where too little is known.
-      ValueError: for what makes no sense.
+      NoClusterError: if too little is known.
+      ValueError: for settings that make no sense.
     """
     if "COLAB_RELEASE_TAG" in environ:
         raise NoClusterError("topology='pod': Colab is one process; use topology='local', which uses all its devices.")
-    said = {name: value for name in VARIABLES if (value := getattr(pod, name)) is not None}
+    given_values = {name: value for name in VARIABLES if (value := getattr(pod, name)) is not None}
     read = {name: _read(name, environ[key]) for name, key in VARIABLES.items() if environ.get(key)}
-    known: dict[str, Any] = {**dict.fromkeys(VARIABLES), **read, **said}
+    known: dict[str, Any] = {**dict.fromkeys(VARIABLES), **read, **given_values}
     meeting = [known[name] is not None for name in ("coordinator", "processes", "process_id")]
     if not cluster and not all(meeting):
-        missing = [f"{VARIABLES[name]} (Pod.{name})" for name, there in zip(VARIABLES, meeting) if not there]
+        missing = [f"{VARIABLES[name]} (Pod.{name})" for name, is_known in zip(VARIABLES, meeting) if not is_known]
         if any(meeting):
             raise NoClusterError(f"topology='pod': {' and '.join(missing)} missing, beside what is given.")
         raise NoClusterError(
@@ -107,8 +107,8 @@ def find(pod: Pod, environ: Mapping[str, str], cluster: str | None) -> Place:
     if known["local_devices"] is None and cluster in ("slurm", "ompi") and processes_of_host(environ) == 1:
         # There JAX takes one GPU for each process, and the others of the host would be idle without a word.
         known["local_devices"] = _visible(environ)
-    source = "Pod" if said else ""
-    source += " and " if said and read else ""
+    source = "Pod" if given_values else ""
+    source += " and " if given_values and read else ""
     source += "environment variables" if read else ""
     return Place(**known, source=source if all(meeting) else cluster or source)
 
@@ -126,7 +126,7 @@ _KIND = {"processes": "a number", "process_id": "a number", "local_devices": "nu
 
 
 def processes_of_host(environ: Mapping[str, str]) -> int | None:
-    """How many processes of a pod are on this host, as a launcher says; None where none does."""
+    """The number of a pod's processes on this host by the launcher's variables; None if no launcher set one."""
     for key in ("PODRACER_LOCAL_COUNT", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"):
         # SLURM: for hosts in order, such as 2(x3),1; one number where all have as many, and else this is not known.
         if found := re.fullmatch(r"(\d+)(\(x\d+\))?", environ.get(key, "")):
@@ -135,7 +135,7 @@ def processes_of_host(environ: Mapping[str, str]) -> int | None:
 
 
 def _visible(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """All GPUs that this process may see, by their place, where that is known."""
+    """The indices of all GPUs that this process may see; None if unknown."""
     for key in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         if environ.get(key):
             return tuple(range(len(environ[key].split(","))))

@@ -16,7 +16,7 @@ from podracer.search.tree import Tree
 from podracer.types import ActorParams, ArrayTree
 
 
-def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], SearchResult]:
+def make_search(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, ArrayTree], SearchResult]:
     """`(ActorParams, observation [N]) -> SearchResult` of an agent's search without noise, with its tree; jitted."""
 
     @jax.jit
@@ -28,7 +28,7 @@ def searching(planner: Planner, config: SearchConfig) -> Callable[[ActorParams, 
     return run
 
 
-def of(
+def from_search(
     found: SearchResult,
     config: SearchConfig,
     *,
@@ -37,18 +37,18 @@ def of(
     board: tuple[int, int] | None = None,
     lane: int = 0,
 ) -> Explanation:
-    """What one root of a search came to.
+    """The explanation of one root of a search.
 
     Args:
-      found: of `podracer.search.search(..., keep_tree=True)`.
-      config: of that search.
-      title: above pictures.
-      look: what is seen behind actions from the root.
-      board: (H, W) of what is seen.
-      lane: which of the N roots.
+      found: the result of `podracer.search.search(..., keep_tree=True)`.
+      config: settings of that search.
+      title: text above pictures.
+      look: draws the board after actions from the root.
+      board: (H, W), the size of the board.
+      lane: number of the root, 0 to N - 1.
 
     Raises:
-      ValueError: where the tree was not kept.
+      ValueError: if the tree was not kept.
     """
     if not isinstance(found.tree, Tree):
         raise ValueError("the search's tree was not kept: search(..., keep_tree=True).")
@@ -79,7 +79,7 @@ def of(
 
 
 def _variation(tree: Tree, action: int) -> tuple[int, ...]:
-    """The root's action and then the most visited ones. What a search makes up behind an end is left out."""
+    """The root's action and then the most visited ones, without imagined moves after the end of a game."""
     line, node = [], 0
     while tree.n[node].any():
         line.append(action)
@@ -91,7 +91,7 @@ def _variation(tree: Tree, action: int) -> tuple[int, ...]:
 
 
 def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[Node]:
-    """The most visited nodes; of equal ones those that come first in the tree."""
+    """The most visited nodes; of equal ones the first in the tree."""
     root = Node((), int(tree.n[0].sum()), 1.0, float(tree.V[0, 0]), float(tree.V[0, 0]), False)
     chosen: list[Node] = []
     open_nodes: list[tuple[int, tuple[int, ...], int, Node]] = [(-root.visits, (), 0, root)]
@@ -110,8 +110,9 @@ def _nodes(tree: Tree, probability: np.ndarray, depth: int, count: int) -> list[
     return chosen
 
 
-def boards(environment: Any, observation: ArrayTree) -> Look | None:
-    """How boards look behind actions, of games for two that can be rendered."""
+def board_renderer(environment: Any, observation: ArrayTree) -> Look | None:
+    """Returns the function that draws the board after each action, or None for environments other than games that can
+    be rendered."""
     if not all(hasattr(environment, name) for name in ("position", "render", "observe")):
         return None
 

@@ -1,10 +1,11 @@
-"""What a search thought at one observation: numbers of every legal action, the line that it expects, and pictures.
+"""The explanation of a search at one observation: numbers of every legal action, the line of play that it expects, and
+pictures.
 
     explanation = result.explain(observation)
     print(explanation)
     explanation.tree("tree.png")
 
-Of a search over one's own model, `explainer.of(search.search(..., keep_tree=True), config)`.
+For a search over one's own model: `explainer.from_search(search.search(..., keep_tree=True), config)`.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ import numpy as np
 from podracer.result import plots, report
 
 Look = Callable[[Sequence[int]], np.ndarray | None]
-"""`(actions) -> uint8 [H, W, 3]`; what is seen behind actions from the root, None where they are illegal."""
+"""`(actions) -> uint8 [H, W, 3]`; a picture of the position after actions from the root, None if they are illegal."""
 
 MAX_ROWS = 24
-"""Actions that a table or a picture names, the most visited ones."""
+"""The number of actions that a table or a picture names, the most visited ones."""
 
 
 LINE = 8
-"""Actions of the expected line that are written out."""
+"""The number of actions of the expected line that are printed."""
 
 
 class Node(NamedTuple):
     """A node of a search's tree, and the edge into it.
 
     Attributes:
-      actions: the way to it from the root, () of the root itself.
+      actions: the actions from the root to it; () for the root itself.
       visits: n of the edge; S of the root.
       prior: P of the edge; 1 of the root.
-      q: Q of the edge, for who acted; V of the root.
-      value: V of the node, for who moves there; NaN behind the depth cap, where there is no node.
-      ended: whether nothing comes behind it.
+      q: Q of the edge, for the player who acted; V of the root.
+      value: V of the node, for the player to move there; NaN after the depth cap, where there is no node.
+      ended: True if the episode ends there.
     """
 
     actions: tuple[int, ...]
@@ -56,22 +57,22 @@ class Explanation:
     """A search at one observation. Arrays [m] are of the m legal actions, in ascending order.
 
     Attributes:
-      title: who searched, and where.
+      title: the agent and the environment.
       algorithm: "puct" or "gumbel".
       simulations: S.
       actions: int [m]; the legal actions.
-      prior: float32 [m]; what the policy says without a search; no noise is added.
+      prior: float32 [m]; the policy without a search, and without noise.
       visits: int32 [m]; their sum is S.
-      policy: float32 [m]; what the search makes of the prior.
-      q: float32 [m]; the return that the search expects, NaN where an action was not tried.
-      action: what the agent does.
-      value: V of the root, that the search gives it.
-      network_value: that of the model alone.
+      policy: float32 [m]; the search's policy.
+      q: float32 [m]; the return that the search expects; NaN for an action without a visit.
+      action: the agent's action.
+      value: V of the root after the search.
+      network_value: V of the root by the model alone.
       depth: edges from the root to a simulation's new node, on average.
       variation: actions; the agent's, and then the most visited ones, as far as the tree goes or until the end.
       nodes: `(depth, count) -> list[Node]`; the most visited nodes down to a depth, parents before children.
-      look: what is seen behind actions, or None.
-      board: (H, W) of what is seen, or None; numbers of actions are written into its cells.
+      look: draws the position after actions, or None.
+      board: (H, W), the size of the board, or None; numbers of actions are written into its cells.
     """
 
     title: str
@@ -100,7 +101,7 @@ class Explanation:
         return plots.save(search_tree(self, depth, nodes), path or plots.default_path(None, "search-tree.png"))
 
     def rows(self, limit: int = MAX_ROWS) -> list[int]:
-        """Places in the arrays [m] of the most visited actions, the best first."""
+        """The indices into the arrays [m] of the most visited actions, the best first."""
         order = np.lexsort((-self.policy, -self.visits, self.actions != self.action))
         return order[:limit].tolist()
 
@@ -135,7 +136,7 @@ class Explanation:
 
 
 _INK, _QUIET, _CHOSEN = "#1f2937", "#9ca3af", "#c2410c"
-"""Of words and edges, of what matters less, and of what the agent does."""
+"""The colours of text and edges, of what matters less, and of the agent\'s choice."""
 
 _COLUMNS = {"prior": "#cbd5e1", "visits": "#60a5fa", "policy": "#1d4ed8"}
 
@@ -145,12 +146,13 @@ _GAIN, _LOSS = "#15803d", "#b91c1c"
 def search_bars(explanation: Explanation) -> Any:
     """The Matplotlib figure of a search's numbers: prior, visits, policy and Q of every legal action.
 
-    Of more actions than fit, the most visited ones. Beside them the board of a game, its cells with their actions.
+    If there are more actions than fit, it shows the most visited ones. Beside them is the board of a game, with the
+    actions in its cells.
     """
     from matplotlib.figure import Figure
 
-    shown = sorted(explanation.rows())
-    look, m = explanation.look, len(shown)
+    indices = sorted(explanation.rows())
+    look, m = explanation.look, len(indices)
     width = min(max(4.2, 0.62 * m + 1.4), 11.0)
     board = look(()) if look else None
     picture = Figure(figsize=(width + (3.4 if board is not None else 0), 4.4), dpi=120, layout="constrained")
@@ -166,11 +168,11 @@ def search_bars(explanation: Explanation) -> Any:
     for i, (name, values) in enumerate(
         (("prior", explanation.prior), ("visits", fractions), ("policy", explanation.policy))
     ):
-        top.bar(place + 0.27 * (i - 1), values[shown], 0.27, color=_COLUMNS[name], label=name)
+        top.bar(place + 0.27 * (i - 1), values[indices], 0.27, color=_COLUMNS[name], label=name)
     top.set_ylabel("fraction")
     top.legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2, fontsize="small")
     top.tick_params(labelbottom=False, bottom=False)
-    q = explanation.q[shown]
+    q = explanation.q[indices]
     bottom.bar(place, np.nan_to_num(q), 0.5, color=[_GAIN if x > 0 else _LOSS for x in q], label="Q")
     bottom.axhline(0, color=_QUIET, linewidth=0.8)
     bottom.axhline(explanation.value, color=_INK, linewidth=0.8, linestyle=":")
@@ -179,8 +181,8 @@ def search_bars(explanation: Explanation) -> Any:
     bottom.set_xlabel(
         "action" if m == len(explanation.actions) else f"action (and {len(explanation.actions) - m} more)"
     )
-    bottom.set_xticks(place, [str(explanation.actions[i]) for i in shown])
-    for label, i in zip(bottom.get_xticklabels(), shown):
+    bottom.set_xticks(place, [str(explanation.actions[i]) for i in indices])
+    for label, i in zip(bottom.get_xticklabels(), indices):
         if explanation.actions[i] == explanation.action:
             label.set(color=_CHOSEN, fontweight="bold")
     for axes in (top, bottom):
@@ -221,7 +223,8 @@ def _board(axes: Any, board: np.ndarray, explanation: Explanation) -> None:
 def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> Any:
     """The Matplotlib figure of a search's most visited nodes, from the root at the left down to a depth.
 
-    Edges carry their action, n, Q for who acted, and P. Nodes are boards, or the values V of those who move there.
+    Edges carry their action, n, Q for the player who acted, and P. Nodes are boards, or the values V for the player to
+    move there.
     """
     from matplotlib.figure import Figure
 
@@ -251,8 +254,8 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
         if board is not None:
             box.imshow(board)
         else:
-            said = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
-            box.text(0.5, 0.5, "" if np.isnan(node.value) else said, ha="center", va="center", transform=box.transAxes)
+            text = "end" if node.ended else "illegal" if explanation.look else f"{node.value:+z.2f}"
+            box.text(0.5, 0.5, "" if np.isnan(node.value) else text, ha="center", va="center", transform=box.transAxes)
         note = "end" if node.ended else "" if node.actions else f"V {node.value:+z.2f}"
         if note and board is not None:
             axes.text(x, y + half[1] + 0.04, note, ha="center", va="top", fontsize=7.5, color=_INK)
@@ -263,7 +266,7 @@ def search_tree(explanation: Explanation, depth: int = 3, nodes: int = 14) -> An
 def _edge(
     axes: Any, node: Node, start: tuple[float, float], end: tuple[float, float], half: float, main: bool, S: int
 ) -> None:
-    """A line from the right of a node to the left of another one, as wide as it was visited."""
+    """A line from the right of a node to the left of another one; its width is the fraction of visits."""
     (x, y), (to_x, to_y) = start, end
     x, to_x = x + half, to_x - half
     bend = x + 0.16
@@ -281,7 +284,7 @@ def _edge(
 
 
 def _layout(nodes: Sequence[Node]) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Where nodes are, (depth, row): leaves one below the other, others in the middle of their children."""
+    """The position of each node, (depth, row): leaves one below the other, others in the middle of their children."""
     children: dict[tuple[int, ...], list[tuple[int, ...]]] = {node.actions: [] for node in nodes}
     for node in nodes:
         if node.actions:

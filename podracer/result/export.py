@@ -1,9 +1,9 @@
 """A policy in files that need none of the agent's code (`podracer export`), and how to use them.
 
     policy.stablehlo   the policy for CPU, GPU and TPU, its parameters inside, for batches of any size (jax.export)
-    spec.json          spaces, and the memory that passes from call to call
-    check.npz          observations, rewards and `first` of 16 rows of one lane, and the actions for them
-    MODEL_CARD.md      what it is, how well it does and how to run it, in the form that model hubs read
+    spec.json          spaces, and the memory that passes from call to call check.npz          observations, rewards and
+    `first` of 16 rows of one lane, and the actions for them MODEL_CARD.md      its description, its score and the way
+    to run it, in the form that model hubs read
 
 The exported function is `(memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action, memory)`, where
 memory is a flat tuple of arrays [b, ...]; zeros will do where the rows are `first`. Actions are the best ones that the
@@ -66,19 +66,20 @@ Others may take addresses, or call back into Python. Kernels (`tpu_custom_call`,
 
 
 def save(policy: Policy, directory: str | pathlib.Path, card: Mapping[str, Any]) -> pathlib.Path:
-    """Writes a greedy policy, and checks that what was written acts as it does.
+    """Writes a greedy policy, and checks that the files act as it does.
 
     Args:
       policy: a greedy one.
-      directory: made if it is not there; files of an earlier export are replaced once the new ones are whole.
-      card: of the model card: `agent`, `environment`, `source`, and `evaluation` (a sentence) with `mean`, or None.
+      directory: made if it does not exist; files of an earlier export are replaced once the new ones are complete.
+      card: facts for the model card: `agent`, `environment`, `source`, and `evaluation` (a sentence) with `mean`, or
+        None.
 
     Raises:
-      ValueError: where the directory cannot be written, or actions depend on chance.
-      RuntimeError: where the files do not act as the policy.
+      ValueError: if the directory cannot be written, or actions depend on chance.
+      RuntimeError: if the files do not act as the policy.
     """
     directory = files.local(directory)
-    data = _exported(policy).serialize()
+    data = _export(policy).serialize()
     rows = _rows(policy.spec)
     actions = _play(Actor(policy), rows)
     memory = [{"shape": list(x.shape[1:]), "dtype": str(x.dtype)} for x in policy.start(1)]
@@ -116,12 +117,12 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     """An actor that follows an exported policy, which is a program: load those of people whom you trust.
 
     Args:
-      directory: what `podracer export` wrote.
+      directory: a directory that `podracer export` wrote.
       batch: lanes that act together; None for one, without a dim for lanes.
 
     Raises:
-      ValueError: where there is no policy in the directory, one of a newer format, or one that calls native code which
-        JAX does not export by itself.
+      ValueError: if the directory has no policy, one of a newer format, or one that calls native code beyond JAX's own
+        exports.
     """
     directory = pathlib.Path(directory)
     try:
@@ -146,7 +147,7 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{directory / 'policy.stablehlo'} is damaged ({why}); export it anew.") from None
-    if foreign := sorted(_called(program) - STABLE_CALLS):
+    if foreign := sorted(_call_targets(program) - STABLE_CALLS):
         raise ValueError(
             f"{directory / 'policy.stablehlo'} calls native code by the name of {', '.join(foreign)}, which podracer's "
             "exports do not: it was not run."
@@ -163,8 +164,8 @@ def load_policy(directory: str | pathlib.Path, batch: int | None = None) -> Acto
     )
 
 
-def _called(program: str) -> set[str]:
-    """The targets of custom calls in the text of an MLIR module; of one that is written otherwise, all of its text."""
+def _call_targets(program: str) -> set[str]:
+    """The targets of custom calls in the text of an MLIR module; for a call in another notation, its text."""
     named = re.findall(r'custom_call\s*@("(?:[^"\\]|\\.)*"|[\w$.-]+)', program)
     others = re.findall(r'custom_call"\s*\(.*', program)
     return {name.strip('"') for name in named} | {text[:200] for text in others}
@@ -174,7 +175,7 @@ def check(directory: str | pathlib.Path) -> None:
     """Plays the rows of `check.npz` with an exported policy.
 
     Raises:
-      RuntimeError: where an action is another one than when it was exported.
+      RuntimeError: if an action differs from that of the exporting machine.
     """
     actor = load_policy(directory)
     with np.load(pathlib.Path(directory) / "check.npz") as rows:
@@ -186,7 +187,7 @@ def check(directory: str | pathlib.Path) -> None:
         )
 
 
-def _exported(policy: Policy) -> jax_export.Exported:
+def _export(policy: Policy) -> jax_export.Exported:
     """The policy as one function without parameters, for any batch and platform."""
 
     if not policy.deterministic:
@@ -206,28 +207,28 @@ def _rows(spec: EnvSpec) -> dict[str, np.ndarray]:
     """Two episodes of random rows of one lane, [CHECK_ROWS, ...]."""
     keys = jax.random.split(jax.random.key(0), CHECK_ROWS)
     sampled = jax.device_get(jax.vmap(spec.observation_space.sample)(keys))
-    observations = _named("observation", gate.to_environment(sampled, spec.observation_space))
+    observations = _flatten("observation", gate.to_environment(sampled, spec.observation_space))
     first = np.arange(CHECK_ROWS) % (CHECK_ROWS // 2) == 0
     reward = np.where(first, 0.0, np.random.default_rng(0).normal(size=CHECK_ROWS)).astype(np.float32)
     return observations | {"reward": reward, "first": first}
 
 
-def _named(name: str, value: ArrayTree) -> dict[str, np.ndarray]:
+def _flatten(name: str, value: ArrayTree) -> dict[str, np.ndarray]:
     """The arrays of an observation by name, such as `observation.image`."""
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _named(f"{name}.{key}", item).items()}
+        return {k: v for key, item in value.items() for k, v in _flatten(f"{name}.{key}", item).items()}
     return {name: np.asarray(value)}
 
 
-def _unnamed(space: spaces.Space, name: str, rows: Mapping[str, np.ndarray], i: int) -> ArrayTree:
+def _unflatten(space: spaces.Space, name: str, rows: Mapping[str, np.ndarray], i: int) -> ArrayTree:
     if isinstance(space, spaces.Dict):
-        return {key: _unnamed(item, f"{name}.{key}", rows, i) for key, item in space.items}
+        return {key: _unflatten(item, f"{name}.{key}", rows, i) for key, item in space.items}
     return rows[name][i]
 
 
 def _play(actor: Actor, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """The actions for rows of one lane, [CHECK_ROWS, ...]."""
-    observation = functools.partial(_unnamed, actor.policy.spec.observation_space, "observation", rows)
+    observation = functools.partial(_unflatten, actor.policy.spec.observation_space, "observation", rows)
     return np.stack([actor(observation(i), rows["reward"][i], rows["first"][i]) for i in range(CHECK_ROWS)])
 
 

@@ -1,4 +1,4 @@
-"""Members of runs: their settings, seeds and rows, and which of them are seeds of one setting."""
+"""Members of runs: their settings, seeds and rows, in groups that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 from podracer.run import metrics, rundir
 
 PLACEMENT = ("seed", "population", "num_shards", "actor_devices", "replay_memory", "checkpoint_replay")
-"""Run settings that say which seeds run where; others decide what is learnt, but for `rundir.FREE_TO_CHANGE`."""
+"""Run settings that place seeds on devices; all others, except `rundir.FREE_TO_CHANGE`, decide the result."""
 
 
 class Member(NamedTuple):
-    """One member of a population, or a run that has no other.
+    """One member of a population, or a run without a population.
 
     Attributes:
-      name: of its run.
+      name: the run's name.
       agent: the agent's name.
       env: the environment's name.
-      seed: of everything random.
-      settings: what else decides its result, by flat names such as `agent_config.learning_rate`.
-      rows: its metrics.
+      seed: the member's seed.
+      settings: all other settings that decide its result, by flat names such as `agent_config.learning_rate`.
+      rows: its metric rows.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     rows: list[metrics.Row]
 
 
-def of(description: Mapping[str, Any], history: Sequence[metrics.Row], name: str = "") -> list[Member]:
+def from_run(description: Mapping[str, Any], history: Sequence[metrics.Row], name: str = "") -> list[Member]:
     """The members of a run, from its description and its rows."""
     run = description["run"]
     rows: dict[int, list[metrics.Row]] = {}
@@ -58,8 +58,8 @@ def curves(members: Sequence[Member], *, group: bool = True) -> dict[str, list[m
     """The rows of every line of a learning curve, by label; seeds of one setting are the `member`s of one line.
 
     Args:
-      members: of one run or of several.
-      group: whether runs that differ only in their seeds share a line. Those of equal seeds, such as copies, do not.
+      members: members of one run or of several.
+      group: True lets runs that differ only in their seeds share a line. Runs of equal seeds, such as copies, do not.
     """
     lines: dict[tuple[str, ...], list[Member]] = {}
     for _, equal in _by(_setting, members).items():
@@ -78,8 +78,8 @@ def curves(members: Sequence[Member], *, group: bool = True) -> dict[str, list[m
 def table(members: Sequence[Member], tunables: Sequence[str]) -> list[dict[str, Any]]:
     """Rows for a data frame: one for each update and member, with its seed and its tunable numbers.
 
-    Of rows that share an update (training and evaluation, or all of those in which a replay fills before the first
-    update), the newest value of each metric counts, and the steps of training.
+    Several rows may share an update: training and evaluation, or all rows before a replay allows the first update. Then
+    the newest value of each metric counts, and the steps of the training row.
     """
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for i, member in enumerate(members):
@@ -106,7 +106,8 @@ def _by(key: Any, members: Sequence[Member]) -> dict[tuple[str, ...], list[Membe
 
 
 def _labels(lines: Mapping[tuple[str, ...], Sequence[Member]], precision: str) -> list[str]:
-    """What distinguishes each line: its run, its agent and environment, the settings in which those like it differ."""
+    """The label of each line: its run, its agent and environment, and the settings in which runs of the same two
+    differ."""
     of_all = {(member.agent, member.env) for member, *_ in lines.values()}
     labels = []
     for (name, *_), (member, *_) in lines.items():

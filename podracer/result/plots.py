@@ -19,10 +19,10 @@ History = Sequence[Mapping[str, Any]]
 """Rows of metrics; rows of several seeds carry `member`."""
 
 FEW = 2
-"""Lines of which a legend fits into the picture."""
+"""The most lines for a legend inside of the picture."""
 
 MAX_LINES = 12
-"""Lines that a legend names."""
+"""The most lines that a legend names."""
 
 
 class Picture(type(pathlib.Path())):
@@ -43,7 +43,7 @@ def image_tag(data: bytes, kind: str) -> str:
 
 
 def default_path(run_dir: pathlib.Path | None, name: str) -> pathlib.Path:
-    """Where a picture goes if nobody says so: into the run directory, or into a new temporary one."""
+    """The default path of a picture: in the run directory if there is one, else in a new temporary directory."""
     return (run_dir or pathlib.Path(tempfile.mkdtemp(prefix="podracer-"))) / name
 
 
@@ -53,30 +53,30 @@ def learning_curve(
     """Draws return against environment steps, one line a label; several members become a mean with a band.
 
     Args:
-      histories: metric rows by label, such as `members.curves` returns.
-      path: of the picture; its suffix chooses the format.
-      title: above the picture.
-      metric: what to draw; if None, the return in training and, dashed, in evaluation.
+      histories: metric rows by label, as from `members.curves`.
+      path: the picture's path; its suffix chooses the format.
+      title: text above the picture.
+      metric: name of a metric; if None, the return in training and, dashed, in evaluation.
 
     Raises:
-      ValueError: where no run has rows of the metric.
+      ValueError: if no run has rows of the metric.
     """
     return save(figure(histories, title=title, metric=metric), path)
 
 
-def save(drawn: Any, path: str | pathlib.Path) -> Picture:
+def save(figure: Any, path: str | pathlib.Path) -> Picture:
     """Writes a Matplotlib figure, as PNG where the path has no suffix."""
     path = Picture(path)
     if not path.suffix:
         path = Picture(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
-        drawn.savefig(partial)
+        figure.savefig(partial)
     return path
 
 
 def figure(histories: Mapping[str, History], *, title: str = "", metric: str | None = None) -> Any:
-    """The Matplotlib figure of `learning_curve`, which is in no file yet."""
+    """The Matplotlib figure of `learning_curve`, without writing a file."""
     from matplotlib.figure import Figure  # Figure without pyplot: no global state, no display
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -87,19 +87,19 @@ def figure(histories: Mapping[str, History], *, title: str = "", metric: str | N
     axes = picture.subplots()
     legend, notes = [], {}
     for colour, (label, history) in zip(colours(len(histories)), histories.items()):
-        drawn = 0
+        num_seeds = 0
         for name, style in ((metric, "-"),) if metric else (("episode/return", "-"), ("eval/return_mean", "o--")):
             curves = _curves(history, name)
             if not curves:
                 continue
             draw(axes, curves, colour, style)
-            drawn = max(drawn, len(curves))
+            num_seeds = max(num_seeds, len(curves))
             if style != "-":
                 notes["evaluation"] = Line2D([], [], color="grey", linestyle="--", marker="o", markersize=3)
-        if drawn > 1:
+        if num_seeds > 1:
             notes["band: min to max"] = Patch(color="grey", alpha=0.2)
-            label = f"{label}, mean of {drawn} seeds"
-        if drawn:
+            label = f"{label}, mean of {num_seeds} seeds"
+        if num_seeds:
             legend.append((Line2D([], [], color=colour), label))
     if not legend:
         raise ValueError(f"nothing to plot: no rows of {_missing(histories, metric)}")
@@ -127,8 +127,8 @@ def elo_curve(
 
     Args:
       curves: (step, rating) of a run's players, by label.
-      levels: of others.
-      path: of the picture; its suffix chooses the format.
+      levels: ratings of other players.
+      path: the picture's path; its suffix chooses the format.
       title: above the picture.
     """
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ def _missing(histories: Mapping[str, History], metric: str | None) -> str:
 
 
 def colours(count: int) -> list[Any]:
-    """Matplotlib's own ten, or as many as there are from dark to light."""
+    """Matplotlib's own ten colours, or `count` colours from dark to light."""
     import matplotlib
 
     if count <= 10:

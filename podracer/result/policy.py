@@ -22,20 +22,21 @@ from podracer.environments import gate
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
-"""What later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its observation alone.
-Where actions depend on chance, the first one is the data of the next random key, without a dim for lanes."""
+"""The memory that later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its
+observation alone. Where actions depend on chance, the first one is the data of the next random key, without a dim for
+lanes."""
 
 
 class Policy(NamedTuple):
-    """How actions are chosen, with what was learnt inside.
+    """A policy: functions that choose actions, with the learnt parameters inside.
 
     Attributes:
-      spec: of the environment.
+      spec: the environment's.
       start: `(b) -> Memory`, before an episode.
       step: `(Memory, observation [b, ...], reward float32 [b], first bool [b]) -> (action [b, ...], Memory)`; jitted.
         Rewards of `first` rows do not count.
-      uses_reward: whether actions depend on rewards.
-      deterministic: whether actions depend on nothing else, or on chance too.
+      uses_reward: True if actions depend on rewards.
+      deterministic: True if actions do not depend on chance.
     """
 
     spec: EnvSpec
@@ -46,24 +47,24 @@ class Policy(NamedTuple):
 
     @property
     def remembers(self) -> bool:
-        """Whether an action depends on anything but the observation at hand."""
+        """True if an action depends on anything but its observation."""
         return self.uses_reward or bool(jax.eval_shape(lambda: self.start(1)))
 
 
-def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
-    """An agent's policy: the best actions that it knows, or samples, as in training.
+def from_agent(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True, seed: int = 0) -> Policy:
+    """An agent's policy: its best actions, or samples, as in training.
 
-    The best actions are those of an evaluation without its random ones: an `evaluation_epsilon` does not count.
+    The best actions are those of an evaluation without `evaluation_epsilon`.
 
-    Only what actions depend on is remembered: PPO's running return, for one, is left out. Parameters are constants of
-    the program: passing fourteen arrays of a small network takes longer than its layers do.
+    The memory has only leaves on which actions depend: PPO's running return, for one, is left out. Parameters are
+    constants of the program: passing fourteen arrays of a small network takes longer than its layers do.
 
     Args:
       agent: the agent.
-      spec: of its environment.
-      params: of the agent.
-      greedy: whether to take the best actions.
-      seed: of the samples.
+      spec: the environment's.
+      params: the agent's parameters.
+      greedy: True takes the best actions, False samples.
+      seed: seed of the samples.
     """
 
     def act(leaves: Sequence[Any], observation: Any, reward: Any, first: Any, key: Any) -> Any:
@@ -82,11 +83,14 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
     key = jax.random.key(0)
     fresh = begin(1)  # what nothing depends on may stay as it was
     structure = jax.tree.structure(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
-    kept, uses_reward, uses_chance = _what_matters(act, begin, spec, key)
+    leaf_indices, uses_reward, uses_chance = _dependencies(act, begin, spec, key)
 
     def start(b: int) -> Memory:
         leaves = begin(b)
-        return (*((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()), *(leaves[i] for i in kept))
+        return (
+            *((jax.random.key_data(jax.random.key(seed)),) if uses_chance else ()),
+            *(leaves[i] for i in leaf_indices),
+        )
 
     @jax.jit
     def step(memory: Memory, observation: Any, reward: Any, first: Any) -> Any:
@@ -96,15 +100,15 @@ def of(agent: Agent, spec: EnvSpec, params: ActorParams, *, greedy: bool = True,
             (data, *memory) = memory  # type: ignore[assignment]
             after, act_key = jax.random.split(jax.random.wrap_key_data(data))
             rest = (jax.random.key_data(after),)
-        for i, x in zip(kept, memory):
+        for i, x in zip(leaf_indices, memory):
             leaves[i] = x
         action, leaves = act(leaves, observation, reward, first, act_key)
-        return action, (*rest, *(leaves[i] for i in kept))
+        return action, (*rest, *(leaves[i] for i in leaf_indices))
 
     return Policy(spec, start, step, uses_reward, not uses_chance)
 
 
-def _what_matters(
+def _dependencies(
     act: Any, begin: Callable[[int], list[Any]], spec: EnvSpec, key: jax.Array
 ) -> tuple[list[int], bool, bool]:
     """Finds the leaves of the memory that later actions depend on, and if they depend on rewards and on the key."""
@@ -116,16 +120,16 @@ def _what_matters(
     num_actions, num_leaves = len(jax.tree.leaves(shapes[0])), len(shapes[1])
     needed = frozenset().union(*sources[:num_actions])
     while True:
-        more = needed.union(*(sources[num_actions + i] for i in range(num_leaves) if i in needed))
-        if more == needed:
+        closure = needed.union(*(sources[num_actions + i] for i in range(num_leaves) if i in needed))
+        if closure == needed:
             break
-        needed = more
+        needed = closure
     reward = num_leaves + len(jax.tree.leaves(observation))
     return [i for i in range(num_leaves) if i in needed], reward in needed, reward + 2 in needed
 
 
 def _sources(jaxpr: Any) -> list[frozenset[int]]:
-    """Which arguments of a jaxpr each of its results may depend on."""
+    """The indices of the arguments on which each result of a jaxpr may depend."""
     known = {variable: frozenset([i]) for i, variable in enumerate(jaxpr.invars)}
     of = lambda atom: frozenset() if hasattr(atom, "val") else known.get(atom, frozenset())  # noqa: E731
     for equation in jaxpr.eqns:
@@ -140,14 +144,14 @@ def _sources(jaxpr: Any) -> list[frozenset[int]]:
 
 
 class Actor:
-    """Follows a policy in one environment, or in a batch of them, and remembers what it must.
+    """Follows a policy in one environment, or in a batch of them, with a memory of its own.
 
     Args:
-      policy: what to follow.
+      policy: the policy to follow.
       batch: lanes B that act together; None for one, without a dim for lanes.
 
     Attributes:
-      policy: what is followed.
+      policy: the policy.
     """
 
     def __init__(self, policy: Policy, batch: int | None = None):
@@ -161,16 +165,18 @@ class Actor:
         self.reset()
 
     def reset(self) -> None:
-        """The next observations open episodes."""
+        """Makes the next observations open episodes."""
         self._opens = True
 
     def __call__(self, observation: ArrayTree, reward: Any = None, first: Any = None) -> Any:
-        """The actions for what the environments show.
+        """The actions for the environments' observations.
 
         Args:
-          observation: what the environment shows, also in its own form (`environments.gate`); [B, ...] of a batch.
-          reward: what arrived with it, a number or [B]; needed by policies that see rewards, but not on first rows.
-          first: whether it opens an episode, bool or [B]; if None, only the first call and those after `reset()` do.
+          observation: the environment's observation, also in its own form (`environments.gate`); [B, ...] for a batch.
+          reward: the reward that arrived with it, a number or [B]; needed by policies that see rewards, but not on
+            first rows.
+          first: True if the observation opens an episode, bool or [B]; if None, only the first call and those after
+            `reset()` do.
 
         Returns:
           A NumPy array of the action space's shape and dtype, [B, ...] of a batch; for one `Discrete` action, an int.
@@ -202,15 +208,15 @@ class Actor:
             return self._no
         firsts = np.asarray(first, bool)
         if firsts.shape != (() if self._single else (self._lanes,)):
-            raise ValueError(f"first has shape {list(firsts.shape)}; this actor has {self._described()}.")
+            raise ValueError(f"first has shape {list(firsts.shape)}; this actor has {self._describe_lanes()}.")
         return self._yes if firsts.all() else firsts.reshape(self._lanes)
 
-    def _described(self) -> str:
+    def _describe_lanes(self) -> str:
         return "one lane without a batch" if self._single else f"a batch of {self._lanes}"
 
 
 def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
-    """An observation as arrays [b, ...] of the dtypes and shapes that agents see; without lanes, b is 1.
+    """Converts an observation to arrays [b, ...] in the agent's dtypes and shapes; without lanes, b is 1.
 
     Raises:
       ValueError: for one that the environment could not show.

@@ -1,4 +1,4 @@
-"""What a run came to, in a line, in a sentence and as a notebook shows it."""
+"""The summary of a run: in a line, in a sentence, and as a notebook shows it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from podracer.result import plots
 
 MAX_ROWS = 12
-"""Members that are listed; a notebook is no place for a thousand rows."""
+"""The most members in a table; a notebook is no place for a thousand rows."""
 
 
-class Reported(Protocol):
-    """The facts of a `podracer.Result` that are told."""
+class RunFacts(Protocol):
+    """The parts of a `podracer.Result` that a report needs."""
 
     @property
     def agent(self) -> Any: ...
@@ -34,13 +34,13 @@ class Reported(Protocol):
     def curves(self) -> Mapping[str, Sequence[Mapping[str, Any]]]: ...
 
 
-def line(result: Reported) -> str:
+def line(result: RunFacts) -> str:
     """Agent, environment, return and steps: `ppo on cartpole: return 500.000 ± 0.000 over 128 episodes after ...`."""
     return f"{_name(result)}: {_returns(result)} after {_steps(result):,} steps"
 
 
-def sentence(result: Reported) -> str:
-    """The line, and how long it took."""
+def sentence(result: RunFacts) -> str:
+    """The line, and the run's time."""
     summary = result.summary
     if "train_seconds" not in summary:
         return line(result)
@@ -56,8 +56,8 @@ def _seconds(summary: Mapping[str, Any]) -> str:
     return f"{summary['wall_seconds']:.1f} s: {parts}, the rest set-up, evaluation and files"
 
 
-def as_html(result: Reported) -> str:
-    """A table of the summary, one of the members, and the curve: what there is of them."""
+def as_html(result: RunFacts) -> str:
+    """HTML with a table of the summary, and if available a table of the members and the curve."""
     summary = result.summary
     facts = {"agent": result.agent.name, "environment": result.description["env"], "steps": f"{_steps(result):,}"}
     facts["result"] = _returns(result)
@@ -69,7 +69,7 @@ def as_html(result: Reported) -> str:
         facts["run directory"] = str(result.run_dir)
     parts = [table(list(facts.items()))]
     if summary.get("members"):
-        parts.append(_members(summary["members"], _varied(result)))
+        parts.append(_members(summary["members"], _varying_names(result)))
     try:
         picture = io.BytesIO()
         plots.figure(result.curves()).savefig(picture, format="png", dpi=80)  # beside the text of a page
@@ -79,35 +79,35 @@ def as_html(result: Reported) -> str:
     return "".join(parts)
 
 
-def _name(result: Reported) -> str:
+def _name(result: RunFacts) -> str:
     return f"{result.agent.name} on {result.description['env']}"
 
 
-def _steps(result: Reported) -> int:
+def _steps(result: RunFacts) -> int:
     newest = max((row["env_steps"] for row in result.history), default=0)
     return result.summary.get("env_steps", newest)
 
 
-def _returns(result: Reported) -> str:
+def _returns(result: RunFacts) -> str:
     summary = result.summary
     if summary.get("members"):
-        return _returns_of(summary["members"], _varied(result)) + _cut(summary)
+        return _population_returns(summary["members"], _varying_names(result)) + _unfinished_note(summary)
     if summary.get("eval_return_mean") is None:
         return "not evaluated"
     return (
         f"return {summary['eval_return_mean']:.3f} ± {summary['eval_return_std']:.3f} "
-        f"over {summary['eval_episodes']} episodes{_cut(summary)}"
+        f"over {summary['eval_episodes']} episodes{_unfinished_note(summary)}"
     )
 
 
-def _cut(summary: Mapping[str, Any]) -> str:
+def _unfinished_note(summary: Mapping[str, Any]) -> str:
     """Episodes that did not end, in brackets; a summary of an earlier version has no number of them."""
     unfinished = summary.get("eval_unfinished", 0)
     return f" ({unfinished} cut at {summary['eval_longest_episode']:,} steps)" if unfinished else ""
 
 
-def _returns_of(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Mean and range of a population, of what has diverged too, and the best of the others."""
+def _population_returns(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Mean and range of a population, diverged members included, and the best of the others."""
     sound = [i for i, member in enumerate(members) if not member["diverged"]] or list(range(len(members)))
     returns = [member["eval_return_mean"] for member in members]
     best = max(sound, key=lambda i: members[i]["eval_return_mean"])
@@ -121,7 +121,7 @@ def _returns_of(members: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
     )
 
 
-def _varied(result: Reported) -> list[str]:
+def _varying_names(result: RunFacts) -> list[str]:
     """The tunable numbers in which the members of a population differ."""
     values = {name: {member.get(name) for member in result.summary["members"]} for name in result.agent.hyper}
     return [name for name, different in values.items() if len(different) > 1]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the trained agent, its history, and what to do with them."""
+"""The result of a run: the trained agent, its history, and what to do with them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from podracer.types import ActorParams, ArrayTree, LearnerState, TimeStep
 
 
 class Result:
-    """A trained agent with its history: what `train` and `load` return.
+    """A trained agent with its history: the result of `train` and `load`.
 
     Attributes:
       agent: the agent.
-      environment: what it was trained on.
+      environment: the environment of its training.
       learner: the LearnerState, leading dim [population].
-      history: metric rows; of a run with more than 20,000, some of them, evenly spread, with the best evaluation and
-        the newest rows. The run directory's metrics.jsonl has all.
+      history: metric rows; of more than 20,000, an evenly spread part with the best evaluation and the newest rows. The
+        run directory's metrics.jsonl has all.
       summary: figures of the run, as in `summary.json`.
-      run_dir: where its files are, or None.
+      run_dir: directory of its files, or None.
       description: the resolved configuration, as in `config.json`.
     """
 
@@ -60,35 +60,36 @@ class Result:
 
     @property
     def best_member(self) -> int:
-        """The member whose newest evaluation is the best one; 0 where there is none. The default everywhere."""
+        """The member with the best newest evaluation, or 0 without one; the default member everywhere."""
         return metrics.best_member(self.history)
 
     def actor_params(self, member: int | None = None, *, step: int | None = None) -> ActorParams:
-        """What acting needs, of one member; the best one if None.
+        """The parameters that acting needs, of one member; of the best one if None.
 
         Args:
-          member: of a population.
-          step: of one of the `snapshots`; the result's own if None.
+          member: number of a population's member; the best one if None.
+          step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: where there is no such member or snapshot.
-          CheckpointError: where the snapshot cannot be read.
+          ValueError: if there is no such member or snapshot.
+          CheckpointError: if the snapshot cannot be read.
         """
         member = self._member(member)
         if step is None:
             learner = jax.tree.map(lambda x: x[member], self.learner)
             return self.agent.actor_params(learner, jnp.float32(1.0))
         like = jax.vmap(self.agent.actor_params)(self.learner, jnp.ones(self.population))
-        with contextlib.closing(self._snapshots()) as kept:
-            _, params, _ = kept.restore(like, step)
+        with contextlib.closing(self._snapshots()) as checkpoints:
+            _, params, _ = checkpoints.restore(like, step)
         return jax.tree.map(lambda x: x[member], params)
 
     def snapshots(self) -> list[int]:
-        """Steps at which the run directory keeps what acted, oldest first: ten of a game's run, none of others."""
+        """Steps at which the run directory has acting parameters, oldest first: ten for a game's run, none for
+        others."""
         if self.run_dir is None:
             return []
-        with contextlib.closing(self._snapshots()) as kept:
-            return kept.steps()
+        with contextlib.closing(self._snapshots()) as checkpoints:
+            return checkpoints.steps()
 
     def _snapshots(self) -> checkpoint.Checkpoints:
         if self.run_dir is None:
@@ -120,9 +121,9 @@ class Result:
 
         Args:
           batch: lanes that act together; None for one environment, whose observations have no dim for lanes.
-          greedy: the best actions, without those that are random in evaluation, or samples, as in training.
-          member: whose policy; the best one's if None.
-          seed: of the samples.
+          greedy: True takes the best actions, without random ones; False samples, as in training.
+          member: number of the policy's member; the best one if None.
+          seed: seed of the samples.
         """
         return policies.Actor(self._policy(greedy, member, seed), batch)
 
@@ -135,26 +136,26 @@ class Result:
         member: int | None = None,
         step: int | None = None,
     ) -> players.Player:
-        """The trained agent as it plays a game in evaluation, for `podracer.evaluation.matches`.
+        """The trained agent as a player of a game, for `podracer.evaluation.matches`; it acts as in evaluation.
 
         Args:
-          name: what a table calls it; the agent's name if empty.
-          simulations: of its search; as in training if None, and 0 for the network's most likely move.
+          name: the player's name in tables; the agent's name if empty.
+          simulations: simulations of its search; as in training if None, and 0 for the network's most likely move.
           search: "puct" or "gumbel"; as in training if None.
-          member: of a population; the best one if None.
-          step: of one of the `snapshots`; the result's own parameters if None.
+          member: number of a population's member; the best one if None.
+          step: one of the `snapshots`; the result's own parameters if None.
 
         Raises:
-          ValueError: where the environment is no game, there is no such snapshot, or a search is given of an agent
-            that does not search.
+          ValueError: if the environment is no game, there is no such snapshot, or the agent does not search but
+            settings of a search are given.
         """
         agent = self.agent
         if simulations is not None or search is not None:
-            given = f"simulations={simulations}" if search is None else f"search={search!r}"
+            option = f"simulations={simulations}" if search is None else f"search={search!r}"
             if agent.name not in PLANNERS:
-                raise ValueError(f"{given}: {agent.name} does not search; leave it out.")
+                raise ValueError(f"{option}: {agent.name} does not search; leave it out.")
             if simulations is not None and simulations < 0:
-                raise ValueError(f"{given}: must be at least 0, which is the network's most likely move.")
+                raise ValueError(f"{option}: must be at least 0, which is the network's most likely move.")
         players.check(self.environment)
         if simulations is not None or search is not None:
             settings = {"simulations": simulations, "search": search}
@@ -164,10 +165,10 @@ class Result:
             agent = make_agent(
                 agent.name, self.environment, dataclasses.replace(agent.config, **settings), self._network
             )
-        return players.of(agent, self.actor_params(member, step=step), name or agent.name)
+        return players.from_agent(agent, self.actor_params(member, step=step), name or agent.name)
 
     def policy(self, observation: ArrayTree, *, member: int | None = None) -> Any:
-        """The greedy action for one observation: an int where actions are `Discrete`, else a NumPy array.
+        """The greedy action for one observation: an int if actions are `Discrete`, else a NumPy array.
 
         Raises:
           ValueError: for a policy that depends on more than one observation (see `actor`), or an observation that the
@@ -193,16 +194,16 @@ class Result:
         search: Literal["puct", "gumbel"] | None = None,
         member: int | None = None,
     ) -> explanation.Explanation:
-        """What the agent's search thinks at one observation, without noise: numbers, a line of play, pictures.
+        """Explains the agent's search at one observation, without noise: numbers, a line of play, pictures.
 
             game = result.environment
             print(result.explain(game.observe(game.start())))
 
         Args:
           observation: one, without a dim for lanes, or a TimeStep with it; frames stacked as the network sees them.
-          simulations: of the search; as in training if None.
+          simulations: simulations of the search; as in training if None.
           search: "puct" or "gumbel"; as in training if None.
-          member: of a population; the best one if None.
+          member: number of a population's member; the best one if None.
 
         Raises:
           ValueError: for an agent that does not search, or that was not made by name, and an observation that the
@@ -211,21 +212,21 @@ class Result:
         if "agent" in self.description["own"]:
             raise ValueError("explain() needs an agent that is given to train() by its name, for it makes it anew.")
         planner = make_planner(self.agent, self.environment, self._network)
-        given = {"simulations": simulations, "algorithm": search}
+        overrides = {"simulations": simulations, "algorithm": search}
         config = dataclasses.replace(
-            planner.config, **{name: value for name, value in given.items() if value is not None}
+            planner.config, **{name: value for name, value in overrides.items() if value is not None}
         )
         observation = observation.observation if isinstance(observation, TimeStep) else observation
         row = policies.fit(planner.space, observation, None)
         if config not in self._searches:
-            self._searches[config] = explainer.searching(planner, config)
+            self._searches[config] = explainer.make_search(planner, config)
         found = self._searches[config](self.actor_params(member), row)
         board = observation["board"].shape[:2] if isinstance(observation, dict) and "board" in observation else None
-        return explainer.of(
+        return explainer.from_search(
             found,
             config,
             title=f"{self.agent.name} on {self.description['env']}",
-            look=explainer.boards(self.environment, observation),
+            look=explainer.board_renderer(self.environment, observation),
             board=board,
         )
 
@@ -233,12 +234,12 @@ class Result:
         """Writes the greedy policy as files that need none of the agent's code (see `podracer.result.export`).
 
         Args:
-          directory: where to.
-          member: whose policy; the best one's if None.
+          directory: the directory to write.
+          member: number of the policy's member; the best one if None.
           episodes: played for the score in the model card; 0 for none.
 
         Raises:
-          ValueError: where the directory cannot be written.
+          ValueError: if the directory cannot be written.
         """
         score = self.evaluate(episodes, member=member) if episodes else None
         run = f"member {self._member(member)} of " if self.population > 1 else ""
@@ -256,7 +257,7 @@ class Result:
         key = (greedy, self._member(member), seed)
         if key not in self._policies:
             spec, params = self.environment.spec, self.actor_params(member)
-            self._policies[key] = policies.of(self.agent, spec, params, greedy=greedy, seed=seed)
+            self._policies[key] = policies.from_agent(self.agent, spec, params, greedy=greedy, seed=seed)
         return self._policies[key]
 
     def plot(self, path: str | pathlib.Path | None = None) -> plots.Picture:
@@ -266,32 +267,32 @@ class Result:
           The path, which a notebook shows as the picture.
 
         Raises:
-          ValueError: where there is nothing to draw yet.
+          ValueError: if there is nothing to draw yet.
         """
         path = path or plots.default_path(self.run_dir, "curve.png")
         return plots.learning_curve(self.curves(), path, title=f"{self.agent.name} on {self.description['env']}")
 
     def curves(self) -> dict[str, list[metrics.Row]]:
         """The rows of each line of the learning curve, by label: one line for each setting of a population."""
-        return members.curves(members.of(self.description, self.history))
+        return members.curves(members.from_run(self.description, self.history))
 
     def animate(
         self, path: str | pathlib.Path | None = None, *, seed: int = 0, member: int | None = None
     ) -> plots.Picture:
         """Writes a GIF of one greedy episode; as `policy.gif` in the run directory, or in a temporary one, by default.
 
-        In a game for two the agent plays both sides.
+          In a game for two the agent plays both sides.
 
-        Args:
-          path: of the file.
-          seed: of the episode.
-          member: whose policy; the best one's if None.
+          Args:
+            path: the file's path.
+        seed: seed of the episode.
+            member: number of the policy's member; the best one if None.
 
-        Returns:
-          The path, which a notebook shows as the animation.
+          Returns:
+            The path, which a notebook shows as the animation.
 
-        Raises:
-          ValueError: where the environment cannot be rendered.
+          Raises:
+            ValueError: if the environment cannot be rendered.
         """
         images = evaluation.frames(self.agent, self.environment, self.actor_params(member), seed)
         speed = 1.5 if self.environment.spec.num_players == 2 else 15.0  # moves are to be followed
@@ -307,13 +308,13 @@ class Result:
           where a row has none). Members share their updates; their steps differ.
 
         Raises:
-          ImportError: where pandas is not installed.
+          ImportError: if pandas is not installed.
         """
         try:
             import pandas
         except ImportError:
             raise ImportError("frame() needs pandas: pip install pandas.") from None
-        return pandas.DataFrame(members.table(members.of(self.description, self.history), list(self.agent.hyper)))
+        return pandas.DataFrame(members.table(members.from_run(self.description, self.history), list(self.agent.hyper)))
 
     def __repr__(self) -> str:
         return f"<Result: {report.line(self)}>"

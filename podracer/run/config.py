@@ -8,7 +8,7 @@ from typing import Literal
 from podracer import configs
 
 Mode = Literal["async", "lockstep", "serial"]
-"""In which order actors and learner work (see `podracer.sebulba.actor.Wiring.publication`)."""
+"""The order of acting and learning (see `podracer.sebulba.actor.Wiring.publication`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,40 +17,41 @@ class RunConfig:
 
     Attributes:
       total_steps: real transitions to train for, over all environments and devices (per member of a population).
-      seed: of everything random; member i of a population has seed + i.
+      seed: seed of everything random; member i of a population has seed + i.
       num_envs: environment lanes over all devices; the agent's `envs_per_device` times the devices if None.
       num_shards: logical shards; one per device if None. Equal shards give equal results on any number of devices.
       population: members that train side by side in one program.
-      reset_pool: fresh environment states per shard and rollout to start episodes from, for environments whose reset
-        is expensive; 0 resets exactly.
+      reset_pool: number of fresh environment states per shard and rollout, from which episodes start, for environments
+        whose reset is expensive; 0 resets exactly.
       arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
-      mode: in which order acting and learning go (docs/glossary.md). Of Sebulba: "async" learns from rollouts as they
-        come; "lockstep" and "serial" keep a fixed order, bit for bit: in "lockstep" rollouts are acted while the ones
-        before are learnt from, in "serial" afterwards. Anakin is serial by itself; with "lockstep" agents that replay
+      mode: the order of acting and learning (docs/glossary.md). Of Sebulba: "async" learns from rollouts as they come;
+        "lockstep" and "serial" keep a fixed order, bit for bit: "lockstep" acts the next rollouts while it learns from
+        the last ones, "serial" acts them afterwards. Anakin is serial by itself; with "lockstep" agents that replay
         learn as late as in Sebulba.
-      replicas: of Sebulba; parts that each have actor threads, environments and shards of their own, whose rollouts are
-        learnt from together. One per process if None; equal replicas give equal results on any number of processes.
+      replicas: of Sebulba; parts with actor threads, environments and shards of their own, and one update for the
+        rollouts of all. One per process if None; equal replicas give equal results on any number of processes.
       actor_devices: of Sebulba; a quarter of the devices of a process if None.
       actor_threads: of Sebulba, per actor device.
       reanalyser_devices: of Sebulba, with agents that reanalyse; devices of a process that hold the replay and
-        reanalyse; 0 leaves that to the learners.
-      prepare_ahead: with these; whether they work on the next group of updates while this one is learnt from.
-      updates_per_batch: of Sebulba; parts of each batch that are learnt from in turn.
+        reanalyse; 0 leaves both to the learners.
+      prepare_ahead: with reanalysers; True prepares the next group of updates while the learners do this one.
+      updates_per_batch: of Sebulba; parts of each batch, with an update for each in turn.
       queue_capacity: of Sebulba; rollouts of each actor thread that may wait for the learner.
       env_timeout: of Sebulba; seconds that environments may take to answer, in evaluations too.
       env_restarts: of Sebulba; how often environments that do not answer are replaced, as a break in their streams,
-        before the run ends with an error; and as often, an evaluation is begun again.
-      updates_per_call: of Sebulba, with agents that replay; updates that are done before the learner looks at signals
-        again, a tenth of a second of them if None.
-      final_updates: with agents that replay; updates behind the last step, in which nobody acts.
+        before the run ends with an error; an evaluation is restarted as often.
+      updates_per_call: of Sebulba, with agents that replay; updates between two looks at signals, a tenth of a second
+        of them if None.
+      final_updates: with agents that replay; updates after the last step, without acting.
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
       checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
-      checkpoint_minutes: a run that dies loses no more than what it did in this time, whatever `checkpoint_every` is.
-      checkpoint_replay: whether checkpoints hold the replay of agents that have one; without it they are small, and a
-        run that goes on fills a new one before it learns.
-      keep_checkpoints: how many of the newest are kept.
+      checkpoint_minutes: minutes between checkpoints at most, whatever `checkpoint_every` is; a run that dies loses no
+        more.
+      checkpoint_replay: True stores the replay in checkpoints; without it they are small, and a resumed run fills a new
+        replay before it learns.
+      keep_checkpoints: number of the newest checkpoints that are kept.
     """
 
     total_steps: int = configs.field(500_000, low=1, high=2**50)

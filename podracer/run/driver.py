@@ -1,4 +1,4 @@
-"""What a session needs of a driver, whichever it is: the state of a run, its progress, and how it can fail."""
+"""The interface between a session and a driver: the state of a run, its progress, and the ways in which it can fail."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from podracer.types import EpisodeStats, LearnerState, Replay
 
 
 class RunState(NamedTuple):
-    """Everything a run needs to go on, and what a checkpoint holds.
+    """The state of a run, and the content of a checkpoint.
 
     Attributes:
       learner: leading dim [P], the population.
-      actors: the acting side, of the driver's own kind; () where it begins anew.
+      actors: the state of acting, of the driver's own kind; () if it begins anew.
       env_steps: real transitions so far, [P].
-      experience: what was learnt from and is replayed; leading dims of its ring are the driver's.
+      experience: the replay's state; leading dims of its ring are the driver's.
     """
 
     learner: LearnerState
@@ -37,17 +37,17 @@ class RunState(NamedTuple):
 
 
 def without_replay(state: RunState) -> RunState:
-    """The state but for what is replayed."""
+    """The state without the replay's content."""
     return state._replace(experience=state.experience._replace(ring=(), ahead=()))
 
 
 def only_learner(state: RunState) -> RunState:
-    """The state without what acted and what is replayed, which may be large and belong to the run's own devices."""
+    """The state without actors and replay, which may be large and belong to the run's own devices."""
     return state._replace(actors=(), experience=())
 
 
 def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
-    """The metrics `episode/...` [P] of sums [P] over the episodes that ended; NaN where none did."""
+    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did."""
     count = np.asarray(episodes.count)
     totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -59,11 +59,11 @@ WHAT_TO_LOWER = (
     "lower num_envs, rollout_length or, with a replay, batch_size and replay_capacity; choose a smaller network, or "
     "use more devices."
 )
-"""What decides how much memory a program takes."""
+"""The settings that decide how much memory a program takes."""
 
 
 def program_bytes(compiled: Any) -> int | None:
-    """Bytes of a compiled program's arguments and temporary buffers on each device, or None where nobody knows."""
+    """Bytes of a compiled program's arguments and temporary buffers on each device; None if unknown."""
     try:
         analysis = compiled.memory_analysis()
     except (NotImplementedError, jax.errors.JaxRuntimeError):
@@ -72,26 +72,26 @@ def program_bytes(compiled: Any) -> int | None:
 
 
 def require_memory(needed: int | None, device: Any) -> None:
-    """Checks that a program fits, which XLA would find in the middle of the first call, and say at length.
+    """Checks that a program fits into memory: XLA would fail in the middle of the first call, with a long message.
 
     Args:
-      needed: bytes, if known.
-      device: one of those it runs on; not all kinds say how much memory they have.
+      needed: bytes; None if unknown.
+      device: one of the program's devices; not all kinds report their memory.
 
     Raises:
-      OutOfMemoryError: where it does not.
+      OutOfMemoryError: if it does not fit.
     """
-    there = memory_limit([device])
-    if needed and there and needed > there:
+    limit = memory_limit([device])
+    if needed and limit and needed > limit:
         raise OutOfMemoryError(
-            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {there / 2**30:.1f} GiB: "
+            f"the program needs {needed / 2**30:.1f} GiB on each device, and {device} has {limit / 2**30:.1f} GiB: "
             f"{WHAT_TO_LOWER}"
         )
 
 
 @contextlib.contextmanager
 def memory_explained() -> Iterator[None]:
-    """Says in one line what to do where XLA, here or in an actor, runs out of memory.
+    """A context that explains in one line how to help if XLA, here or in an actor, runs out of memory.
 
     Raises:
       OutOfMemoryError: for XLA's own error.
@@ -108,15 +108,15 @@ def memory_explained() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What the host knows after some updates.
+    """The progress of a run after some updates, as the host knows it.
 
     Attributes:
-      env_steps: real transitions per member, the least of all members.
+      env_steps: real transitions of the member with the fewest.
       updates: updates since the run began.
-      metrics: per member and metric, [P]; means over these updates.
+      metrics: [P], by name; means over these updates.
       member_steps: real transitions of each member, int64 [P].
-      seconds: how long they took, since the last report that has seconds; 0 where some of it is not done yet.
-      transitions: the real transitions of these seconds, over all members.
+      seconds: seconds since the last report with seconds; 0 if some of these updates are not done yet.
+      transitions: real transitions in these seconds, over all members.
     """
 
     env_steps: int
@@ -156,7 +156,7 @@ class Driver(Protocol):
 
     @property
     def mesh(self) -> Mesh:
-        """Of the devices that learn."""
+        """The mesh of the devices that learn."""
         ...
 
     def describe(self) -> str:
@@ -164,7 +164,7 @@ class Driver(Protocol):
         ...
 
     def check(self) -> None:
-        """Traces what will be compiled, which finds what is left to find in a configuration."""
+        """Traces the programs, which finds remaining errors of a configuration before compilation."""
         ...
 
     def init(self) -> RunState:
@@ -190,16 +190,16 @@ class Driver(Protocol):
         """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
         Args:
-          state: where to begin; consumed.
+          state: the first state; consumed.
           hooks: called meanwhile.
           total_steps: real transitions per member.
-          processes: that share the run; told when this one waits for the others.
+          processes: the processes that share the run; told when this one waits for the others.
 
         Returns:
-          The final state, and whether it is final (False if it was stopped).
+          The state at the end, and True unless the run was stopped.
 
         Raises:
-          TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
+          TrainingDivergedError: if a metric is not finite (in a population: in all members).
         """
         ...
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 
 SECONDS = 30.0
-"""After which a run without a progress bar says where it stands."""
+"""Seconds without output after which a run without a progress bar prints its status."""
 
 
 class Heartbeat:
-    """Says what a run is doing wherever nothing else was said for `SECONDS`, from a thread of its own.
+    """Prints a run's status after `SECONDS` without other output, from a thread of its own.
 
     Args:
       say: prints a line.
-      doing: what the run does first.
+      doing: the run's first status.
     """
 
     def __init__(self, say: Callable[[str], None], doing: str):
@@ -27,12 +27,12 @@ class Heartbeat:
         self._thread.start()
 
     def doing(self, what: str) -> None:
-        """Says from now on that the run does this."""
+        """Sets the status."""
         self._doing, self._since = what, time.monotonic()
         self.put_off()
 
     def put_off(self) -> None:
-        """A line was said by somebody else."""
+        """Postpones the next line, because another one was printed."""
         self._said = time.monotonic()
 
     def _run(self) -> None:
@@ -43,6 +43,6 @@ class Heartbeat:
                     self._say(f"{self._doing} for {time.monotonic() - self._since:,.0f} s{self.status}")
 
     def close(self) -> None:
-        """Says nothing more."""
+        """Ends the thread."""
         self._ended.set()
         self._thread.join()

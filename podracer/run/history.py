@@ -1,4 +1,4 @@
-"""The metric rows of a run that memory holds: all of a short run, evenly fewer of a long one."""
+"""The metric rows of a run in memory: all of a short run, evenly fewer of a long one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Row = dict[str, Any]
 """One flat row: `env_steps`, `updates`, and metrics by name; `member` in a population."""
 
 MAX_ROWS = 20_000
-"""Rows that are kept at most, but for large populations. A row takes 2 to 3 kB."""
+"""The most rows in memory, except for large populations. A row takes 2 to 3 kB."""
 
 MAX_ROWS_PER_MEMBER = 200
-"""Rows of each member that may be kept in any case."""
+"""The number of rows that each member may have in any case."""
 
 
 class History:
-    """Rows in the order in which they came, bounded in number.
+    """Rows in their order of arrival, bounded in number.
 
-    Where they become too many, every second training row and every second evaluation go, then every fourth, and so on.
-    The rows of a population's members that belong together stay together. The newest of both kinds and the best
+    When there are too many, every second training row and every second evaluation are dropped, then every fourth, and
+    so on. The rows of a population's members that belong together stay together. The newest of both kinds and the best
     evaluation always stay.
 
     Args:
-      limit: rows that are kept at most; 200 for each member of a population, if that is more.
+      limit: the most rows; 200 for each member of a population, if that is more.
 
     Attributes:
-      rows: what is kept.
+      rows: the remaining rows.
     """
 
     def __init__(self, limit: int = MAX_ROWS):
@@ -39,7 +39,7 @@ class History:
         self._best: Row | None = None
 
     def add(self, row: Row) -> None:
-        """Takes a row."""
+        """Adds a row."""
         evaluation, at = _is_evaluation(row), (row["updates"], row.get("member", 0))
         before = self._at.get(evaluation)
         # Those of later members have the same updates; without members every row is one by itself.
@@ -55,14 +55,14 @@ class History:
             self._thin()
 
     def _thin(self) -> None:
-        """Drops at least half of what is kept: what came since the last time, as sparse as the others or sparser."""
+        """Doubles the stride between rows until at most half of them are left."""
         while True:
-            kept = [i for i, place in enumerate(self._places) if self._stays(self.rows[i], *place)]
-            if len(kept) <= len(self.rows) // 2:
+            indices = [i for i, place in enumerate(self._places) if self._stays(self.rows[i], *place)]
+            if len(indices) <= len(self.rows) // 2:
                 break
             self._stride *= 2
-        self.rows[:] = [self.rows[i] for i in kept]
-        self._places = [self._places[i] for i in kept]
+        self.rows[:] = [self.rows[i] for i in indices]
+        self._places = [self._places[i] for i in indices]
 
     def _stays(self, row: Row, evaluation: bool, place: int) -> bool:
         return place % self._stride == 0 or place == self._newest[evaluation] or row is self._best

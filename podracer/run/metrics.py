@@ -1,4 +1,4 @@
-"""Where metrics go: memory, a JSONL file, TensorBoard, a callback and a progress bar."""
+"""The sinks of metrics: memory, a JSONL file, TensorBoard, a callback and a progress bar."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ LogCallback = Callable[[int, Mapping[str, Any]], Any]
 
 
 class Log:
-    """Passes metric rows on, and keeps as many as memory should hold (`History`).
+    """Passes metric rows on to all sinks, and keeps a bounded number of them in memory (`History`).
 
     Args:
       directory: writes `metrics.jsonl` and TensorBoard events there; None keeps rows in memory only.
       callback: called with every row.
       resume_at: rows of an earlier part of the run up to this update and step are read back, later ones dropped.
-      write: whether this process writes; of a pod, one does.
+      write: True if this process writes; in a pod, one does.
 
     Attributes:
-      notes: what to say of the rows that were read back.
+      notes: messages about the rows that were read back.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Log:
         return self._history.rows
 
     def write(self, row: Row) -> None:
-        """Takes a row; values that are not finite numbers are left out of it."""
+        """Adds a row, without values that are not finite numbers."""
         row = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
         self._history.add(row)
         if self._file and self._board:
@@ -91,7 +91,7 @@ class Log:
             self._callback(row["env_steps"], row)
 
     def to_disk(self) -> None:
-        """Waits until the rows are on the disk, as what a checkpoint goes with."""
+        """Waits until the rows are on the disk, because a checkpoint relies on them."""
         if self._file:
             with rundir.writing(pathlib.Path(self._file.name)):
                 os.fsync(self._file.fileno())
@@ -107,12 +107,12 @@ class Log:
 class _Board:
     """Writes TensorBoard events, one for a row of metrics.
 
-    In this thread: tensorboardX's own writer has a process-wide queue and a thread, which compete with XLA for the
-    cores, and where the disk is full, the thread dies and the queue fills up and blocks for ever.
+    It writes in this thread. tensorboardX's own writer has a process-wide queue and a thread, which compete with XLA
+    for the cores; when the disk is full, the thread dies, and the queue fills up and blocks for ever.
 
     Args:
-      directory: where to.
-      purge_step: what an earlier part of the run wrote from this step on is not shown.
+      directory: the directory of the event files.
+      purge_step: events of an earlier part of the run from this step on are not shown.
     """
 
     def __init__(self, directory: pathlib.Path, purge_step: int | None):
@@ -130,7 +130,7 @@ class _Board:
             self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def describe(self, description: Mapping[str, Any]) -> None:
-        """Writes a configuration: a table under Text, and what TensorBoard compares runs by under HParams."""
+        """Writes a configuration: a table under Text, and columns for comparing runs under HParams."""
         from tensorboardX import summary
 
         settings = _flat(description)
@@ -158,7 +158,7 @@ class _Board:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers, strings and booleans by names such as `run.seed`; what holds several values as a string."""
+    """Numbers, strings and booleans by names such as `run.seed`; sequences become strings."""
     flat = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -171,13 +171,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def until(rows: Iterable[Row], updates: int, env_steps: int) -> Iterator[Row]:
     """The rows up to an update and a step: with replay, several steps may have the same update.
 
-    Members of a population have steps of their own: of theirs, only the updates count.
+    Members of a population have steps of their own; for them, only the updates count.
     """
     return (row for row in rows if row["updates"] <= updates and ("member" in row or row["env_steps"] <= env_steps))
 
 
 def best_member(rows: list[Row]) -> int:
-    """The member whose newest evaluation is the best one; 0 where nothing was evaluated, or there is one member.
+    """The member with the best newest evaluation; 0 if nothing was evaluated, or there is one member.
 
     Members that have diverged have no return in their newest evaluation, and so are never the best.
     """
@@ -191,12 +191,12 @@ def _line(row: Row) -> str:
 
 
 def stream(path: pathlib.Path, say: Callable[[str], object] = lines.say) -> Iterator[Row]:
-    """The rows of a JSONL file, one after the other, as a long run's may not fit into memory.
+    """Yields the rows of a JSONL file one by one, because those of a long run may not fit into memory.
 
     Args:
-      path: of the file.
-      say: is told in a line, after the last row, of lines that hold none. A last line that was cut off is dropped
-        without a word: a run that was killed may leave one.
+      path: the file's path.
+      say: called after the last row with a message about lines without a row. A last line that was cut off is dropped
+        silently: a run that was killed may leave one.
     """
     damaged = first = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -220,29 +220,29 @@ def read(path: pathlib.Path) -> list[Row]:
 
 
 def history(rows: Iterable[Row]) -> list[Row]:
-    """As many of the rows as memory should hold."""
-    kept = History()
+    """The rows, thinned out to the number that memory should hold."""
+    bounded = History()
     for row in rows:
-        kept.add(row)
-    return kept.rows
+        bounded.add(row)
+    return bounded.rows
 
 
 class Display:
     """Shows a run: a bar on a terminal (stderr) or in a notebook, plain lines on stderr elsewhere, or nothing.
 
-    Of plain lines there is one every half a minute at least, whatever the run does.
+    Plain lines come at least every half a minute, whatever the run does.
 
     Args:
-      total_steps: where the bar ends.
-      title: before the bar.
+      total_steps: the steps at the bar's end.
+      title: text before the bar.
       enabled: False shows nothing.
-      env_steps: where the bar begins; a run that goes on does not begin at 0.
+      env_steps: the steps at the bar's beginning; a resumed run does not begin at 0.
     """
 
     def __init__(self, total_steps: int, title: str, enabled: bool, env_steps: int = 0):
         from rich.console import Console
 
-        console = Console(stderr=True, file=lines.lasting(sys.stderr))
+        console = Console(stderr=True, file=lines.robust_stream(sys.stderr))
         self._bar: _TerminalBar | _NotebookBar | None = None
         if enabled and console.is_jupyter:
             self._bar = _NotebookBar(total_steps, title, env_steps)
@@ -253,7 +253,7 @@ class Display:
         self._heart: Heartbeat | None = None
 
     def doing(self, what: str) -> None:
-        """Takes note of what the run does, for the lines that come now and then."""
+        """Sets the status for the lines that come from time to time."""
         if self._heart:
             self._heart.doing(what)
         elif self._lines:
@@ -269,12 +269,12 @@ class Display:
             self._heart.status = f"; {steps}, return {ret}"
 
     def detail(self, text: str) -> None:
-        """A line for those who have no bar."""
+        """Prints a line if there is no bar."""
         if not self._bar:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """A line for everybody."""
+        """Prints a line, above the bar if there is one."""
         if self._bar:
             self._bar.say(text)
         elif self._lines:
@@ -286,7 +286,7 @@ class Display:
         lines.say(text)
 
     def warn(self, text: str) -> None:
-        """A line for everybody; a Python warning where nothing is shown."""
+        """Prints a line; a Python warning if nothing is shown."""
         if self._bar or self._lines:
             self.say(f"warning: {text}")
         else:
@@ -301,7 +301,7 @@ class Display:
 
 
 class _TerminalBar:
-    """Rich's bar, below the lines that are said."""
+    """Rich's bar, below the printed lines."""
 
     def __init__(self, console: Any, total_steps: int, title: str, env_steps: int):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -331,13 +331,13 @@ class _TerminalBar:
 
 
 class _NotebookBar:
-    """A bar that is an output of its cell, above the lines that are said.
+    """A bar that is an output of its cell, above the printed lines.
 
-    Not Rich's: that one needs ipywidgets, stops short of the end, and is not in the notebook once it is saved.
+    Rich's own needs ipywidgets, stops short of the end, and is missing from the saved notebook.
     """
 
     SECONDS = 0.2
-    """Between two updates: each is a message to the browser."""
+    """Seconds between two updates: each is a message to the browser."""
 
     def __init__(self, total_steps: int, title: str, env_steps: int):
         from IPython.display import display

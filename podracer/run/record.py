@@ -1,4 +1,4 @@
-"""The record of a run's parts."""
+"""The parts of a run, as one record."""
 
 from __future__ import annotations
 

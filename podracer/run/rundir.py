@@ -1,4 +1,4 @@
-"""A run directory's description: what it was asked for, and whether a resumed run is the same."""
+"""The description of a run in its directory, and the check that a resumed run is the same."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ FREE_TO_CHANGE = (
     *("eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
     *("env_timeout", "env_restarts"),
 )
-"""Run settings that do not change what is learnt, so that a resumed run may have others."""
+"""Run settings that do not change the result, so that a resumed run may have others."""
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
-"""What a description holds; `own` lists the parts that were given as objects, which a file cannot hold. It may have
-`imports` too, where such parts are imported from, `init_from`, the run that this one began with, and `extended`, what
-`total_steps` was before it grew; `chosen`, what settings came to that say "auto"; and `NAMES`, which say no more than
-the settings do."""
+"""The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
+`imports`, the modules of such parts; `init_from`, the run whose parameters this one began with; `extended`, the former
+values of `total_steps`; `chosen`, the values that "auto" was resolved to; and `NAMES`, which repeat what the settings
+say."""
 
 NAMES = ("preset", "protocol")
-"""What its settings were called when it began."""
+"""The names of a run's settings when it began."""
 
 
 class WriteError(OSError):
@@ -37,7 +37,7 @@ class WriteError(OSError):
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-    """Says which file the disk refused.
+    """A context that names the file which could not be written.
 
     Raises:
       WriteError: for an OSError.
@@ -49,7 +49,7 @@ def writing(path: pathlib.Path) -> Iterator[None]:
 
 
 def how_to_resume(directory: pathlib.Path, own: Sequence[str]) -> str:
-    """What to type to continue a run, of which some parts were given as objects."""
+    """The line to type to continue a run; `own` names the parts that were given as objects."""
     if own:
         return f"podracer.resume('{directory}', {', '.join(f'{part}=...' for part in own)})"
     return f"podracer resume {directory}"
@@ -59,7 +59,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     """The description of the run in a directory.
 
     Raises:
-      ValueError: where there is none, it is not JSON, or it is not a run's.
+      ValueError: if there is none, it is not JSON, or it is not a run's.
     """
     path = directory / "config.json"
     if not path.exists():
@@ -74,13 +74,14 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def stored_names(directory: pathlib.Path) -> dict[str, str]:
-    """What the settings of the run in a directory are called (`NAMES`); {} where there is no run yet."""
+    """The names of the settings (`NAMES`) of the run in a directory; {} if there is no run yet."""
     stored = read(directory) if (directory / "config.json").exists() else {}
     return {name: stored[name] for name in NAMES if name in stored}
 
 
 def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
-    """A resumed run keeps its lanes, shards and replicas, which its devices may not suggest by themselves."""
+    """The settings of a resumed run with its own lanes, shards and replicas, which its devices may not suggest by
+    themselves."""
     if not (directory / "config.json").exists():
         return run
     stored = read(directory)["run"]
@@ -90,10 +91,11 @@ def adopt_layout(run: RunConfig, directory: pathlib.Path) -> RunConfig:
 
 @contextlib.contextmanager
 def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
-    """Says what the run in a directory can continue on, where it does not fit; what else could be set is another run.
+    """A context that names the devices on which the run in a directory can continue, if these do not fit; other
+    settings would make another run.
 
     Raises:
-      LayoutError: for one, if there is a directory and a run in it.
+      LayoutError: for a LayoutError, if there is a run in the directory.
     """
     try:
         yield
@@ -106,21 +108,21 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:
-    """Makes a run directory, or checks that the one there is of the same run, which may now be longer.
+    """Makes a run directory, or checks that the existing one is of the same run, which may now be longer.
 
     Returns:
-      What to say of it.
+      Messages about it.
 
     Raises:
-      ValueError: for a run of another configuration (saying what differs), one that is there but not to be resumed,
+      ValueError: for a run of another configuration (the message says what differs), an existing one without `resume`,
         or a directory that cannot be written.
     """
     path = directory / "config.json"
     if path.exists():
         stored = read(directory)
-        before, now = stored["run"]["total_steps"], description["run"]["total_steps"]
-        longer = resume and now > before
-        same_length = stored | {"run": stored["run"] | {"total_steps": now if longer else before}}
+        before, new_steps = stored["run"]["total_steps"], description["run"]["total_steps"]
+        longer = resume and new_steps > before
+        same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}
         different = configs.differences(_essence(same_length), _essence(description))
         if different:
             raise ValueError(
@@ -139,7 +141,7 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
             write_json(path, same_length | {"extended": extended})
         return [
             *notes,
-            f"total_steps grows from {before:,} to {now:,}: what decays over a run goes on along the longer one",
+            f"total_steps grows from {before:,} to {new_steps:,}: what decays over a run goes on along the longer one",
         ]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -150,11 +152,11 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
 
 
 def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) -> list[str]:
-    """A line for a run that another version of the library continues."""
-    before, now = stored["podracer"], description["podracer"]
-    if before == now:
+    """A message if another version of the library continues a run."""
+    before, new_version = stored["podracer"], description["podracer"]
+    if before == new_version:
         return []
-    return [f"the run was begun with podracer {before}, and podracer {now} goes on with it"]
+    return [f"the run was begun with podracer {before}, and podracer {new_version} goes on with it"]
 
 
 def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +170,8 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Path]:
-    """`default`, made at once, so that runs that start together have one each; removed if nothing was written there."""
+    """The directory of `default`, made at once, so that runs that start together have one each; removed if it stays
+    empty."""
     while True:
         directory = default(agent, environment, seed)
         first = not directory.parent.exists()
@@ -190,7 +193,7 @@ def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Pat
 
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
-    """`runs/ENV-AGENT-SEED`, numbered if that exists; with `resume`, the newest that exists."""
+    """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
     plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())

@@ -1,1 +1,1 @@
-"""A suite of games: its jobs, their results, and what they come to."""
+"""A suite of games: its jobs, their results, and their aggregates."""

@@ -1,4 +1,4 @@
-"""What scores on many games come to, in one number with an interval (Agarwal et al. 2021, arXiv:2108.13264).
+"""Aggregates of scores on many games: one number with an interval (Agarwal et al. 2021, arXiv:2108.13264).
 
 Scores are human-normalised, float [..., seeds, games]: 0 is random play and 1 a human. Games may have different numbers
 of seeds; a seed that a game lacks is NaN, and every game has at least one.
@@ -20,9 +20,9 @@ class Estimate(NamedTuple):
     """An aggregate.
 
     Attributes:
-      value: of the scores.
-      interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None where a game has one seed, which says
-        nothing of how seeds vary.
+      value: the aggregate of the scores.
+      interval: the 2.5 and 97.5 percentiles over resamplings of the seeds; None if a game has one seed, because its
+        variance is unknown.
     """
 
     value: float
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Games of which the mean over seeds is better, worse or equal."""
+    """The number of games with a better, worse or equal mean over seeds."""
 
     better: int
     worse: int
@@ -41,7 +41,7 @@ def matrix(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Scores by game as float64 [seeds, games], with NaN for the seeds that a game lacks.
 
     Raises:
-      ValueError: where there is no game, or one without scores or with one that is not finite.
+      ValueError: if there is no game, or one without scores or with one that is not finite.
     """
     if not scores:
         raise ValueError("there are no scores to aggregate.")
@@ -79,12 +79,12 @@ def iqm(scores: np.ndarray) -> np.ndarray:
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # NaN last
     runs = np.count_nonzero(~np.isnan(flat), axis=-1)
     cut, rank = runs[..., None] // 4, np.arange(flat.shape[-1])
-    kept = (rank >= cut) & (rank < runs[..., None] - cut)
-    return np.where(kept, flat, 0.0).sum(-1) / kept.sum(-1)
+    inside = (rank >= cut) & (rank < runs[..., None] - cut)
+    return np.where(inside, flat, 0.0).sum(-1) / inside.sum(-1)
 
 
 def optimality_gap(scores: np.ndarray) -> np.ndarray:
-    """How much all runs fall short of 1 in the mean, those above it by nothing, [...]."""
+    """The mean amount by which runs fall short of 1, [...]; runs above 1 count as 0."""
     return 1.0 - np.nanmean(np.minimum(scores, 1.0), axis=(-2, -1))
 
 
@@ -104,37 +104,37 @@ AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def resamplings(scores: np.ndarray, count: int = RESAMPLINGS, seed: int = 0) -> np.ndarray | None:
-    """Stratified bootstrap: as many seeds as there are of each game, drawn with replacement and for each game alone.
+    """Draws a stratified bootstrap: for each game as many seeds as it has, with replacement.
 
     Args:
       scores: [seeds, games].
-      count: of resamplings.
-      seed: of the draws.
+      count: number of resamplings.
+      seed: seed of the draws.
 
     Returns:
       [count, seeds, games], or None where a game has one seed.
     """
-    generator, drawn = np.random.default_rng(seed), np.full((count, *scores.shape), np.nan)
+    generator, samples = np.random.default_rng(seed), np.full((count, *scores.shape), np.nan)
     for game, column in enumerate(scores.T):
         runs = column[~np.isnan(column)]
         if len(runs) < 2:
             return None
-        drawn[:, : len(runs), game] = generator.choice(runs, (count, len(runs)))
-    return drawn
+        samples[:, : len(runs), game] = generator.choice(runs, (count, len(runs)))
+    return samples
 
 
-def interval(statistic: Callable[[np.ndarray], np.ndarray], drawn: np.ndarray | None) -> tuple[float, float] | None:
+def interval(statistic: Callable[[np.ndarray], np.ndarray], samples: np.ndarray | None) -> tuple[float, float] | None:
     """The 2.5 and 97.5 percentiles of a statistic over `resamplings`; None where there are none."""
-    if drawn is None:
+    if samples is None:
         return None
-    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    low, high = np.percentile(statistic(samples), [2.5, 97.5])
     return float(low), float(high)
 
 
 def aggregate(scores: np.ndarray, seed: int = 0) -> dict[str, Estimate]:
     """All `AGGREGATES` of scores [seeds, games], by name."""
-    drawn = resamplings(scores, seed=seed)
-    return {name: Estimate(float(of(scores)), interval(of, drawn)) for name, of in AGGREGATES.items()}
+    samples = resamplings(scores, seed=seed)
+    return {name: Estimate(float(of(scores)), interval(of, samples)) for name, of in AGGREGATES.items()}
 
 
 def profile(scores: np.ndarray, tau: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -145,15 +145,15 @@ def profile(scores: np.ndarray, tau: Sequence[float] | np.ndarray) -> np.ndarray
 
 def profile_band(scores: np.ndarray, tau: Sequence[float] | np.ndarray, seed: int = 0) -> np.ndarray | None:
     """The 2.5 and 97.5 percentiles of the profile [2, tau] over resamplings; None where a game has one seed."""
-    drawn = resamplings(scores, seed=seed)
-    return None if drawn is None else np.percentile(profile(drawn, tau), [2.5, 97.5], axis=0)
+    samples = resamplings(scores, seed=seed)
+    return None if samples is None else np.percentile(profile(samples, tau), [2.5, 97.5], axis=0)
 
 
 def beats(scores: np.ndarray, others: np.ndarray) -> Comparison:
-    """On how many games the seed means of [seeds, games] are better, worse and equal; the games are the same.
+    """Compares the seed means of two arrays [seeds, games] of the same games, game by game.
 
     Raises:
-      ValueError: where the numbers of games differ.
+      ValueError: if the numbers of games differ.
     """
     if scores.shape[-1] != others.shape[-1]:
         raise ValueError(f"{scores.shape[-1]} games against {others.shape[-1]}: compare scores on the same games.")

@@ -1,8 +1,8 @@
-"""Who runs a job, as files that workers share: on one machine, or on many with one disk.
+"""Claims on jobs, as files that workers share: on one machine, or on many with one disk.
 
 The claim number g on a job is the file NAME.g, which one worker alone can create. Its holder touches it while it works.
-A claim that is stale, or was given back, is not removed: whoever wants the job creates claim g + 1, which again one
-worker alone can do, however long ago the others looked. The newest claim on a job is the one that counts.
+A claim that is stale, or was given back, is not removed: the next worker creates claim g + 1. Again one worker alone
+can do so, no matter how long ago the others looked. The newest claim on a job is the one that counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple
 from podracer.system.lock import identity, lives, machine
 
 TOUCH_SECONDS = 60.0
-"""Between two touches of a claim."""
+"""Seconds between two touches of a claim."""
 
 STALE_SECONDS = 600.0
-"""The claim of another machine is stale that long after the last touch."""
+"""Seconds after the last touch until the claim of another machine is stale."""
 
 State = Literal["free", "held", "ending"]
-"""Of a job: nobody works at it, somebody does, or a process does whose worker on this machine has died."""
+"""The state of a job: no worker runs it, one does, or a process does whose worker on this machine has died."""
 
 
 class Claim(NamedTuple):
@@ -38,12 +38,12 @@ class Claim(NamedTuple):
         return self.directory / f"{self.name}.{self.number}"
 
     def sign(self, *processes: int) -> None:
-        """Writes who works at the job: this machine, this process and others."""
+        """Writes the signature of the job's workers: this machine, this process and others."""
         signature = {"machine": machine(), "processes": [identity(pid) for pid in (os.getpid(), *processes)]}
         self.path.write_text(json.dumps(signature))
 
     def touch(self) -> bool:
-        """Says that the job is worked at; False where another worker has taken it over."""
+        """Renews the claim; returns False if another worker has taken the job over."""
         if (self.directory / f"{self.name}.{self.number + 1}").exists():
             return False
         with contextlib.suppress(OSError):  # a disk that is away for a minute ends no training
@@ -60,7 +60,7 @@ def claim(directory: pathlib.Path, name: str) -> Claim | None:
     """Claims a job; None where another worker has it, or was faster.
 
     Raises:
-      OSError: where the directory cannot be written.
+      OSError: if the directory cannot be written.
     """
     number = newest(directory, name)
     if _state(directory, name, number) != "free":
@@ -76,7 +76,7 @@ def claim(directory: pathlib.Path, name: str) -> Claim | None:
 
 
 def state(directory: pathlib.Path, name: str) -> State:
-    """Whether a job is worked at."""
+    """The state of the newest claim on a job."""
     return _state(directory, name, newest(directory, name))
 
 
@@ -101,17 +101,17 @@ def _state(directory: pathlib.Path, name: str, number: int) -> State:
 
 
 def now(directory: pathlib.Path) -> float:
-    """The time by which files of a directory are dated: the clock of its disk, for those of machines may differ.
+    """The time by which files of a directory are dated: the clock of its disk, because machines' clocks may differ.
 
     Raises:
-      OSError: where the directory cannot be written.
+      OSError: if the directory cannot be written.
     """
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".now-") as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    """The signature; {} where it is not written yet."""
+    """The signature; {} if it is not written yet."""
     try:
         return json.loads(path.read_text())
     except ValueError:

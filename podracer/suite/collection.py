@@ -1,4 +1,4 @@
-"""The results in a suite's directory, and what is missing of them."""
+"""The results in a suite's directory, and the jobs without one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from podracer.suite.jobs import Job, read_json
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """What is in a directory.
+    """The results in a directory.
 
     Attributes:
-      label: the directory's name, or as much of it as tells it from others.
-      directory: the suite's; None of what is published.
-      settings: of all its jobs.
-      results: by job, in the order in which games and seeds were asked for.
-      missing: why there is no result, by job.
+      label: the directory's name, or the end of its path that distinguishes it from others.
+      directory: the suite's directory; None for published scores.
+      settings: the settings that all jobs share.
+      results: result by job, in the order of the suite's games and seeds.
+      missing: the reason why there is no result, by job.
     """
 
     label: str
@@ -36,11 +36,11 @@ class Collection:
 
     @property
     def games(self) -> list[str]:
-        """Those that were asked for."""
+        """The games that were asked for."""
         return list(dict.fromkeys(job.game for job in (*self.results, *self.missing)))
 
     def values(self, field: str) -> dict[str, list[float]]:
-        """A number of the results, such as `score` or `hns`, by game and seed; those that are None are left out."""
+        """A number of the results, such as `score` or `hns`, by game and seed, without those that are None."""
         found: dict[str, list[float]] = {}
         for job, result in self.results.items():
             if result[field] is not None:
@@ -49,13 +49,13 @@ class Collection:
 
     @property
     def scores(self) -> np.ndarray | None:
-        """Human-normalised scores [seeds, games] with NaN for what is missing; None where there are none."""
+        """Human-normalised scores [seeds, games] with NaN for missing ones; None if there are none."""
         values = self.values("hns")
         return aggregates.matrix(values) if values else None
 
     @property
     def part(self) -> str:
-        """What aggregates are of if not of a whole set of games that has a name, or ''."""
+        """The part of a set of games that aggregates cover, in words; '' if they cover all of a set that has a name."""
         counted = set(self.values("hns"))
         wanted = counted | {job.game for job in self.missing if job.game in games.TABLES[self.settings["table"]]}
         if not self.missing and any(wanted == set(known) for known in games.SETS.values()):
@@ -73,9 +73,9 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
     """The results in a suite's directory.
 
     Raises:
-      ValueError: where there are none, saying what there is, or one is of other settings, saying what differs.
+      ValueError: if there are none (the message says what there is), or one has other settings (it says which).
     """
-    asked = read_json(directory / "suite.json")
+    request = read_json(directory / "suite.json")
     found = {path: read_json(path) for path in sorted((directory / "results").glob("*.json"))}
     whole = {
         Job(result["game"], result["seed"]): result
@@ -83,21 +83,21 @@ def read(directory: pathlib.Path, label: str = "") -> Collection:
         if result is not None and not path.name.endswith(".error.json") and "hns" in result
     }
     if not whole:
-        raise ValueError(f"{directory} holds no result of a suite: {_what_there_is(directory, asked)}.")
-    settings = asked["settings"] if asked else next(iter(whole.values()))["settings"]
+        raise ValueError(f"{directory} holds no result of a suite: {_describe_content(directory, request)}.")
+    settings = request["settings"] if request else next(iter(whole.values()))["settings"]
     for job, result in whole.items():
         if different := configs.differences(settings, result["settings"]):
             raise ValueError(f"{directory}: the result of {job.name} is of other settings: {'; '.join(different)}.")
-    names = [*(asked["games"] if asked else ()), *(job.game for job in whole)]
-    seeds = [*(asked["seeds"] if asked else ()), *(job.seed for job in whole)]
+    names = [*(request["games"] if request else ()), *(job.game for job in whole)]
+    seeds = [*(request["seeds"] if request else ()), *(job.seed for job in whole)]
     jobs = [Job(game, seed) for game in dict.fromkeys(names) for seed in sorted(set(seeds))]
-    missing = {job: _why(directory, job, found) for job in jobs if job not in whole}
+    missing = {job: _reason(directory, job, found) for job in jobs if job not in whole}
     ordered = {job: whole[job] for job in jobs if job in whole}
     return Collection(label or directory.resolve().name, directory, settings, ordered, missing)
 
 
-def published(name: str) -> Collection:
-    """Scores that papers print (see `podracer.atari.published`), as those of one seed, without curves.
+def from_papers(name: str) -> Collection:
+    """Scores from papers (see `podracer.atari.published`), as if of one seed, without curves.
 
     Raises:
       ValueError: for an unknown name.
@@ -109,8 +109,8 @@ def published(name: str) -> Collection:
     return Collection(name, None, {"agent": "published", "table": "atari57"}, results, {})
 
 
-def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
-    """Why a job has no result."""
+def _reason(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[str, Any] | None]) -> str:
+    """The reason why a job has no result."""
     error = found.get(directory / "results" / f"{job.name}.error.json")
     if error:
         return f"failed: {error['error']}"
@@ -119,14 +119,14 @@ def _why(directory: pathlib.Path, job: Job, found: Mapping[pathlib.Path, dict[st
     return "begun" if (directory / "runs" / job.name).is_dir() else "not begun"
 
 
-def _what_there_is(directory: pathlib.Path, asked: Mapping[str, Any] | None) -> str:
+def _describe_content(directory: pathlib.Path, request: Mapping[str, Any] | None) -> str:
     if not directory.is_dir():
         return "it is no directory"
-    begun = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
+    runs = [path.name for path in (directory / "runs").glob("*") if path.is_dir()]
     failed = list((directory / "results").glob("*.error.json"))
-    if asked is not None:
-        jobs = len(asked["games"]) * len(asked["seeds"])
-        return f"of {jobs} jobs {len(begun)} are begun, {len(failed)} have failed and none is done"
+    if request is not None:
+        jobs = len(request["games"]) * len(request["seeds"])
+        return f"of {jobs} jobs {len(runs)} are begun, {len(failed)} have failed and none is done"
     names = sorted(path.name for path in directory.iterdir())
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"it holds {shown}" if names else "it is empty"
+    text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"it holds {text}" if names else "it is empty"

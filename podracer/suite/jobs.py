@@ -29,17 +29,18 @@ class Job(NamedTuple):
 
 
 class Suite:
-    """Games, seeds and settings, and what there is of them in a directory.
+    """Games, seeds and settings, and the state of their jobs in a directory.
 
-    The directory holds `suite.json` (what was asked for), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log` and how
-    they began (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
-    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers agree on who does what.
+    The directory holds `suite.json` (games, seeds and settings), `runs/GAME-SEED/`, their output `runs/GAME-SEED.log`
+    and the facts of their start (`runs/GAME-SEED.start.json`), `results/GAME-SEED.json` of runs that are complete,
+    `results/GAME-SEED.error.json` of those that failed, and `claims/`, by which workers share the jobs.
 
     Args:
-      directory: of the suite.
-      settings: what decides results, as `podracer.configs.to_json` has it; all jobs in a directory have equal ones.
-      games: by EnvPool's names.
-      seeds: of each game.
+      directory: the suite's directory.
+      settings: the settings that decide results, from `podracer.configs.to_json`; all jobs in a directory have equal
+        ones.
+      games: names, as EnvPool has them.
+      seeds: the seeds of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
     """
 
@@ -56,25 +57,25 @@ class Suite:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them, every game of the first seed first."""
+        """All jobs, every game of the first seed first."""
         return [Job(game, seed) for seed in self.seeds for game in self.games]
 
     def command(self, job: Job) -> list[str]:
-        """What trains a job, or goes on with it: the arguments of a process."""
+        """The arguments of the process that trains a job, or resumes it."""
         agent, *flags = self._train
         own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
         return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
 
     def note_start(self, job: Job) -> None:
-        """Keeps the commit that a job begins with, if it does: the checkout may change in the days that it takes."""
+        """Stores the commit with which a job begins: the checkout may change in the days that it takes."""
         if not self.run_dir(job).exists():
             write_json(self.start_path(job), {"commit": commit()})
 
     def line(self, result: Mapping[str, Any]) -> str:
         """A result in a few words."""
-        normalised = "" if result["hns"] is None else f", {100 * result['hns']:.1f}% of a human's"
+        percent = "" if result["hns"] is None else f", {100 * result['hns']:.1f}% of a human's"
         return (
-            f"{result['game']}-{result['seed']}: {result['score']:,.1f}{normalised}, after {result['frames']:,} frames "
+            f"{result['game']}-{result['seed']}: {result['score']:,.1f}{percent}, after {result['frames']:,} frames "
             f"at {result['frames_per_second']:,.0f} a second"
         )
 
@@ -98,10 +99,10 @@ class Suite:
         return self.directory / "claims"
 
     def done(self, job: Job) -> bool:
-        """Whether there is a result; one that is no whole JSON is none.
+        """Returns True if there is a result; a file that is not whole JSON does not count.
 
         Raises:
-          ValueError: for a result of other settings, saying what differs.
+          ValueError: for a result of other settings; the message says which.
         """
         stored = read_json(self.result_path(job))
         if stored is None:
@@ -110,13 +111,13 @@ class Suite:
         return True
 
     def register(self) -> None:
-        """Writes what is asked for into the directory, together with what was asked for before.
+        """Writes games and seeds into the directory, together with those of earlier calls.
 
         Raises:
-          ValueError: where the directory holds a suite of other settings (saying what differs), or cannot be written.
+          ValueError: if the directory holds a suite of other settings (the message says which), or cannot be written.
         """
         path = self.directory / "suite.json"
-        wanted = self._with_others(path)
+        wanted = self._merge_stored(path)
         for job in self.jobs:
             self.done(job)
         try:
@@ -127,14 +128,14 @@ class Suite:
             while not (claim := claims.claim(self.claims, "suite")):  # or one of two loses what it asks for
                 time.sleep(0.02)
             try:
-                write_json(path, self._with_others(path))
+                write_json(path, self._merge_stored(path))
             finally:
                 claim.release()
         except OSError as error:
             raise ValueError(f"cannot write to {self.directory}: {error.strerror or error}.") from error
 
-    def _with_others(self, path: pathlib.Path) -> dict[str, Any]:
-        """What is asked for, and was before."""
+    def _merge_stored(self, path: pathlib.Path) -> dict[str, Any]:
+        """The settings, games and seeds of this suite, after those that its file already has."""
         stored = read_json(path) or {"settings": self.settings, "games": [], "seeds": []}
         self._require_equal(path, stored["settings"])
         return {
@@ -150,7 +151,8 @@ class Suite:
 
 
 def commit() -> str | None:
-    """Of the checkout that the library is in, with `-dirty` where it is changed; None where it is installed."""
+    """The commit of the checkout that holds the library, with `-dirty` if it is changed; None if the library is
+    installed."""
     package = pathlib.Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -165,7 +167,7 @@ def commit() -> str | None:
 
 
 def part(jobs: Sequence[Job], text: str) -> list[Job]:
-    """The share I of N of jobs, from `I/N`: all shares together have every job once.
+    """The share I of N of the jobs, from the text `I/N`; all shares together have every job once.
 
     Raises:
       ValueError: for anything else, or where I is not one of 1 to N.
@@ -179,7 +181,7 @@ def part(jobs: Sequence[Job], text: str) -> list[Job]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is none, or not all of it."""
+    """The JSON object in a file; None if there is no file, or only part of it."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         value = json.loads(path.read_text())
         return value if isinstance(value, dict) else None
@@ -187,5 +189,5 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes a file that others see as a whole or not at all."""
+    """Writes a JSON file atomically."""
     files.write(path, json.dumps(configs.to_json(value), indent=2) + "\n")

@@ -16,7 +16,7 @@ from podracer.suite.collection import Collection
 from podracer.system import files
 
 MOST = 8.0
-"""Up to this human-normalised score profiles are drawn (as in Agarwal et al. 2021)."""
+"""The largest human-normalised score of a profile's picture (as in Agarwal et al. 2021)."""
 
 
 def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
@@ -24,7 +24,7 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
 
     Args:
       scores: [seeds, games] by label.
-      path: of the picture; its suffix chooses the format.
+      path: the picture's path; its suffix chooses the format.
     """
     most = min(MOST, max(1.0, *(float(np.nanmax(values)) for values in scores.values())))
     tau = np.linspace(0, most, 161)
@@ -45,7 +45,8 @@ def profile(scores: Mapping[str, np.ndarray], path: pathlib.Path) -> Picture:
 def curves(collections: Sequence[Collection], path: pathlib.Path) -> Picture:
     """Draws a small learning curve of every game: the mean over seeds, with a band from the least to the greatest.
 
-    Evaluations are drawn; where a run has fewer than two, or the protocol's figure is of training, training's games.
+    The points are evaluations; if a run has fewer than two, or the protocol's figure is of training, they are the games
+    of training.
     """
     games = list(dict.fromkeys(game for one in collections for game in one.games))
     wide = min(8, math.ceil(math.sqrt(len(games))))

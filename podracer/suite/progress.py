@@ -1,4 +1,4 @@
-"""How a suite's jobs get on: a bar on a terminal (stderr), and lines everywhere."""
+"""The progress of a suite's jobs: a bar on a terminal (stderr), and lines everywhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from podracer.suite.jobs import Job, Suite
 from podracer.system import console as lines
 
 REFRESH_SECONDS = 2.0
-"""Between two looks at how far the running jobs are."""
+"""Seconds between two reads of the running jobs' progress."""
 
 
 class Display:
     """Shows a suite.
 
     Args:
-      suite: whose jobs they are.
-      jobs: how many there are to do.
-      title: before the bar.
+      suite: the suite of the jobs.
+      jobs: the number of jobs to do.
+      title: text before the bar.
     """
 
     def __init__(self, suite: Suite, jobs: int, title: str):
@@ -29,7 +29,7 @@ class Display:
 
         self._suite, self._shown = suite, 0.0
         self._jobs: tuple[int, Sequence[Job]] | None = None
-        console = Console(stderr=True, file=lines.lasting(sys.stderr))
+        console = Console(stderr=True, file=lines.robust_stream(sys.stderr))
         self._bar: Any = None
         if console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -58,7 +58,7 @@ class Display:
             return 0
 
     def say(self, text: str) -> None:
-        """A line for everybody."""
+        """Prints a line above the bar."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
         else:

@@ -22,7 +22,7 @@ NAMES = {
     "optimality_gap": "optimality gap",
     "human_level": "games of at least 75%",
 }
-"""What aggregates are called in tables."""
+"""The names of aggregates in tables."""
 
 
 def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool = False) -> list[pathlib.Path]:
@@ -30,11 +30,11 @@ def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool
 
     Args:
       collections: results, of one suite or of several to compare.
-      output: the directory; or a file named `*.md` or `*.json`, of which there is then no other.
-      partial: whether there are aggregates of part of the games too; they say that they are.
+      output: the directory; or a file named `*.md` or `*.json`, which is then the only one.
+      partial: True also aggregates over part of the games, and labels such aggregates.
 
     Raises:
-      OSError: where the output cannot be written.
+      OSError: if the output cannot be written.
     """
     figures = report(collections, partial)
     if output.suffix in (".md", ".json"):
@@ -46,8 +46,8 @@ def write(collections: Sequence[Collection], output: pathlib.Path, partial: bool
     for path in paths:
         _write(path, figures)
     if any(suite["aggregates"] for suite in figures["suites"]):
-        shown = [one for one, suite in zip(collections, figures["suites"]) if suite["aggregates"]]
-        paths.append(pictures.profile({one.label: one.scores for one in shown}, output / "profile.png"))  # type: ignore[misc]
+        with_aggregates = [one for one, suite in zip(collections, figures["suites"]) if suite["aggregates"]]
+        paths.append(pictures.profile({one.label: one.scores for one in with_aggregates}, output / "profile.png"))  # type: ignore[misc]
     return [*paths, pictures.curves(collections, output / "curves.png")]
 
 
@@ -59,13 +59,13 @@ def _write(path: pathlib.Path, figures: dict[str, Any]) -> None:
 
 
 def report(collections: Sequence[Collection], partial: bool = False) -> dict[str, Any]:
-    """All numbers, as JSON has them: `suites`, and `comparisons` of each two of them on the games that both have."""
+    """All numbers, in JSON's types: `suites`, and `comparisons` of each pair of them on the games that both have."""
     pairs = itertools.combinations(collections, 2)
     return {"suites": [_suite(one, partial) for one in collections], "comparisons": [_compare(a, b) for a, b in pairs]}
 
 
-def mixed(settings: Sequence[Mapping[str, Any]]) -> str:
-    """What to say of suites that are normalised by different tables, or ''."""
+def table_warning(settings: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a warning about suites that are normalised by different tables, or ''."""
     tables = sorted({one["table"] for one in settings})
     if len(tables) == 1:
         return ""
@@ -84,8 +84,8 @@ def _suite(one: Collection, partial: bool) -> dict[str, Any]:
         }
         for game, values in scores.items()
     }
-    shown = one.scores is not None and (partial or not one.part)
-    found = aggregates.aggregate(one.scores) if shown else {}  # type: ignore[arg-type]
+    has_aggregates = one.scores is not None and (partial or not one.part)
+    found = aggregates.aggregate(one.scores) if has_aggregates else {}  # type: ignore[arg-type]
     return {
         "label": one.label,
         "directory": str(one.directory) if one.directory else None,
@@ -114,7 +114,7 @@ def table(figures: dict[str, Any]) -> str:
     parts = ["# Scores\n"]
     parts += [f"*   {suite['label']}: {_what(suite)}" for suite in suites]
     parts += ["\nIntervals are 95%, over seeds; one seed has none. Scores are means over seeds ± their deviation.\n"]
-    differ = mixed([suite["settings"] for suite in suites])
+    differ = table_warning([suite["settings"] for suite in suites])
     parts += [f"{differ}\n"] if differ else []
     parts += [_aggregates(suites)] if any(suite["aggregates"] for suite in suites) else []
     for one in figures["comparisons"]:

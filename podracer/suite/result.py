@@ -1,4 +1,4 @@
-"""What came of a job: the files of its run as one JSON object."""
+"""The result of a job: the files of its run as one JSON object."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from podracer.suite.jobs import Job, Suite, read_json
 from podracer.version import __version__
 
 LAST = 100
-"""Games of training that count at a point of it (Machado et al. 2018)."""
+"""The number of training games in the mean at a point of training (Machado et al. 2018)."""
 
 MILLION = 1_000_000
 
 PACKAGES = ("jax", "jaxlib", "numpy", "envpool")
-"""Those whose versions may decide a score."""
+"""The packages whose versions may decide a score."""
 
 
 def read(suite: Suite, job: Job) -> dict[str, Any]:
     """The result of a job whose run is complete.
 
-    Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`), and that of
-    the last evaluation without a protocol; `hns` is the score normalised by the protocol's table, or None where that
-    lacks the game. `commit` is the one that the run began with.
+    Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`); without a
+    protocol, the mean of the last evaluation. `hns` is the score normalised by the protocol's table, or None if the
+    table lacks the game. `commit` is the commit at the run's start.
 
     Raises:
-      ValueError: where the run is not complete, has no files, or none of the numbers that its protocol reports.
+      ValueError: if the run is not complete, has no files, or none of the numbers that its protocol reports.
     """
     directory = suite.run_dir(job)
     summary, description = (read_json(directory / name) for name in ("summary.json", "config.json"))
@@ -82,12 +82,12 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
         "best": found["best"],
         "final": found["final"],
         "score": score,
-        "hns": normalised(job.game, score, suite.settings["table"]),
+        "hns": normalise(job.game, score, suite.settings["table"]),
     }
 
 
-def normalised(game: str, score: float, table: Any) -> float | None:
-    """The human-normalised score; None where the table lacks the game."""
+def normalise(game: str, score: float, table: Any) -> float | None:
+    """The human-normalised score; None if the table lacks the game."""
     return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
 
 
@@ -101,7 +101,7 @@ def _evaluations(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]
 
 
 def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, float]]:
-    """(frames, mean, number) of the games of training that ended between two rows."""
+    """The tuples (frames, mean, number) of the training games that ended between two rows."""
     return [
         (row["env_steps"] * skip, row["episode/return"], row["episode/count"])
         for row in rows
@@ -110,19 +110,19 @@ def _games(rows: Sequence[metrics.Row], skip: int) -> list[tuple[int, float, flo
 
 
 def _last(rows: Sequence[metrics.Row], frames: int, skip: int) -> dict[str, Any]:
-    """The mean of the newest games of training at a point of it; fewer than `LAST` where there were no more."""
+    """The mean of the newest `LAST` training games after so many frames; of fewer if there are no more."""
     total, episodes = 0.0, 0.0
     for at, mean, number in reversed(_games(rows, skip)):
         if at <= frames and episodes < LAST:
-            taken = min(number, LAST - episodes)
-            total, episodes = total + mean * taken, episodes + taken
+            count = min(number, LAST - episodes)
+            total, episodes = total + mean * count, episodes + count
     return {"frames": frames, "mean": total / episodes if episodes else None, "episodes": int(episodes)}
 
 
 def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[dict[str, Any]]:
-    """The mean of the games of training in each million frames, of those in which one ended.
+    """The mean of the training games in each million frames in which a game ended.
 
-    What is left of the frames, to which runs are never equal, belongs to the last million unless it is most of one.
+    The remaining frames belong to the last million, unless they are most of a million themselves.
     """
     sums: dict[int, tuple[float, float]] = {}
     blocks = max(1, round(frames / MILLION))
@@ -138,7 +138,7 @@ def _each_million(rows: Sequence[metrics.Row], frames: int, skip: int) -> list[d
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of Python and what decides a score."""
+    """The versions of Python and of the packages that may decide a score."""
     found = {"podracer": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -149,6 +149,6 @@ def versions() -> dict[str, str]:
 
 
 def machine(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run was, at its end."""
+    """The machine and the devices of a run, at its end."""
     where = {"host": socket.gethostname(), "platform": platform.platform(), "cpus": os.cpu_count()}
     return where | {"devices": summary["devices"], "device": summary["device"]}

@@ -1,4 +1,4 @@
-"""Workers: the jobs of a suite as processes, some at a time, until none is left that nobody else has."""
+"""A worker: runs the jobs of a suite as processes, some at a time, until other workers have all that are left."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from podracer.suite.progress import Display
 from podracer.system.stopping import StopSignal
 
 POLL_SECONDS = 0.1
-"""Between two looks at the processes."""
+"""Seconds between two polls of the processes."""
 
 STOP_SECONDS = 60.0
-"""For processes to write a checkpoint, where an error ends their worker."""
+"""Seconds for processes to write a checkpoint when an error ends their worker."""
 
 SCAN_SECONDS = 5.0
-"""Between two looks for jobs that others have given back, while there is room for them."""
+"""Seconds between two scans for jobs that other workers gave back."""
 
 
 class Outcome(NamedTuple):
-    """How jobs stand when a worker ends.
+    """The jobs by their state when a worker ends.
 
     Attributes:
-      done: those with a result.
-      failed: those that failed since it began, here or elsewhere.
-      stopped: those whose process a signal stopped, though not the worker.
-      elsewhere: those that other workers have.
-      left: the others, for the worker was stopped.
+      done: jobs with a result.
+      failed: jobs that failed since the worker began, in any worker.
+      stopped: jobs whose process a signal stopped, though not the worker.
+      elsewhere: jobs of other workers.
+      left: all other jobs, if the worker was stopped.
     """
 
     done: list[Job]
@@ -53,14 +53,14 @@ class _Running:
 
 
 class Runner:
-    """Runs jobs.
+    """Runs a suite's jobs in processes.
 
     Args:
-      suite: whose jobs they are; its directory is there.
-      jobs: the share of this worker, in their order.
-      workers: processes at a time.
-      stop: a request to stop.
-      display: where lines go.
+      suite: the suite of the jobs; its directory exists.
+      jobs: this worker's share, in order.
+      workers: number of processes at a time.
+      stop: tells if a signal asked the worker to stop.
+      display: shows progress and lines.
       read: `(suite, job) -> result` of a job whose process has ended well (`podracer.suite.result.read`).
     """
 
@@ -75,17 +75,17 @@ class Runner:
     ):
         self._suite, self._workers, self._stop, self._display = suite, workers, stop, display
         self._read = read
-        self._todo, self._held = list(jobs), list[Job]()
+        self._todo, self._others_jobs = list(jobs), list[Job]()
         self._running: list[_Running] = []
         self._done, self._failed, self._stopped = list[Job](), list[Job](), list[Job]()
-        self._waits, self._passed_on, self._scan_at = False, False, 0.0
+        self._waits, self._asked_to_stop, self._scan_at = False, False, 0.0
 
     def run(self) -> Outcome:
-        """Returns when no job is left, or all that are left are others', or after a request to stop.
+        """Runs until no job is left, or only other workers' jobs, or until a request to stop.
 
         Raises:
-          ValueError: where a result of other settings appears in the directory; processes are stopped.
-          OSError: where the directory cannot be written; processes are stopped.
+          ValueError: if a result of other settings appears in the directory; processes are stopped.
+          OSError: if the directory cannot be written; processes are stopped.
           KeyboardInterrupt: for a second Ctrl-C; processes are killed.
         """
         self._began, patience = claims.now(self._suite.claims), STOP_SECONDS
@@ -106,8 +106,8 @@ class Runner:
             raise
         finally:
             self._close(patience)
-        left = [job for job in self._todo if job not in self._held]
-        return Outcome(self._done, self._failed, self._stopped, self._held, left)
+        left = [job for job in self._todo if job not in self._others_jobs]
+        return Outcome(self._done, self._failed, self._stopped, self._others_jobs, left)
 
     def _look(self) -> None:
         """Settles the processes that have ended, and touches the claims on the others."""
@@ -124,13 +124,13 @@ class Runner:
 
     def _pass_on(self) -> None:
         """Asks the processes to stop, once."""
-        if not self._passed_on:
-            self._passed_on = True
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
             for running in self._running:
                 running.process.terminate()
 
     def _close(self, patience: float) -> None:
-        """Ends the processes that are left: those that have not ended by themselves after so many seconds, too."""
+        """Waits `patience` seconds for the processes to end, then kills those that are left."""
         self._pass_on()
         deadline = time.monotonic() + patience
         for running in self._running:
@@ -142,24 +142,25 @@ class Runner:
 
     def _fill(self) -> None:
         """Starts jobs while there is room."""
-        self._held, self._waits = [], False
+        self._others_jobs, self._waits = [], False
         for job in list(self._todo):
             if len(self._running) == self._workers or self._stop.requested:
                 return
-            if self._settled(job):
+            if self._settle(job):
                 continue
             claim = claims.claim(self._suite.claims, job.name)
             if claim is None:
-                self._held.append(job)
+                self._others_jobs.append(job)
                 # The process of a worker that was killed ends soon: this one waits for it.
                 self._waits |= claims.state(self._suite.claims, job.name) == "ending"
-            elif self._settled(job):  # while it was claimed
+            elif self._settle(job):  # while it was claimed
                 claim.release()
             else:
                 self._start(job, claim)
 
-    def _settled(self, job: Job) -> bool:
-        """Whether a job has a result, or has failed since this worker began: then it is not tried again here."""
+    def _settle(self, job: Job) -> bool:
+        """Returns True if a job has a result, or has failed since this worker began: then it is not tried again
+        here."""
         if self._suite.done(job):
             self._done.append(job)
         elif _modified(self._suite.error_path(job)) > self._began:
@@ -212,8 +213,8 @@ class Runner:
     def _fail(self, job: Job, why: str, code: int) -> None:
         log = self._suite.log_path(job)
         lines = processes.last_words(log)
-        said = [line for line in lines if line.startswith("podracer: error: ")]
-        why = said[-1].removeprefix("podracer: error: ") if said else why
+        reasons = [line for line in lines if line.startswith("podracer: error: ")]
+        why = reasons[-1].removeprefix("podracer: error: ") if reasons else why
         error = {"game": job.game, "seed": job.seed, "error": why, "exit_code": code, "log": str(log), "tail": lines}
         try:
             write_json(self._suite.error_path(job), error | {"command": self._suite.command(job)})

@@ -1,4 +1,4 @@
-"""Whoever calls at a port of this machine: what each says first, within a limit of time and of number."""
+"""Reads the first message of every caller at a port of this machine, within a limit of time and of number."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import socket
 import time
 
 PAUSE = 0.1
-"""Seconds without a look at the port where nobody more can be let in, for want of file descriptors."""
+"""Seconds without accepting connections when file descriptors run out."""
 
 
 class Callers:
-    """Lets in who calls at a server, and hears what each says first; a context, whose end sends the unheard away.
+    """Accepts connections to a server and reads the first message of each; a context whose end closes unfinished ones.
 
-    A caller that says nothing, or a byte now and then, takes no time of the others: all are waited for at once.
+    A caller that sends nothing, or a byte now and then, does not delay the others: all are read at once.
 
     Args:
-      server: where it listens; whoever made it closes it.
-      ending: bytes that end what a caller says first.
-      longest: bytes of it; who says more is sent away.
-      seconds: from a caller's coming to the ending; who needs more is sent away.
-      most: callers that are waited for; where one more comes, who came first is sent away.
+      server: the listening socket; its maker closes it.
+      ending: bytes that end a first message.
+      longest: most bytes of a first message; a connection that sends more is closed.
+      seconds: most seconds from a connection's start to its ending; slower ones are closed.
+      most: largest number of unfinished connections; one more closes the oldest.
     """
 
     def __init__(self, server: socket.socket, *, ending: bytes, longest: int, seconds: float, most: int):
@@ -40,10 +40,10 @@ class Callers:
         self._selector.close()
 
     def heard(self, seconds: float) -> list[tuple[socket.socket, bytes]]:
-        """Connections that do not block, of those who have said all, and what: the caller's to close.
+        """Non-blocking connections whose first message is complete, with the message; their receiver closes them.
 
         Args:
-          seconds: how long to wait for somebody; it may return with none before.
+          seconds: most seconds to wait; the list may come earlier, and be empty.
         """
         now = time.monotonic()
         for connection in [each for each, (until, _) in self._waiting.items() if until <= now]:
@@ -54,8 +54,8 @@ class Callers:
             connection: socket.socket | None = key.data
             if connection is None:
                 self._accept()
-            elif connection in self._waiting and (said := self._read(connection)) is not None:
-                found.append((self._forget(connection), said))
+            elif connection in self._waiting and (message := self._read(connection)) is not None:
+                found.append((self._forget(connection), message))
         return found
 
     def _accept(self) -> None:
@@ -81,13 +81,13 @@ class Callers:
             return None
         except OSError:
             data = b""
-        said, ending, _ = (before + data).partition(self._ending)
-        if ending and len(said) <= self._longest:
-            return said
-        if not data or len(said) > self._longest:
+        message, ending, _ = (before + data).partition(self._ending)
+        if ending and len(message) <= self._longest:
+            return message
+        if not data or len(message) > self._longest:
             self._forget(connection).close()
         else:
-            self._waiting[connection] = (until, said)
+            self._waiting[connection] = (until, message)
         return None
 
     def _forget(self, connection: socket.socket) -> socket.socket:

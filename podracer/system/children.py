@@ -16,8 +16,8 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]): sys.exit(143)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Runs a command that gets SIGTERM when its parent dies (Linux' PR_SET_PDEATHSIG): after a SIGKILL of the parent,
-nothing goes on in a run directory that another process may take over."""
+"""Runs a command that gets SIGTERM when its parent dies (Linux' PR_SET_PDEATHSIG). After a SIGKILL of the parent it
+does not keep writing to a run directory that another process may take over."""
 
 
 def start(
@@ -27,11 +27,11 @@ def start(
 
     Args:
       command: program and arguments.
-      output: where all goes that it prints: a file, or `subprocess.PIPE`.
+      output: its stdout and stderr: a file, or `subprocess.PIPE`.
       environment: its variables; those of this process if None.
 
     Raises:
-      OSError: where the command is not there.
+      OSError: if the command is not there.
     """
     follow = [sys.executable, "-S", "-E", "-c", FOLLOW, str(os.getpid())] if sys.platform == "linux" else []
     return subprocess.Popen(
@@ -46,9 +46,9 @@ def start(
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Within, this thread starts processes that do not hear Ctrl-C.
+    """A context in which this thread starts processes that do not get Ctrl-C.
 
-    A terminal sends it to all of them: those that step environments would end, while others wait for them.
+    A terminal sends it to a whole group: processes that step environments would end while others wait for them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""Lines for people, which end nothing where nobody reads them: a terminal, `tee`, `head` or ssh may be gone."""
+"""Output for people, which raises no error if nobody reads it: a terminal, `tee`, `head` or ssh may be gone."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def say(text: str, *, at_once: bool = False) -> None:
 
 
 def note(text: str) -> None:
-    """Says a line on standard error, also where no progress is shown; without a reader there it is lost."""
+    """Writes a line to standard error, also if no progress is shown; without a reader it is lost."""
     say(f"podracer: note: {' '.join(text.split())}")
 
 
 def write(stream: Any, text: str) -> None:
     """Writes text to standard error or output; the text is lost where the stream is closed or full.
 
-    A stream that nobody reads any more is joined to the null device, so that what others write there, or Python at its
-    end, does not fail either.
+    A stream without a reader is redirected to the null device, so that later writes, also Python's own at its end, do
+    not fail either.
     """
     if stream is None:  # it was closed before Python began, and its descriptor may be another file's by now
         return
@@ -56,12 +56,12 @@ def write(stream: Any, text: str) -> None:
                 os.close(null)
 
 
-def lasting(stream: Any) -> Any:
+def robust_stream(stream: Any) -> Any:
     """A text stream, for Rich, that writes to another one as `write` does."""
-    return _Lasting(stream)
+    return _RobustStream(stream)
 
 
-class _Lasting:
+class _RobustStream:
     def __init__(self, stream: Any):
         self._stream = stream
 
@@ -70,7 +70,7 @@ class _Lasting:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: every write is flushed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

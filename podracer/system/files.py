@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 def local(directory: str | pathlib.Path) -> pathlib.Path:
-    """A directory of a file system.
+    """The path of a local directory.
 
     Raises:
       ValueError: for an address such as gs://bucket/run, of which a local folder would be made.
@@ -27,12 +27,12 @@ def local(directory: str | pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The path of a new file, which takes the place of `path` once it is written; what was there stays until then.
+    """The path of a new file that replaces `path` once it is written; the old file stays until then.
 
         with replacing(path) as partial:
             partial.write_text("whole")
 
-    Where writing fails, the file that was there is as it was.
+    If writing fails, the old file is unchanged.
     """
     if path.exists() and not path.is_file():  # such as /dev/stdout
         yield path
@@ -59,10 +59,10 @@ def to_disk(path: pathlib.Path) -> None:
     """Waits until a file, or a folder with all that is in it, is on the disk under its name.
 
     Raises:
-      OSError: where the disk has lost some of it.
+      OSError: if the disk has lost some of it.
     """
-    for there in (*path.rglob("*"), path, path.parent):
-        _sync(there)
+    for item in (*path.rglob("*"), path, path.parent):
+        _sync(item)
 
 
 def _sync(path: pathlib.Path) -> None:

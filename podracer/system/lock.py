@@ -12,7 +12,7 @@ import time
 from typing import IO, Any
 
 NAME = "lock"
-"""The file in a run directory that says who has it; it is there while somebody has."""
+"""The name of the lock file in a run directory; it exists while a process holds the lock."""
 
 
 class RunLock:
@@ -33,7 +33,8 @@ class RunLock:
         """Takes the lock, also of a process that is gone.
 
         Raises:
-          ValueError: where another process has it, saying which and since when, or the directory cannot be written.
+          ValueError: if another process has it (the message says which and since when), or the directory cannot be
+            written.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,30 +47,30 @@ class RunLock:
             raise ValueError(f"cannot write to run directory {self._path.parent}: {error}.") from error
 
     def _try(self) -> IO[str] | None:
-        """The locked file, or nothing where another process has just removed the one that was opened.
+        """The locked file, or None if another process has just removed the opened one.
 
         Raises:
-          ValueError: where it is another's.
+          ValueError: if it is another's.
         """
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self._path.open("a+"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken: bool | None = False
+                is_locked: bool | None = False
             except BlockingIOError:
-                taken = True
+                is_locked = True
             except OSError:  # there are no locks here
-                taken = None
+                is_locked = None
             holder = _read(file)
-            here = holder.get("machine") == machine()
-            if (taken and not here) or (taken is not False and here and lives(holder["process"])):
+            is_here = holder.get("machine") == machine()
+            if (is_locked and not is_here) or (is_locked is not False and is_here and lives(holder["process"])):
                 raise ValueError(
-                    f"{self._path.parent} is in use: {_described(holder)} trains there; wait for its end, stop it, or "
+                    f"{self._path.parent} is in use: {_describe(holder)} trains there; wait for its end, stop it, or "
                     "use another run directory."
                 )
-            if taken:  # by what a process that is gone has started
+            if is_locked:  # by what a process that is gone has started
                 self._path.unlink(missing_ok=True)
-            if taken or not self._is_at(file):
+            if is_locked or not self._is_at(file):
                 return None
             stack.pop_all()
             return file
@@ -81,7 +82,7 @@ class RunLock:
         return False
 
     def close(self) -> None:
-        """Gives the directory back."""
+        """Releases the lock."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
@@ -105,14 +106,14 @@ def _read(file: IO[str]) -> dict[str, Any]:
     return {}
 
 
-def _described(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     if not holder:
         return "another process"
     return f"process {holder['process'][0]} on {holder.get('host')}, since {holder.get('since')},"
 
 
 def machine() -> str:
-    """Names the place in which process numbers are unique: a host since its start, and a container."""
+    """The name of the place in which process numbers are unique: a host since its start, and a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -121,7 +122,7 @@ def machine() -> str:
 
 
 def identity(pid: int) -> list[int]:
-    """A process and, on Linux, when it began: numbers are used again."""
+    """The number of a process and, on Linux, its start time, because numbers are used again."""
     with contextlib.suppress(OSError):
         status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return [pid, int(status[19])] if status[0] != "Z" else [0]

@@ -25,7 +25,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 _SENT = "<dynamic-code>"
-"""The file of what a script defines, in a process that it was sent to."""
+"""The file name of a script's code in a process to which it was sent."""
 
 
 def _folder(package: str) -> list[str]:
@@ -47,7 +47,7 @@ def line(error: BaseException | str) -> str:
       error: raised, or the text of a traceback. A line of an installed package serves where there is no other.
     """
     frames = _frames(error)
-    return next((said for own in (_is_own, _is_installed) if (said := _innermost(frames, own))), "")
+    return next((text for own in (_is_own, _is_installed) if (text := _innermost(frames, own))), "")
 
 
 def is_fault(error: BaseException) -> bool:
@@ -80,14 +80,14 @@ def _is_own(file: str) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """True for a file of a package that is none of those that call environments."""
+    """True for a file of an installed package, except packages that call environments."""
     return not file.startswith((*_LIBRARIES, "<frozen")) and any(name in file for name in _PACKAGES)
 
 
 def told(error: BaseException) -> str:
-    """`ErrorType: reason, in FUNCTION, FILE, line N, `source``; without that line where it is not the user's own.
+    """`ErrorType: reason, in FUNCTION, FILE, line N, `source``; without the line if it is not the user's own.
 
-    An error whose text is a traceback, as of a callback that JAX called, is told by that one.
+    If the text of an error is a traceback, as of a callback that JAX called, the result describes the error in it.
     """
     text, where = str(error), line(error)
     if quotes(error):
@@ -96,7 +96,7 @@ def told(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """The text of an error for the one who called, and of one that the user's own code raised where that was."""
+    """The text of an error for the caller, with the line if the user's own code raised it."""
     return told(error) if is_fault(error) else str(error)
 
 
@@ -106,6 +106,6 @@ def quotes(error: BaseException) -> bool:
 
 
 def show(error: BaseException) -> None:
-    """Prints the whole traceback, where that is asked for (`TRACEBACK`)."""
+    """Prints the whole traceback if the environment variable `TRACEBACK` asks for it."""
     if os.environ.get(TRACEBACK, "0") not in ("", "0"):
         console.say("".join(traceback.format_exception(error)).rstrip())

@@ -1,4 +1,4 @@
-"""Signals that end a run in good order, and a process as shells expect."""
+"""Signals: a run ends in good order, and its process as shells expect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from podracer.system import console
 
 SOON_SECONDS = 0.3
-"""Between the first and the last process of a group that a signal reaches."""
+"""Seconds between the first and the last process of a group that a signal reaches."""
 
 
 class StopSignal:
@@ -42,9 +42,10 @@ class StopSignal:
 
 
 def soon(should_stop: Callable[[], bool]) -> bool:
-    """True where a request to stop is there, or comes at once.
+    """True if a request to stop has come, or comes within `SOON_SECONDS`.
 
-    For errors that may come of it: a signal to a whole group may end processes that step environments first.
+    Such a request may be the cause of an error: a signal to a whole group may end processes that step environments
+    first.
     """
     until = time.monotonic() + SOON_SECONDS
     while not should_stop() and time.monotonic() < until:
@@ -53,12 +54,12 @@ def soon(should_stop: Callable[[], bool]) -> bool:
 
 
 class Ending:
-    """Ends a process at last by the signal that stopped it, if one did, as shells expect.
+    """Ends a process by the signal that stopped its run, as shells expect.
 
     A shell's loop ends with Ctrl-C only where its command was ended by it: one that exits with 130 has dealt with it.
 
     Attributes:
-      code: what the process exits with; 128 and the number of a signal that stopped it.
+      code: the exit code; 128 plus the number of a signal that stopped the run.
     """
 
     def __init__(self):
@@ -68,7 +69,7 @@ class Ending:
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def __call__(self) -> None:
-        """To be called after all else that happens at the end; returns where no signal stopped the process."""
+        """Ends the process by the signal; returns if no signal stopped it. The last call of a program."""
         number = self.code - 128
         if number in (signal.SIGINT, signal.SIGTERM):
             console.write(sys.stdout, "")

@@ -26,12 +26,12 @@ from tests.support.recorded import Record, Walk
 
 F, BATCH = 4, 8
 PERIODS = 5
-"""How many periods are learnt in, at least."""
+"""The least number of periods with updates."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of a run: lanes, rollout length, rows between copies, rows that D holds."""
+    """The sizes of a run: lanes, rollout length, rows between copies, rows that D holds."""
 
     W: int
     T: int
@@ -165,7 +165,7 @@ def train(driver: Sebulba, state: Any, shape: Shape) -> Any:
 
 
 class Run(NamedTuple):
-    """What a run came to: its first parameters, its last learner, all of its last state, and what it did."""
+    """A run: its first parameters, its last learner, all of its last state, and its record."""
 
     first: Any
     learner: LearnerState
@@ -223,7 +223,7 @@ def anakin(shape: Shape) -> Run:
 
 
 def streams(run: Run, shape: Shape) -> list[reference.Stream]:
-    """What each lane saw and did, up to the last rollout that was added."""
+    """The stream of each lane, up to the last rollout that was added."""
     number = run.rollouts * shape.T
     acted = run.record.acted[: number + 1]
     rows: TimeStep = jax.tree.map(lambda *x: np.stack(x), *[step.row for step in acted])
@@ -336,7 +336,7 @@ def test_order_does_not_matter(how: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_the_order_of_two_threads_does_not_matter() -> None:
-    """Of two that act, each for half of the lanes, whichever is late."""
+    """Two threads act, each for half of the lanes; either may be late."""
     agent, states, shared = agent_of(WIDE, Walk().spec), [], None
     for source, at_once, pause in ((SteppedEnvironments, 7, 0.0), (Sleepy, 1, 0.005), (Sleepy, 100, 0.005)):
         driver = driver_of(agent, WIDE, "lockstep", source(Walk()), 7, threads=2)

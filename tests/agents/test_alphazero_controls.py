@@ -23,7 +23,8 @@ GAME: Any = envs_jax.make("tic_tac_toe", opening_plies=8)
 SIZES = (64,)
 STEPS = 16_000
 GATE = 0.85
-"""Of all 4,520 positions, those where the network's move keeps the value: 92%, and 60 to 74% where a part is broken."""
+"""The fraction of all 4,520 positions in which the network's move must keep the value: 92% is usual, and 60 to 74% with
+a broken part."""
 
 CONFIG = AlphaZeroConfig(
     simulations=6,

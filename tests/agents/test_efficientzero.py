@@ -151,7 +151,7 @@ def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
 
 
 def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
-    """What is recorded and seen behind it changes no bit of the update."""
+    """Records and observations after the end change no bit of the update."""
     agent = learning()
     batch = harness.batch_of(agent, A)
     rows, extras = batch.trajectory.timesteps, batch.trajectory.extras
@@ -193,7 +193,7 @@ def test_without_a_forecast_nothing_is_consistent() -> None:
 
 @pytest.mark.slow
 def test_statistics_are_state() -> None:
-    """Of batch norm: learning moves them; what is published and copied keeps its own."""
+    """Statistics of batch norm: learning moves them; published and copied parameters keep their own."""
     agent = made(IMAGES, **BATCH, target_interval=2)
     batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(6))
     first = learner_of(agent)
@@ -413,7 +413,7 @@ def test_clipped_lars_needs_heads_by_name() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "clipped_lars"])
 def test_decay_is_behind_the_clip(name: Any) -> None:
-    """Of no gradient at all, parameters are smaller by the whole of it, and the norm is 0."""
+    """With a gradient of zero, the decay shrinks parameters by its full amount, and the norm is 0."""
     config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
     rule = efficientzero._optimizer(config)
     params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
@@ -471,7 +471,7 @@ def test_clipped_rewards_are_learnt_as_if_they_came_so() -> None:
 
 @pytest.mark.slow
 def test_steps_of_clipped_lars_are_sorted_by_their_dims() -> None:
-    """Of the network for Atari: biases, scales and offsets are vectors, and nothing else is; heads begin at 0."""
+    """In the network for Atari biases, scales and offsets are vectors, and nothing else is; heads begin at 0."""
     spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6), None)
     agent = agents.efficientzero.make(spec, EfficientZeroConfig(norm="batch", optimizer="clipped_lars"))
     learner = jax.eval_shape(agent.init, jax.random.key(0), harness.hyper(agent))
@@ -562,7 +562,7 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float, table: bool) -> None:
 
 
 def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
-    """Of windows as trajectories of rows: |V - z| with V of one set of parameters, and rewards by age."""
+    """Priorities of windows as trajectories of rows: |V - z| with V of one set of parameters, and rewards by age."""
     agent = learning()
     batch = harness.batch_of(agent, A)
     learner = learner_of(agent)
@@ -582,7 +582,7 @@ def test_refreshed_priorities_are_those_that_learning_would_return() -> None:
 
 @pytest.mark.slow
 def test_a_sweep_keeps_the_statistics_it_began_with() -> None:
-    """Of batch norm: what the learner has by then changes no priority of the sweep."""
+    """Statistics of batch norm: the learner's newer ones change no priority of the sweep."""
     agent = made(IMAGES, **BATCH, refresh_interval=10)
     batch = harness.taken(harness.batch_of(agent, A, shape=(16, 16, 1)), np.arange(6))
     begun = learner_of(agent)
@@ -672,4 +672,4 @@ def test_trees_are_no_larger_than_their_states() -> None:
 
 
 PARTS = ("parent", "name")
-"""What Linen adds to the fields of a module."""
+"""The fields that Linen adds to a module."""

@@ -1,4 +1,4 @@
-"""What EfficientZero must not learn without: dynamics that see actions, and a search that finds something.
+"""Controls without which EfficientZero must not learn: dynamics that see actions, and a search that finds something.
 
 Dynamics that get no gradient are no such control on catch (docs/adr/0026).
 """

@@ -192,7 +192,7 @@ def test_what_comes_k_steps_later_weighs_half_as_much_each() -> None:
 
 @pytest.mark.parametrize("absorbing", [False, True])
 def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bool) -> None:
-    """What is recorded behind it, and the policy of its last row, change no bit of the update."""
+    """Records after the end, and the policy of its last row, change no bit of the update."""
     agent, batch = losing()
     agent = made(unroll_length=2, max_reward=0.02, absorbing=True) if absorbing else agent
     first = np.asarray(batch.trajectory.timesteps.first)
@@ -220,7 +220,7 @@ def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bo
 
 
 def test_reanalysis_is_what_acting_would_find_today() -> None:
-    """Of an exact part of the samples, evenly spread: the policies of a search, the network's values."""
+    """For an exact part of the samples, evenly spread: the policies of a search, the network's values."""
     noisy, learner = searching()
     agent, _ = searching(dirichlet_fraction=0.0)
     K, n = 2, agent.config.n_step

@@ -1,4 +1,4 @@
-"""What MuZero must not learn without: dynamics that are learnt, and a search that finds something."""
+"""Controls without which MuZero must not learn: dynamics that are learnt, and a search that finds something."""
 
 import jax
 import pytest

@@ -160,7 +160,7 @@ def test_an_update_is_the_hand_written_one() -> None:
 
 
 def test_frames_are_stacked_by_the_agent() -> None:
-    """What it learns is what an agent of stacked observations learns from those."""
+    """The agent learns the same as an agent of stacked observations."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (8,), "learning_rate": 0.1}
     stacking = agents.pqn.make(SPEC, PQNConfig(**settings, frame_stack=3))
     plain = agents.pqn.make(nets.stacked_spec(SPEC, 3), PQNConfig(**settings))

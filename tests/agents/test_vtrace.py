@@ -255,7 +255,7 @@ def test_masked_rows_change_nothing(recurrent: Any) -> None:
 
 
 def test_rewards_on_first_rows_change_nothing() -> None:
-    """Of a feed-forward network: a recurrent one reads the reward, which the contract makes 0 there."""
+    """This holds for feed-forward networks: a recurrent one reads the reward, which the contract makes 0 there."""
     _, learner, record, learn = made(VTraceConfig(**SMALL))
     rows = harness.timesteps(3, T, B)
     trajectory = record(learner, rows)

@@ -121,7 +121,7 @@ def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool:
 
 @pytest.fixture(scope="module", params=["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def rolled(request: pytest.FixtureRequest) -> Any:
-    """Of recurrent agents; the runs below are of feed-forward ones."""
+    """Rollouts of recurrent agents; the runs below are of feed-forward ones."""
     agent = agent_of(request.param, lstm_size=4)
     return agent, *rollouts(agent, 6)
 
@@ -187,7 +187,7 @@ def test_steps_after_the_end_change_nothing() -> None:
 
 
 def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the states that open episodes are made before a rollout or in it, the rollout is the same."""
+    """The rollout is the same if the states that open episodes are made before it or in it."""
     agent, ahead = two_rollouts()
     monkeypatch.setattr(rollout, "SMALL_STATE_BYTES", 0)
     _, late = rollouts(agent, 2)

@@ -289,7 +289,7 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
 
 
 def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
-    """What is typed goes before it."""
+    """Typed settings go before the fitted ones."""
     for steps in (50_000, 100_000, 300_000, 1_000_000):
         for preset in papers.EFFICIENTZERO:
             config, run, *_ = resolved("efficientzero", preset, run={"total_steps": steps})

@@ -1,4 +1,4 @@
-"""What the benches measure, and what they do without."""
+"""Tests of the benches: their measurements, and their errors without optional packages."""
 
 import dataclasses
 import importlib
@@ -41,7 +41,7 @@ def test_presets_for_another_machine(monkeypatch):
         return type("Done", (), {"returncode": 1})
 
     monkeypatch.setattr(sebulba.subprocess, "run", run)
-    sebulba._simulated(arguments)
+    sebulba._run_simulated(arguments)
     assert "--num-envs 128 --pool-threads 7 --torso resnet" in ran[0], "the simulated devices measure the same"
 
 
@@ -297,7 +297,7 @@ def test_fast_dqn_is_predicted():
     sampling, learning = 1.49e-3, 0.32e-3
     environments, setting = types.SimpleNamespace(seconds=sampling), types.SimpleNamespace(config={"update_period": 4})
     grid = types.SimpleNamespace(environments=environments, setting=setting)
-    predicted = dqn._predicted(grid, dict.fromkeys((1, 8, 16), 0.0), 4 * learning, (1, 8, 16))
+    predicted = dqn._predict(grid, dict.fromkeys((1, 8, 16), 0.0), 4 * learning, (1, 8, 16))
     hours = {name: 50e6 / rate / 3600 for name, rate in predicted.items()}
     assert hours["standard 1"] == pytest.approx(25.08, rel=0.01)
     assert hours["concurrent 1"] == pytest.approx(20.64, rel=0.01)

@@ -1,4 +1,4 @@
-"""What the compilers for an H200 and for TPU v5e make of our programs, without such a device (see `tests/support/compilers.py`).
+"""Compiles our programs for an H200 and for TPU v5e, without such a device (see `tests/support/compilers.py`).
 
 The bounds say what was gained and must not be lost again (docs/adr/0011). They are of launches, bytes and the compiler's
 own estimates: nothing here is a measurement of time. What is for a target whose compiler is not installed is skipped:

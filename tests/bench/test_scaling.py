@@ -102,7 +102,7 @@ MEASURED = ROOT / "benchmarks" / "results" / "scaling.json"
 
 
 def test_what_was_measured_is_within_the_bars():
-    """Of updates that are long enough, on simulated devices: docs/results/scaling.md."""
+    """The bars are for updates that are long enough, on simulated devices: docs/results/scaling.md."""
     results = {(r["preset"], r["processes"], r["devices"]): r for r in json.loads(MEASURED.read_text())["results"]}
     assert {preset for preset, _, _ in results} == set(scaling.LANES)
     long = {preset for (preset, p, n), r in results.items() if (p, n) == (1, 1) and r["update_seconds"] >= 0.05}

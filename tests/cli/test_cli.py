@@ -368,7 +368,7 @@ def test_integers_may_be_written_as_people_do(asked):
 
 
 def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
-    """Which goes before it, also where it is what the help shows."""
+    """Typed settings go before the preset, also where they equal the value that the help shows."""
     game = "envpool:Pong-v5"
     run(f"train r2d2 {game} --preset atari --agent.batch-size 8 --env.noop-max 5 --run-dir nowhere")
     run(

@@ -103,15 +103,15 @@ def test_runs_of_two_games_do_not_meet(command, here, capsys, monkeypatch):
 
 def test_names_of_players(here):
     path = pathlib.Path("ttt")
-    assert games.named("ttt") == games.named("ttt/") == (path, None, False, None)
-    assert games.named("ttt@100") == (path, 100, False, None)
-    assert games.named("ttt@best") == (path, None, True, None)
-    assert games.named("ttt:0") == (path, None, False, 0)
-    assert games.named("ttt@100:25") == (path, 100, False, 25)
-    assert games.named("random") is games.named("mcts:25") is games.named("nowhere@3:4") is None
+    assert games.parse_name("ttt") == games.parse_name("ttt/") == (path, None, False, None)
+    assert games.parse_name("ttt@100") == (path, 100, False, None)
+    assert games.parse_name("ttt@best") == (path, None, True, None)
+    assert games.parse_name("ttt:0") == (path, None, False, 0)
+    assert games.parse_name("ttt@100:25") == (path, 100, False, 25)
+    assert games.parse_name("random") is games.parse_name("mcts:25") is games.parse_name("nowhere@3:4") is None
     pathlib.Path("a@1:2").mkdir(exist_ok=True)
-    assert games.named("a@1:2") == (pathlib.Path("a@1:2"), None, False, None)
-    assert games.named("a@1:2@3:4") == (pathlib.Path("a@1:2"), 3, False, 4)
+    assert games.parse_name("a@1:2") == (pathlib.Path("a@1:2"), None, False, None)
+    assert games.parse_name("a@1:2@3:4") == (pathlib.Path("a@1:2"), 3, False, 4)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_game_keeps_what_acted_at_every_tenth(trained):
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_makes_its_snapshots_again(trained, tmp_path):
-    """Those that came after the checkpoint from which it goes on are of another future."""
+    """Snapshots after the checkpoint at which the run resumes are of another future."""
     directory = pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
     steps = podracer.load(trained).snapshots()
     shutil.rmtree(directory / "checkpoints" / str(newest(directory)))

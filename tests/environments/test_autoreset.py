@@ -60,7 +60,7 @@ def test_rows_and_episode_sums() -> None:
 
 
 def test_nothing_after_the_end_matters() -> None:
-    """What `environment.step` makes of a state that is over is dropped: state, reward, discount and `last`."""
+    """The result of `environment.step` on a state that is over is dropped: state, reward, discount and `last`."""
     for plain, spoiled in zip(walk(COUNTING, 30)[0], walk(harness.AfterTheEnd(COUNTING), 30)[0], strict=True):
         harness.assert_same(plain, spoiled)
 

@@ -1,4 +1,4 @@
-"""What an agent is shown and what an environment is given: spaces of every kind, where the two meet."""
+"""The conversion between an agent's spaces and an environment's: observations one way, actions the other."""
 
 import gymnasium
 import jax
@@ -69,7 +69,7 @@ ACTIONS = {
 @pytest.mark.parametrize("kind", ACTIONS)
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 def test_actions_are_the_environments_own(kind):
-    """What agents count from 0 reaches it counted from its start, in its dtype, within its bounds."""
+    """Actions that agents count from 0 reach it counted from its start, in its dtype, within its bounds."""
     space, ours, chosen, expected = ACTIONS[kind]
     converted = gymnasium_spaces.action_space(space, "x")
     assert ours is None or converted == ours
@@ -103,7 +103,7 @@ def test_actions_that_are_refused(space):
 
 
 def test_no_action_lies_beyond_its_bounds():
-    """Of bounds of two decimals a third were missed by a rounding."""
+    """A rounding missed a third of all bounds of two decimals."""
     rng = np.random.default_rng(0)
     low, high = np.sort(np.round(rng.uniform(-5, 5, (2, 1000)), 2), axis=0)
     for dtype in (np.float16, np.float32, np.float64):

@@ -40,7 +40,7 @@ def at_random(space, lanes):
 
 
 def test_pools_share_the_cores(monkeypatch):
-    """Those that this process may use."""
+    """The cores are those that this process may use."""
     threads = {}
     for cores in (1, 2, 4, 5, 16, 64):
         monkeypatch.setattr(envpool.os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
@@ -106,7 +106,7 @@ def test_cartpole(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_the_callers(name):
-    """What was returned is not written to again."""
+    """Returned rows are not written to again."""
     environment = environments.make(name).make(2, 0)
     lanes, step = environment.recv()
     kept = step.timestep.observation.copy()
@@ -289,7 +289,7 @@ def test_seeds_of_uses_are_apart():
 
 
 def test_a_first_row_carries_no_reward():
-    """Whatever the environment says of the step that it reset on."""
+    """The environment's reward of the step in which it reset does not matter."""
     first, terminated = np.array([True, False, False]), np.array([False, True, False])
     row = HostStep.of(np.zeros(3), np.array([7.0, 7.0, 7.0]), terminated, first, terminated).timestep
     np.testing.assert_array_equal(row.reward, np.array([0, 7, 7], np.float32))

@@ -215,7 +215,7 @@ def test_the_way_to_a_class_or_function():
 
 
 def test_packages_that_are_missing(monkeypatch):
-    """What is missing is blamed, and what is asked for is a package that anybody can install."""
+    """The error blames the missing package, and asks for one that anybody can install."""
     missing = set()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))

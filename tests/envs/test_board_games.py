@@ -42,7 +42,8 @@ def expansion(name):
 
 
 def layers(name, depth):
-    """Of each ply up to `depth`: distinct positions, those that are over, and the sequences of legal plies so far.
+    """The numbers of each ply up to `depth`: distinct positions, positions that are over, and sequences of legal plies
+    so far.
 
     Sequences are counted by position, so that no position is stepped twice.
     """
@@ -216,7 +217,7 @@ def test_games_open_behind_random_plies():
 
 @pytest.mark.parametrize("size", [6, 8])
 def test_states_are_small(size):
-    """What a search stores at every node."""
+    """A search stores a state at every node."""
     sizes = {"tic_tac_toe": 14, "connect_four": 47, "othello6": 42, "othello8": 70}
     for name in ("tic_tac_toe", "connect_four", f"othello{size}"):
         state = jax.eval_shape(make(name).reset, jax.random.key(0))

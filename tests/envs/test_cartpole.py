@@ -48,7 +48,7 @@ def sample_states(rng, count):
 
 
 def decidable(next_states):
-    """Which next states [N, 4] are not within rounding of a limit."""
+    """True for next states [N, 4] that are not within rounding of a limit, [N]."""
     margins = np.abs(np.abs(next_states[:, [0, 2]]) - [X_LIMIT, THETA_LIMIT])
     return np.all(margins > ROUNDING, axis=1)
 

@@ -75,7 +75,7 @@ def test_a_table_may_be_shared():
     "plies", [range(25, 31), pytest.param(range(15, 25), marks=pytest.mark.slow)], ids=["late", "early"]
 )
 def test_the_committed_positions_are_solved(plies):
-    """Of `benchmarks/connect_four_positions.json`; each has a move to lose by."""
+    """Each position of `benchmarks/connect_four_positions.json` is solved, and has a move to lose by."""
     file = pathlib.Path(__file__).parents[2] / "benchmarks" / "connect_four_positions.json"
     solved = json.loads(file.read_text())
     assert len(solved) == 600

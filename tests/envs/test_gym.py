@@ -63,7 +63,7 @@ class Probe:
 
 
 def noise(env, seed):
-    """What the keys of one reset, three steps and one more reset look like, [5, 2]."""
+    """The noise drawn from the keys of one reset, three steps and one more reset, [5, 2]."""
     rows = [env.reset(seed=seed)[0], *(env.step((0, 0))[0] for _ in range(3)), env.reset()[0]]
     return np.stack([row["noise"] for row in rows])
 

@@ -101,7 +101,7 @@ def test_the_optimum_takes_the_cue_and_nothing_else_will_do(options, num_episode
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2]])
 def test_nothing_but_the_first_observation_and_the_last_reward_depends_on_the_cue(options):
-    """Which is why an agent without memory earns at most 0: only one of the cues makes what it enters right."""
+    """An agent without memory earns at most 0 for this reason: only one of the cues makes its entries right."""
     states, rng, num_goals = starts(options, 300, seed=2), np.random.default_rng(2), options.num_goals
     limit = MemoryMaze(options).spec.max_episode_steps
     actions = rng.integers(0, 4, (300, limit))

@@ -88,7 +88,7 @@ def test_the_optimum_takes_the_cue_and_nothing_else_will_do(options):
 
 
 def test_nothing_but_the_first_observation_and_the_reward_of_a_turn_depends_on_the_cue():
-    """Which is why an agent without memory earns 0: the two rewards cancel, whatever it does at the sign."""
+    """An agent without memory earns 0 for this reason: the two rewards cancel, whatever it does at the sign."""
     options, rng = TMazeOptions(), np.random.default_rng(1)
     actions, length = random_actions(rng, options, 500), rng.integers(5, 11, 500)
     others = actions.copy()

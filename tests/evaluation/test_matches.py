@@ -58,7 +58,7 @@ def agent_of(move):
 
 @pytest.mark.parametrize("episodes", [8, 5])
 def test_evaluation_plays_half_of_the_games_from_each_seat(episodes):
-    """Who makes an illegal move loses at once: with the first move of a game, or the second."""
+    """The player of an illegal move loses at once: with the first move of a game, or the second."""
     agent = agent_of(lambda observation, key: jnp.full(len(observation["to_play"]), 9, jnp.int32))
     seeds, params = np.zeros(1, np.int32), ActorParams((), jnp.zeros(1, jnp.int32))
     (found,) = evaluation.Evaluator(agent, GAME, episodes)(params, seeds)
@@ -69,7 +69,7 @@ def test_evaluation_plays_half_of_the_games_from_each_seat(episodes):
 
 
 def test_evaluation_is_of_won_drawn_and_lost_games():
-    """Of perfect play against random moves: never lost, and more often won by who begins."""
+    """Perfect play against random moves never loses, and wins more often when it begins."""
     perfect = _players._perfect(GAME)
     (found,) = evaluation.Evaluator(agent_of(perfect), GAME, 400)(
         ActorParams((), jnp.zeros(1, jnp.int32)), np.zeros(1, np.int32)
@@ -108,7 +108,7 @@ def test_the_table_of_perfect_moves_is_the_minimax():
 
 
 def test_seats_are_swapped():
-    """What one player makes is what the other does not, game by game."""
+    """One player's score is the complement of the other's, game by game."""
     a, b = fixed("a", lowest), fixed("b", highest)
     one, other = matches.play(GAME, a, b, 40, openings=2), matches.play(GAME, b, a, 40, openings=2)
     np.testing.assert_array_equal(one.scores[:, 0], 1.0 - other.scores[:, 1])

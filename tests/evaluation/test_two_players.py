@@ -20,10 +20,10 @@ from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Transition
 from tests.support import counting
 
 PLAYERS = (0, 1, 1, 0, 1, 0)
-"""Who is to move at each row of an episode; one moves twice."""
+"""The player to move at each row of an episode; one moves twice."""
 DISCOUNTS = (-1, 1, -1, -1, -1)
 RETURN = 1 - 2 - 3 + 4 - 5
-"""Of the first mover: the player who acts at row t gets t + 1."""
+"""The return of the first mover: the player who acts at row t gets t + 1."""
 
 
 class State(NamedTuple):
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Turns:
-    """Whatever is played, `PLAYERS` play; half of the games are truncated."""
+    """A game whose movers are `PLAYERS`, whatever is played; half of the games are truncated."""
 
     spec = EnvSpec("turns", spaces.Box(0.0, 9.0, ()), spaces.Discrete(2), 5, num_players=2)
 

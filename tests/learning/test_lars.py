@@ -110,7 +110,7 @@ def test_no_step_is_larger_than_weights_allow() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])
 def test_zeros_are_no_trouble(scale: float) -> None:
-    """Of weights and of gradients."""
+    """Zeros are fine in weights and in gradients."""
     optimiser = made(late=lambda params: [params["kernel"]])
     params = tree(0) | {"bias": jnp.zeros(3)}
     grads = {name: scale * x for name, x in tree(1).items()} | {"kernel": jnp.zeros((4, 3))}

@@ -28,7 +28,7 @@ def joining(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def gradients() -> list[np.ndarray]:
-    """Of one step each; the first is large enough for every clip below, the last is 0."""
+    """The gradients of one step each; the first is large enough for every clip below, the last is 0."""
     rng = np.random.default_rng(0)
     return [scale * rng.normal(size=5) for scale in (30.0, 1.0, 0.1, 3.0, 0.01, 0.0)]
 
@@ -43,7 +43,7 @@ def vector(params: dict[str, Any]) -> np.ndarray:
 
 
 def updates(made: optimizer.Optimizer, rates: list[float], max_norm: float) -> tuple[list[np.ndarray], list[float]]:
-    """What each step adds to the parameters, and the norms that it reports."""
+    """The change of the parameters at each step, and the norms that the step reports."""
 
     @jax.jit
     def step(grads: Any, state: Any, params: Any, rate: jax.Array, clip: jax.Array) -> Any:
@@ -60,7 +60,7 @@ def updates(made: optimizer.Optimizer, rates: list[float], max_norm: float) -> t
 
 
 def optax_moves(transformation: optax.GradientTransformation, gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """What each step adds to the parameters. RAdam's sixth step is the first that divides by the second moment."""
+    """The change of the parameters at each step. RAdam's sixth step is the first that divides by the second moment."""
     moves, state, update = [], transformation.init(jnp.zeros(5)), jax.jit(transformation.update)
     for gradient in gradients:
         with jax.numpy_dtype_promotion("standard"):

@@ -1,4 +1,5 @@
-"""How old what updates learn from is: metrics against closed forms, and against what the priorities themselves say."""
+"""The age of the samples that updates learn from: metrics against closed forms, and against the priorities
+themselves."""
 
 from __future__ import annotations
 
@@ -166,7 +167,7 @@ def refreshed(run: Run) -> list[tuple[int, float, float]]:
 
 
 def test_priorities_are_never_older_than_two_sweeps() -> None:
-    """Whatever is added between the parts of a sweep."""
+    """The bound holds whatever is added between the parts of a sweep."""
     run = Run(spec_of(group=2, refresh_interval=10))
     for number, age, version in refreshed(run)[10:]:
         assert age == number - version

@@ -29,7 +29,7 @@ def made(kind: Any) -> value_distributions.ValueDistribution:
 
 @functools.cache
 def numbers(size: int) -> dict[str, Any]:
-    """What a network says of all actions at row 0 and at row m, by theta and by theta-; R and G, ends among them."""
+    """A network's outputs for all actions at row 0 and at row m, by theta and by theta-; R and G, ends among them."""
     rng = np.random.default_rng(size)
     normal = lambda: jnp.asarray(2.0 * rng.normal(size=(B, A, size)), jnp.float32)  # noqa: E731
     discount = np.where(rng.random(B) < 0.3, 0.0, 0.9).astype(np.float32)
@@ -122,7 +122,7 @@ def test_priorities_are_what_the_papers_rank_by(kind: str) -> None:
 
 
 def test_what_is_learnt_to_the_last_bit_surprises_no_more() -> None:
-    """Where the prediction is the target, priorities are 0 (of quantiles too, if they are all the same)."""
+    """Priorities are 0 if the prediction is the target (for quantiles too, if they are all the same)."""
     R, G, still = jnp.zeros(1), jnp.ones(1), jnp.asarray([[0.3] * K], jnp.float32)
     for kind, same in (("mean", still[:, :1]), ("categorical", numbers(K)["now"][:1, 0]), ("quantile", still)):
         np.testing.assert_allclose(jax.jit(made(kind).errors)(same, same, R, G)[1], 0.0, atol=1e-5)

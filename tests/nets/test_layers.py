@@ -35,7 +35,7 @@ def flax_max_pool(x: jax.Array) -> jax.Array:
 )
 @pytest.mark.parametrize("values", ["distinct", "ties", "constant", "below zero"])
 def test_pooling_and_its_gradient_are_flaxs(shape: tuple[int, ...], values: str) -> None:
-    """Of equal pixels the first, row by row, has the gradient: also where windows overlap."""
+    """The first of equal pixels, row by row, has the gradient: also where windows overlap."""
     x = jax.random.normal(KEY, shape)
     x = {"distinct": x, "ties": jnp.round(x), "constant": jnp.zeros(shape), "below zero": -jnp.abs(x) - 1e3}[values]
     pooled, vjp = jax.vjp(jax.jit(convolutions.max_pool), x)

@@ -395,7 +395,8 @@ def test_convolution_and_its_gradients(
 
 @pytest.mark.parametrize(("wide", "narrow"), [(7, 3), (3, 7)])
 def test_dense_gradients(wide: int, narrow: int) -> None:
-    """Of inputs, weights and bias, whichever operand is the narrower; also a second derivative, for meta-gradients."""
+    """Gradients of inputs, weights and bias, with either operand the narrower; also a second derivative, for
+    meta-gradients."""
     keys = jax.random.split(KEY, 3)
     x = jax.random.normal(keys[0], (2, 5, wide))
     module = layers.Dense(narrow)

@@ -32,7 +32,7 @@ perturb = jax.jit(nets.perturb)
 
 
 def noise_of(params: Any, key: jax.Array) -> dict[str, dict[str, np.ndarray]]:
-    """What a draw adds to each noisy array, in units of its sigma."""
+    """The noise that a draw adds to each noisy array, in units of its sigma."""
     drawn = perturb(params, key)["params"]
     return {
         name: {
@@ -56,7 +56,7 @@ def test_sigma_begins_as_the_paper_says(made: Any) -> None:
 
 
 def test_without_noise_a_network_is_the_plain_one(made: Any) -> None:
-    """Where nothing is drawn, and where sigma is 0."""
+    """This holds without a draw, and with a sigma of 0."""
     network, params, inputs = made
     plain = nets.make_q(SPEC, hidden_sizes=(7,), head_size=6)
     layers = {n: {k: x for k, x in layer.items() if "sigma" not in k} for n, layer in params["params"].items()}
@@ -69,7 +69,8 @@ def test_without_noise_a_network_is_the_plain_one(made: Any) -> None:
 
 
 def test_noise_is_factorised(made: Any) -> None:
-    """That of weights is a product of that of inputs and outputs; that of biases is the outputs'; |f(e)| = sqrt|e|."""
+    """The noise of weights is a product of that of inputs and outputs; that of biases is the outputs'; |f(e)| =
+    sqrt|e|."""
     _, params, _ = made
     squares = []
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""What is wrong with a network of one's own is said when the agent is made: in one sentence, before anything runs."""
+"""Faults of a network of one's own are named when the agent is made: in one sentence, before anything runs."""
 
 import equinox as eqx
 import flax.linen as nn

@@ -1,4 +1,4 @@
-"""What processes say to each other beside JAX, and whom they do not listen to."""
+"""Messages between processes beside JAX, and the strangers whom they ignore."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def lines(monkeypatch):
 
         def line(index, **settings):
             settings = {"silence": 5.0, "stall": 5.0} | settings
-            one = heartbeat.Lifeline(index, NAMES, address, server=None if index else server, **settings)
+            one = heartbeat.Heartbeats(index, NAMES, address, server=None if index else server, **settings)
             return stack.enter_context(one)
 
         line.address, line.said = address, said
@@ -84,7 +84,7 @@ def test_who_stays_behind_is_named(lines):
 
 
 def test_who_stays_out_of_what_others_wait_in_is_named(lines):
-    """Those who wait get no further than the round that one has not come to; process 0 says whom it waits for first."""
+    """The others get no further than the round that one has not come to; process 0 says whom it waits for first."""
     zero, one, two = lines(0, stall=1.0), lines(1), lines(2)
     zero.doing(heartbeat.WAITING, 2)
     one.doing(heartbeat.WAITING, 2)
@@ -106,7 +106,7 @@ def test_an_environment_may_take_longer(lines):
 
 
 def test_a_round_may_take_all_of_them_long(lines):
-    """Who is the first to be through with it is ahead for a moment; nobody has been behind for long."""
+    """The first to finish it is ahead for a moment; nobody has been late for long."""
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     every = (zero, one, two)
     for each in every:
@@ -158,7 +158,7 @@ def test_strangers_are_not_listened_to(lines):
 
 
 def test_strangers_that_are_silent_make_room(lines, monkeypatch):
-    monkeypatch.setattr(heartbeat.rollcall, "SLOW", 0.3)
+    monkeypatch.setattr(heartbeat.rendezvous, "SLOW", 0.3)
     zero = lines(0)
     with contextlib.ExitStack() as stack:
         address = (lines.address["host"], lines.address["port"])

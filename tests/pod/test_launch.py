@@ -189,7 +189,7 @@ def test_processes_divide_the_gpus(platforms, gpus, ids, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--processes", "2"], "what to run comes behind --"),
+        (["--processes", "2"], "what to run comes after --"),
         (["--processes", "0", "--", "x"], "processes=0"),
         (["--", "train", "ppo", "catch"], "add --topology pod"),
         (["--script", "a.py", "--module", "b", "--", "x"], "not both"),

@@ -1,4 +1,4 @@
-"""What a process says where a pod cannot be, and which cluster it takes a machine for; there is no other process."""
+"""The errors of a process where a pod cannot be, and the cluster that it recognises; there is no other process."""
 
 import socket
 import subprocess
@@ -57,7 +57,7 @@ def test_other_code_is_another_hash(tmp_path):
 def test_what_another_process_has_told_is_not_sent_back(error, sent, monkeypatch):
     """Process 0 would be given seconds to end, while it writes what is to come before its own error."""
     pod, left = process_of_three(1), []
-    pod._line = line = mock.MagicMock(ended=None)
+    pod._heartbeats = line = mock.MagicMock(ended=None)
     monkeypatch.setattr(peers, "_leave_without_waiting", left.append)
     pod.__exit__(type(error), error, None)
     assert [call.args[0] for call in line.end.call_args_list] == sent * [
@@ -68,7 +68,7 @@ def test_what_another_process_has_told_is_not_sent_back(error, sent, monkeypatch
 
 def test_who_is_waited_for_is_named(capsys):
     pod = process_of_three()
-    pod._pod, pod._line, pod._client = Pod(stall_timeout=1), mock.MagicMock(ended=None), mock.Mock()
+    pod._pod, pod._heartbeats, pod._client = Pod(stall_timeout=1), mock.MagicMock(ended=None), mock.Mock()
     answers = {0: iter(["0"]), 1: iter([None] * 8 + ["1"]), 2: iter(["2"])}
 
     def get(key, timeout):

@@ -1,4 +1,4 @@
-"""What processes do next is decided by process 0's look at a directory; threads stand for the processes here."""
+"""Process 0's look at a directory decides for all processes; threads stand for the processes here."""
 
 import json
 import pathlib

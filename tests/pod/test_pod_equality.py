@@ -25,9 +25,9 @@ CONTINUED = [("ppo", "adam"), ("r2d2", "sgd")]
 NIGHTLY = ("alphazero", "dqn", "efficientzero", "vtrace")
 """Agents of whose kind the others have one: without a replay, and with one."""
 OUTPUTS = ("ppo", "adam")
-"""Of which both processes keep what they return."""
+"""The cases in which both processes keep their outputs."""
 BEGUN = ("ppo", "r2d2", "vtrace")
-"""Of which the initial states are compared: with and without a replay, or states that environments carry along."""
+"""The cases whose initial states are compared: with and without a replay, or states that environments carry along."""
 
 
 def run(agent, name, directory, where="", **settings):

@@ -1,4 +1,4 @@
-"""What the processes of a pod do when one of them is killed, stopped, stuck, wrong or told to end."""
+"""Reactions of a pod's processes when one of them is killed, stopped, stuck, wrong or told to end."""
 
 import os
 import pathlib
@@ -69,7 +69,7 @@ def _raise():
 
 
 def _note():
-    """When the fault happened, for `Pod.seconds`."""
+    """Prints the time of the fault, for `Pod.seconds`."""
     print(f"fault at {time.time():.2f}", flush=True)
 
 
@@ -254,7 +254,7 @@ class Pod:
             process.stdout.close()
 
     def steps(self):
-        """Of its checkpoints."""
+        """The steps of its checkpoints."""
         return sorted(int(path.name) for path in (self.run_dir / "checkpoints").iterdir() if path.name.isdigit())
 
 
@@ -422,7 +422,7 @@ def test_a_log_that_raises_ends_all_in_order(begin):
     ],
 )
 def test_a_second_interrupt_does_not_wait(fault, flags, index, begin):
-    """Of the process that is stuck, or of the one that waits for it in a collective."""
+    """It reaches the process that is stuck, or the one that waits for it in a collective."""
     flags = (*flags, "--pod.stall-timeout", "60")
     pod = begin(fault, (flags, flags)).train()
     time.sleep(1)

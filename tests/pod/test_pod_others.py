@@ -1,4 +1,5 @@
-"""What else trains on pods as on one device: agents of whose kind test_pod_equality.py has one, remote workers, reanalysers."""
+"""Other runs on pods, equal to runs on one device: agents of whose kind test_pod_equality.py has one, remote workers,
+reanalysers."""
 
 import threading
 from unittest import mock

@@ -29,7 +29,7 @@ CONTINUED = ("r2d2", "vtrace")
 NIGHTLY = ("dqn", "efficientzero", "ppo")
 """Agents of whose kind the others have one: without a replay, and with one."""
 BEGUN = ("ppo", "r2d2", "vtrace")
-"""Of which the initial states are compared."""
+"""The cases whose initial states are compared."""
 # Plain gradient steps, of which one too large by a factor would show; Adam's are there where a checkpoint has its state.
 OPTIMISERS = dict.fromkeys(AGENTS, "sgd") | {"vtrace": "adam"}
 

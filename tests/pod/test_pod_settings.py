@@ -1,4 +1,5 @@
-"""Where a process of a pod is: what goes before what, and what is said where too little is known. No JAX is started."""
+"""The place of a process in a pod: the order of its sources, and the errors where too little is known. No JAX is
+started."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who has come to a pod is known by number, whoever else knocks; no JAX is started."""
+"""The rendezvous knows processes by number and ignores strangers; no JAX is started."""
 
 import concurrent.futures
 import contextlib

@@ -145,7 +145,7 @@ def test_what_fillers_show_changes_no_loss_and_no_priority(name):
     "name", ["dqn", *(pytest.param(x, marks=pytest.mark.slow) for x in ("muzero", "efficientzero"))]
 )
 def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
-    """Whatever priorities come first, with samples or of a sweep, and whatever frames are stacked."""
+    """This holds for all first priorities, with samples or of a sweep, and for all stacks of frames."""
     agent = BY_ROWS[name]()
     spec, (learner, recorded) = agent.replay, recorder(agent)
     plan = replay.layout(spec, rollout_length=T, lanes=B, groups=1, num_shards=1)

@@ -291,7 +291,7 @@ def test_seeds_go_with_lanes_and_openings_and_not_with_workers():
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_loss_before_the_run_begins_is_none(answered):
-    """Whoever comes instead has the seeds that the lost one had, and lockstep goes on."""
+    """The worker that comes instead has the seeds of the lost one, and lockstep goes on."""
     hub, _, _ = made(strict=True)
     pool = hub.open_pool(4, 2, 5)
     for _ in range(3):
@@ -520,7 +520,7 @@ def test_what_is_lost_follows_the_slowest_that_is_at_work():
 
 
 def instructions(function):
-    """How many instructions of Python a call executes."""
+    """Counts the instructions of Python that a call executes."""
     count = 0
 
     def trace(frame, event, _):

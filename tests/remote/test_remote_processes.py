@@ -47,7 +47,7 @@ def ended(process, seconds):
 
 
 def steps(run_dir):
-    """How far a run is."""
+    """The environment steps of a run so far."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line)["env_steps"] for line in lines if line.endswith("}")), default=0)
@@ -64,7 +64,7 @@ def free_port():
 
 
 def listens(where):
-    """Whether somebody listens at an address."""
+    """Returns True if a process listens at an address."""
     host, port = where.split(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
         return True
@@ -72,7 +72,7 @@ def listens(where):
 
 
 def is_there(pid):
-    """Whether a process runs."""
+    """Returns True if a process runs."""
     with contextlib.suppress(OSError):
         return " Z " not in pathlib.Path(f"/proc/{pid}/stat").read_text()[:80]
     return False
@@ -265,7 +265,7 @@ def test_frozen_and_slow_workers_hold_up_nobody_else(tmp_path):
 
 
 def test_environments_that_have_processes_of_their_own(tmp_path):
-    """Which are spawned, and end with their worker as it ends with its supervisor, also one that is killed."""
+    """They are spawned, and end with their worker as it ends with its supervisor, also one that is killed."""
     log = tmp_path / "log"
     flags = ["--lanes", "2", "--env.vectorization", "async", "--env.settings", f"log={log}"]
     with workers.learner(block=2) as made, workers.process(COUNTED, made.where, *flags) as supervisor:
@@ -288,7 +288,8 @@ def test_environments_that_have_processes_of_their_own(tmp_path):
 
 
 def test_exit_codes(capfd):
-    """Of a worker that is not understood, not wanted, or has nobody to work for; each says why in one line."""
+    """Exit codes of a worker that is not understood, not wanted, or has nobody to work for; each says why in one
+    line."""
     with workers.learner(block=2) as made, contextlib.ExitStack() as stack:
         start = lambda *arguments: stack.enter_context(workers.process(*arguments))  # noqa: E731
         refused = start("gymnasium:CartPole-v1", made.where, "--quiet")
@@ -332,7 +333,7 @@ def test_a_learner_that_diverges_sends_its_workers_home(tmp_path):
 
 
 def test_nobody_comes_all_leave_and_the_port_is_taken(tmp_path, monkeypatch, capfd):
-    """Who waits says so and what is missing, and ends at once when it is told to."""
+    """The waiting process names what is missing, and ends at once when it is told to."""
     assert podracer.remote.hub.SAY_SECONDS == 10.0
     monkeypatch.setattr("podracer.remote.hub.SAY_SECONDS", 0.5)
     where, progress, told = f"127.0.0.1:{free_port()}", [], []

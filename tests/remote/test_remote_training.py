@@ -205,7 +205,7 @@ def test_bad_rows_end_their_stream_and_reach_no_number_of_a_run(listening, monke
 
 
 def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):
-    """Where lanes are acted for as they come, the others are as fast as before until they are a rollout ahead."""
+    """If lanes are acted for as they come, the others are as fast as before until they are a rollout ahead."""
     from podracer.sebulba.actor import Actor
 
     slow_seeds, T, usual = set(), CONFIGS["vtrace"]["rollout_length"], 0.03
@@ -347,7 +347,7 @@ def test_what_only_workers_know(listening, tmp_path):
 
 @pytest.mark.slow
 def test_pong_is_trained_at_a_worker(tmp_path, monkeypatch):
-    """What is learnt from are the frames of the game that the actions make here, every one of them counted."""
+    """The frames learnt from are those of the game that the actions make here, every one of them counted."""
     pytest.importorskip("envpool")
     seen, options, where = workers.consumed(monkeypatch), {"max_episode_steps": 60}, f"unix:{tmp_path}/socket"
     small = {

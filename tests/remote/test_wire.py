@@ -1,4 +1,5 @@
-"""What crosses the wire: round trips of random spaces, and that nothing a peer sends raises anything but its own error."""
+"""The wire's encoding: round trips of random spaces, and no message of a peer raises anything but the wire's own
+error."""
 
 import contextlib
 import itertools

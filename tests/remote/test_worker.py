@@ -32,7 +32,7 @@ ELSEWHERE = "10.0.0.5:7777"
     ],
 )
 def test_no_token_goes_to_another_machine_in_the_clear(where, tmp_path):
-    """Wherever the address comes from: also out of a file, which is read again before every try."""
+    """This holds for all sources of the address: also a file, which is read again before every try."""
     (tmp_path / "where").write_text("127.0.0.1:7777\n")
     (tmp_path / "token").write_bytes(b"a secret of sixteen bytes")
     with pytest.raises(ValueError, match="is on another machine, so tls_ca must say"):
@@ -78,7 +78,7 @@ def test_a_certificate_is_not_carried_in_the_clear():
 
 
 class Ended(grpc.RpcError):
-    """How a stream ended."""
+    """The error that ends a stream."""
 
     def __init__(self, code, details=""):
         self.code, self.details = lambda: code, lambda: details

@@ -43,7 +43,7 @@ def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=Non
 
 
 SQUARE = np.array([[0.0, 0.25], [0.5, 0.75]], np.float32)
-"""What is added to the number of a row: its observation has a shape, which the ring does not keep."""
+"""The offsets of an observation from its row's number: it has a shape, which the ring does not keep."""
 
 
 class Streams:
@@ -334,7 +334,7 @@ def test_small_masses_and_large_ones():
     ],
 )
 def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
-    """Where nothing is now, and where other sequences are."""
+    """Priorities are dropped where nothing is now, and where other sequences are."""
     spec = make(alpha=1.0)
     plan, ring, streams = filled(spec, [0, 1] * 9)
     before = jnp.asarray(streams.counts)
@@ -428,7 +428,7 @@ def test_shards_of_one_device_are_written_by_slices():
 
 @pytest.mark.slow
 def test_more_than_two_billion_numbers():
-    """Of 84x84 frames 310,000 rows: what is written behind the 2^31st number is read there."""
+    """A replay of 310,000 rows of 84x84 frames: rows written after the 2^31st number are read there."""
     rows, frame = 500, (84, 84)
     spec = rows_of(length=2, context=0, capacity=310_000)
     plan = replay.layout(spec, rollout_length=rows, lanes=1, groups=1, num_shards=1)

@@ -1,4 +1,4 @@
-"""Which rows share a line of a learning curve, what it is called, and what is drawn of it."""
+"""The lines of a learning curve: the rows that share one, its label, and its drawing."""
 
 import copy
 
@@ -34,7 +34,9 @@ def rows(count=1, offset=0.0):
 
 def curves(*runs, **options):
     """Labels, and how many members share each line."""
-    everyone = [m for i, (d, count) in enumerate(runs) for m in members.of(d, list(rows(count, 100 * i)), f"run-{i}")]
+    everyone = [
+        m for i, (d, count) in enumerate(runs) for m in members.from_run(d, list(rows(count, 100 * i)), f"run-{i}")
+    ]
     lines = members.curves(everyone, **options)
     return {label: len({row["member"] for row in history}) for label, history in lines.items()}
 
@@ -43,7 +45,7 @@ def test_a_sweep_has_a_line_for_each_setting():
     rates = [1e-3, 1e-4, 1e-3, 1e-4, 1e-3]
     swept = description(population=5, hyper={"learning_rate": rates, "discount": 0.5})
     assert curves((swept, 5)) == {"learning_rate=0.001": 3, "learning_rate=0.0001": 2}
-    lines = members.curves(members.of(swept, list(rows(5))))
+    lines = members.curves(members.from_run(swept, list(rows(5))))
     returns = {
         r["episode/return"] for r in lines["learning_rate=0.0001"] if r["env_steps"] == 10 and "episode/return" in r
     }

@@ -81,7 +81,7 @@ class Case:
         self.reward = np.where(self.first, 0.0, rng.normal(size=(T, B))).astype(np.float32)
 
     def policy(self, **settings):
-        return policy.of(self.agent, self.spec, self.params, **settings)
+        return policy.from_agent(self.agent, self.spec, self.params, **settings)
 
     def row(self, t, lane=None):
         pick = lambda x: x[t] if lane is None else x[t, lane]  # noqa: E731
@@ -89,8 +89,8 @@ class Case:
 
     @functools.cache  # noqa: B019 - as long as the module's cases
     def evaluated(self):
-        """What an evaluation without random actions does with these rows, [T, B, ...]: the agent's own functions, all
-        of its memory, and a key for each row."""
+        """The actions of an evaluation without random actions for these rows, [T, B, ...]: the agent's own functions,
+        all of its memory, and a key for each row."""
         agent = self.agent
         if hasattr(agent.config, "evaluation_epsilon"):
             make, config, spec = CASES[self.name]
@@ -233,9 +233,9 @@ def test_what_jax_exports_by_itself_may_be_called():
         return jnp.linalg.qr(x)[0], jax.lax.top_k(x, 2), jnp.linalg.eigh(x), jax.random.normal(jax.random.key(0), (3,))
 
     exported = jax.export.export(jax.jit(f), platforms=export.PLATFORMS)(jax.ShapeDtypeStruct((4, 4), jnp.float32))
-    called = export._called(exported.mlir_module())
+    called = export._call_targets(exported.mlir_module())
     assert {"lapack_sgeqrf_ffi", "cusolver_syevd_ffi", "Eigh"} <= called <= export.STABLE_CALLS
-    assert export._called('"stablehlo.custom_call"(%0) {call_target_name = "Qr"}') - export.STABLE_CALLS
+    assert export._call_targets('"stablehlo.custom_call"(%0) {call_target_name = "Qr"}') - export.STABLE_CALLS
 
 
 def test_an_export_that_fails_leaves_the_one_before(case, tmp_path, monkeypatch):
@@ -285,7 +285,7 @@ def test_samples_follow_the_policy(case):
 def test_agents_that_need_a_key_in_evaluation_have_another_at_every_step(case, tmp_path):
     """One of one's own, without its best actions: they are drawn, and not written to files."""
     case = case("pqn")
-    drawn = policy.of(case.agent._replace(best=None), VECTOR, case.params)
+    drawn = policy.from_agent(case.agent._replace(best=None), VECTOR, case.params)
     n, known = 256, case.policy()
     actor, best = policy.Actor(drawn, batch=n), policy.Actor(known, batch=n)
     row = np.broadcast_to(case.row(0)[0], (n, 3))

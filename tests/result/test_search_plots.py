@@ -65,7 +65,7 @@ LEGAL = [0, 2, 3, 5, 6, 7]
 
 
 def test_the_numbers_are_what_the_agent_acts_by():
-    """Of the run's own network, without noise; of legal actions alone."""
+    """They are of the run's own network, without noise, and of legal actions alone."""
     seen, run, found = position(4, 1, 8), result(own=True), explained("gumbel")
     row = jax.tree.map(lambda x: jnp.asarray(x)[None], TimeStep(seen, np.float32(0), np.float32(1), True, False))
     memory, act = run.agent.start(jnp.zeros(1, jnp.int32), 1), jax.jit(run.agent.act, static_argnums=4)
@@ -232,7 +232,7 @@ def test_a_learned_model_without_boards(tmp_path):
 
 
 def test_many_actions():
-    """Those that fit, and how many more there are."""
+    """The table has the actions that fit, and the number of the rest."""
     found = explained()
     many = 40
     numbers = {name: np.linspace(0, 1, many) for name in ("prior", "policy", "q")}
@@ -260,4 +260,4 @@ def test_what_cannot_be_explained():
     with pytest.raises(ValueError, match="algorithm"):
         run.explain(seen, search="alpha-beta")
     with pytest.raises(ValueError, match="keep_tree=True"):
-        explainer.of(search.SearchResult(*[np.zeros((1, 2))] * 6), search.SearchConfig())
+        explainer.from_search(search.SearchResult(*[np.zeros((1, 2))] * 6), search.SearchConfig())

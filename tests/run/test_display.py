@@ -1,4 +1,4 @@
-"""What shows a run: a bar in a notebook and on a terminal, lines elsewhere."""
+"""The display of a run: a bar in a notebook and on a terminal, lines elsewhere."""
 
 import contextlib
 import io

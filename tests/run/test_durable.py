@@ -1,4 +1,4 @@
-"""What a run has written outlives a power cut: it is asked of the disk, and what the disk has lost is said."""
+"""The files of a run outlive a power cut: the run syncs them, and names the losses of the disk."""
 
 import errno
 import os

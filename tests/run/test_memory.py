@@ -1,4 +1,4 @@
-"""What both drivers promise about memory, and what they say where there is too little."""
+"""The memory use that both drivers promise, and their errors where there is too little."""
 
 import types
 

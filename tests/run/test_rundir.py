@@ -1,4 +1,4 @@
-"""Where runs go: folders that nobody else has, on file systems."""
+"""The directories of runs: new names without races, on file systems."""
 
 import contextlib
 import pathlib

@@ -114,7 +114,7 @@ def test_signs_by_hand(algorithm):
 def test_a_search_by_mctx_is_explained():
     mdp, config = MDP(7), with_mctx(dataclasses.replace(GUMBEL, simulations=8))
     found = run(table_model(), mdp.tables, jnp.arange(4), KEY, config, keep_tree=True)
-    explanation = explainer.of(found, config, lane=3)  # with one legal action
+    explanation = explainer.from_search(found, config, lane=3)  # with one legal action
     assert explanation.actions.tolist() == [2]
     assert explanation.visits.tolist() == [8]
     assert explanation.variation[0] == 2

@@ -64,7 +64,7 @@ class Still(nn.Module):
 
 
 def test_gradients_are_halved_in_front_of_all_heads():
-    """What the policy, the value, the prefix and the forecast of state k say moves state 0 by 2^-k."""
+    """The losses of the policy, the value, the prefix and the forecast at state k move state 0 by 2^-k."""
     model = prefix_models.PrefixModel(Still(), 1)
     params, _ = model.init(jax.random.key(0), jnp.zeros((1, 3)))
     K, B = 3, 2
@@ -90,7 +90,7 @@ def test_gradients_are_halved_in_front_of_all_heads():
 
 
 class Summing(Still):
-    """Whose prefix is the sum of all states since the memory was empty."""
+    """A model whose prefix is the sum of all states since the memory was empty."""
 
     def prefix(self, state, memory):
         total = memory.h + state
@@ -98,7 +98,7 @@ class Summing(Still):
 
 
 def test_gradients_through_the_memory_are_not_scaled():
-    """What a prefix says of the states before it moves them as a whole: 1/2 + 1/4 + 1/8 of state 0 at the third."""
+    """The loss of a prefix moves the states before it as a whole: 1/2 + 1/4 + 1/8 of state 0 at the third."""
     model = prefix_models.PrefixModel(Summing(), 4)
     params, _ = model.init(jax.random.key(0), jnp.zeros((1, 3)))
 

@@ -1,4 +1,4 @@
-"""What searches are good for: policies that improve, games that are solved; and their noise."""
+"""The quality of searches: policies that improve, games that are solved; and their noise."""
 
 import functools
 
@@ -34,7 +34,7 @@ MORE = [pytest.param(simulations, marks=pytest.mark.slow) for simulations in (4,
 
 
 def improvement(algorithm, simulations):
-    """How much better the searched policy is on every bandit."""
+    """The improvement of the searched policy on every bandit."""
     model, root, Q, before = bandit(4096)
     config = SearchConfig(algorithm, simulations=simulations)
     find = functools.partial(search.search, model, config=config, explore=algorithm == "gumbel")
@@ -52,7 +52,7 @@ def test_gumbel_improves_the_policy_always(simulations):
 
 @pytest.mark.slow
 def test_fractions_of_visits_do_not_improve_it_always():
-    """Why Gumbel, where simulations are few."""
+    """The reason for Gumbel with few simulations."""
     assert 0.02 < np.mean(improvement("puct", 2) < -1e-5) < 0.6
 
 

@@ -109,7 +109,7 @@ def test_nothing_is_drawn_in_a_loop_and_a_mapped_axis_is_joined():
 
 
 def test_embeddings_are_stored_small():
-    """What has more than a number a root; models see the dtypes that they gave."""
+    """Embeddings with more than a number a root are; models see the dtypes that they gave."""
     seen = []
 
     def step(variables, embedding, action):

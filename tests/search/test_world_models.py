@@ -35,7 +35,7 @@ def counted(masked):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("num_players", [1, 2])
 def test_what_is_searched(num_players, masked):
-    """Of two players, what follows counts against the one who moved; masks hold at the root alone."""
+    """In games for two, the value of the next state counts against the mover; masks hold at the root alone."""
     space = spaces.Dict({"board": BOARD, "action_mask": MASK}) if masked else BOARD
     spec = EnvSpec("moves", space, spaces.Discrete(3), num_players=num_players)
     model = world_models.searched(counted(masked), lambda x: x[..., 0], spec)

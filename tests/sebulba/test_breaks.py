@@ -90,7 +90,7 @@ def test_moments_of_observations_leave_out_what_was_not_played():
 
 
 class Breaking(hosts.Steps):
-    """Whose lane 0 breaks once, in its third step."""
+    """Environments whose lane 0 breaks once, in its third step."""
 
     def make(self, num_lanes, seed, *, evaluation=False):
         running = super().make(num_lanes, seed, evaluation=evaluation)
@@ -119,7 +119,7 @@ def test_an_evaluated_episode_that_breaks_begins_again():
 
 
 class Waiting(hosts.Steps):
-    """Whose rows do not come, until it is woken: in training, or in an evaluation."""
+    """Environments whose rows do not come until they are woken: in training, or in an evaluation."""
 
     in_evaluations = False
 
@@ -186,7 +186,7 @@ def test_an_evaluation_that_waits_hears_a_signal(total_steps, tmp_path):
 
 
 def test_environments_that_are_not_jax_need_none():
-    """What steps environments for a learner elsewhere has no use for it. (EnvPool imports JAX itself.)"""
+    """A worker that steps environments for a learner elsewhere has no use for JAX. (EnvPool imports JAX itself.)"""
     code = (
         "import sys, podracer.environments.envpool; from podracer import environments\n"
         "environments.make('gymnasium:CartPole-v1').make(2, 0).recv()\n"

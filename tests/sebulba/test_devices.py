@@ -39,7 +39,7 @@ def agent_of(name):
 
 
 def trajectories(agent):
-    """What one actor made with parameters that never change."""
+    """The trajectories of one actor with parameters that never change."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.devices()[:1])
     driver = Sebulba(agent, SteppedEnvironments(COUNTING), layout, RunConfig(), agent.hyper)
     state = driver.init()

@@ -1,4 +1,4 @@
-"""What goes wrong in an actor/learner system, injected: it surfaces at once, names who, and leaves nothing running."""
+"""Injected faults of an actor/learner system: each surfaces at once, names its thread, and leaves nothing running."""
 
 import json
 import math

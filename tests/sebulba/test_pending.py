@@ -115,7 +115,7 @@ def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, na
 
 @functools.cache
 def whole(mode, threads):
-    """What an undisturbed run comes to."""
+    """The result of an undisturbed run."""
     return run(driver_of(mode, threads))[0]
 
 

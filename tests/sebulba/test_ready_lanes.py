@@ -66,7 +66,7 @@ class UnequalLanes:
 
 
 def trained(agent, environments, total_steps, hyper):
-    """What was handed over, the learner at the end, and progress."""
+    """The rollouts handed over, the learner at the end, and progress."""
     layout = topology.make_host(num_envs=B, envs_per_actor=B, devices=jax.local_devices()[:1])
     driver = Sebulba(agent, environments, layout, RunConfig(), agent.hyper | hyper)
     handed, progress = [], []

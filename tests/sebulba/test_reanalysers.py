@@ -24,8 +24,8 @@ from podracer.search import reanalysis
 from podracer.sebulba import runner
 from podracer.sebulba.channels import Channel
 from podracer.sebulba.replay_devices import SplitReplay
-from podracer.training.session import Session
 from podracer.training import train as training
+from podracer.training.session import Session
 from tests.support import harness
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def mean(result, name):
 
 @contextlib.contextmanager
 def drawn():
-    """What is drawn meanwhile: places in the ring, by draw and shard in any order."""
+    """Records the draws meanwhile: slots in the ring, by draw and shard in any order."""
     sample, found = replay.sample, []
 
     def watched(*arguments):
@@ -164,7 +164,7 @@ def without_lockstep(run, run_dir, lockstep):
 
 
 def own_threads():
-    """How many there are, but for XLA's, which Python knows once they have called it."""
+    """The number of threads without XLA's, which Python knows once they have called it."""
     return sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())
 
 
@@ -206,7 +206,7 @@ def out_of_memory():
 
 @contextlib.contextmanager
 def broken_learner():
-    """What was learnt cannot be published; yields when."""
+    """Makes publishing fail; yields when."""
     publish, calls, since = runner.Learner._publish_to, iter(range(3)), []
 
     def failing(*arguments):
@@ -247,7 +247,7 @@ def broken_search():
 
 
 def targets_of_nan():
-    """What the reanalysers hand on is not finite; yields since when."""
+    """Makes the reanalysers' targets NaN; yields since when."""
     return changed_search(lambda x: x * np.float32(np.nan))
 
 

@@ -1,4 +1,5 @@
-"""Which group of updates is prepared when, by which parameters and priorities: steps that write down their numbers."""
+"""The order, parameters and priorities with which groups of updates are prepared: steps that write down their
+numbers."""
 
 from typing import Any, NamedTuple
 

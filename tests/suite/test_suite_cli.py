@@ -172,7 +172,7 @@ def test_another_preset_in_the_same_folder_is_refused(fake, capsys):
 
 
 def test_atari_100k_is_a_suite(fake, capsys):
-    """Of 26 games, by its protocol."""
+    """The suite has 26 games and the protocol of that name."""
     command = "suite atari100k dqn --dry-run --out o"
     assert run(command) == 0
     lines = capsys.readouterr().out.splitlines()

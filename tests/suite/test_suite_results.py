@@ -1,4 +1,4 @@
-"""What is read from a run's files, and what results come to in a report."""
+"""The result that is read from a run's files, and the report of several."""
 
 import json
 
@@ -147,7 +147,7 @@ def fill(directory, names, seeds, score=lambda job: 1.0, settings=SETTINGS, skip
             write_json(
                 suite.result_path(job),
                 {"game": job.game, "seed": job.seed, "settings": settings, "score": value}
-                | {"hns": result.normalised(job.game, value, settings["table"]), "evaluations": points, "training": []},
+                | {"hns": result.normalise(job.game, value, settings["table"]), "evaluations": points, "training": []},
             )
     return suite
 

@@ -64,7 +64,7 @@ def test_every_job_once(tmp_path, capsys):
 def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
     """Each reads what was asked for before any of them writes."""
     both, write = threading.Barrier(2), jobs.write_json
-    read = fakes.FakeSuite._with_others
+    read = fakes.FakeSuite._merge_stored
     first = threading.local()
 
     def read_together(self, path):
@@ -77,7 +77,7 @@ def test_workers_that_ask_for_different_games_at_once(tmp_path, monkeypatch):
         time.sleep(0.1)
         write(path, value)
 
-    monkeypatch.setattr(fakes.FakeSuite, "_with_others", read_together)
+    monkeypatch.setattr(fakes.FakeSuite, "_merge_stored", read_together)
     monkeypatch.setattr(jobs, "write_json", write_slowly)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(fakes.FakeSuite(tmp_path, games=games).register) for games in ("AB", "CD")]:
@@ -295,7 +295,7 @@ def test_sigterm_stops_the_processes_and_gives_their_jobs_back(tmp_path):
 
 
 def test_sigkill_and_again(tmp_path):
-    """What the killed worker had begun ends with it, and the next one waits for that and finishes."""
+    """The process of the killed worker ends with it, and the next worker waits for that and finishes."""
     body = f"trap 'sleep 0.2; rmdir {tmp_path}/runs/*/alone; exit 143' TERM; touch {tmp_path}/trapped; sleep 30 & wait"
     process = fakes.worker(tmp_path, games="AB", bodies={"B-0": body})
     suite = fakes.FakeSuite(tmp_path, games="AB")

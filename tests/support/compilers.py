@@ -53,7 +53,8 @@ gpu_device_info {
   shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
 }
 """
-"""What the compiler asks of the device (figures: NVIDIA's data sheet, and openxla/xla, target_config/specs/h200.txtpb)."""
+"""The device's description, which the compiler asks for (figures: NVIDIA's data sheet, and openxla/xla,
+target_config/specs/h200.txtpb)."""
 
 
 # Programs
@@ -143,13 +144,14 @@ PROGRAMS: dict[str, tuple[int, Callable[[list[Any]], Any]]] = {
     "resnet_gradient": (1, _resnet),
     "lstm_unroll": (1, _lstm),
 }
-"""How many devices each takes, and what compiles it for them."""
+"""The number of devices that each program takes, and the function that compiles it for them."""
 
 CHECKED = {
     "h200": ("ppo", "ppo_8_devices", "vtrace", "vtrace_lstm", "r2d2_images", "resnet_gradient", "lstm_unroll"),
     "v5e": ("vtrace_16384_lanes", "r2d2_images"),
 }
-"""What `test_compile_only.py` looks at. Others take minutes, as all that has many convolutions does on v5e."""
+"""The programs that `test_compile_only.py` reads. Others take minutes, as all that has many convolutions does on
+v5e."""
 
 
 def devices_of(target: str) -> list[Any]:

@@ -19,7 +19,7 @@ Table = dict[tuple[int, int], tuple[int, int]]
 
 
 def values(board: Sequence[Sequence[int]], table: Table | None = None) -> dict[int, int]:
-    """What each legal column is worth to the player to move, with best play: 1, 0 or -1.
+    """The value of each legal column for the player to move, with best play: 1, 0 or -1.
 
     Args:
       board: 6 rows of 7, the top first; 1 where the player to move has a stone, -1 where the other has, else 0. No line

@@ -132,7 +132,7 @@ def _require_layout(trajectory: Trajectory) -> None:
 
 
 def _require_rows(rows: _Rows) -> None:
-    """What each row must be, by its own tag and step alone."""
+    """Checks each row by its own tag and step alone."""
     number, length = _integers(rows.tag), rows.length
     _require((rows.tag == number) & (number > 0) & (number < 2**24) & (length > 0), "not a tag", tag=rows.tag)
     _require(
@@ -218,7 +218,7 @@ def check_contiguous(previous: Trajectory, following: Trajectory, allow_breaks: 
 
 
 def episode_stats(trajectory: Trajectory) -> EpisodeStats:
-    """What the episodes that ended in rows 1..T of a checked trajectory sum to (row 0 is the previous one's row T)."""
+    """The sums over episodes that ended in rows 1..T of a checked trajectory (row 0 is the previous one's row T)."""
     rows = _rows(trajectory)
     length = rows.length[1:][rows.last[1:]]
     sums = (length * (length + 1) / 2).sum(), length.sum(), length.size

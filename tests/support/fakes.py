@@ -66,7 +66,7 @@ def worker(directory, code="", **arguments):
 
 
 def outcome(process, timeout=60):
-    """What a worker printed: (done, failed, stopped, elsewhere, left), and what it said."""
+    """The numbers that a worker printed, (done, failed, stopped, elsewhere, left), and its stderr."""
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err
     return tuple(map(int, out.split())), err

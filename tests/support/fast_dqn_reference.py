@@ -41,7 +41,7 @@ class Setting:
 
 
 class Stream(NamedTuple):
-    """What one environment showed, [R+1], and the actions [R] that it was given there."""
+    """The rows [R+1] of one environment, and the actions [R] that it was given there."""
 
     observation: np.ndarray
     reward: np.ndarray
@@ -90,7 +90,7 @@ class Sampler:
         self.buffer.append(Experience(self.lane, row, state, action, reward, discount, self.state, real))
 
     def flush(self, late: int) -> list[Experience]:
-        """What the buffer held, but for the newest."""
+        """Empties the buffer but for the newest `late` experiences, and returns the rest."""
         held = len(self.buffer) - late
         flushed, self.buffer = self.buffer[:held], self.buffer[held:]
         return flushed
@@ -164,7 +164,8 @@ class Trainer:
 
 
 class Begun(NamedTuple):
-    """When parameters began to act: how many updates were done, the parameters, epsilon, and how much D holds."""
+    """The moment at which parameters began to act: the number of updates done, the parameters, epsilon, and the size of
+    D."""
 
     updates: int
     acting: Theta

@@ -16,7 +16,7 @@ class Game:
         self.turn, self.over = 0, False
 
     def at(self, row: int, column: int) -> int | None:
-        """Whose stone is in a cell; nobody's where there is no cell."""
+        """The player whose stone is in a cell; None for an empty cell and outside of the board."""
         inside = 0 <= row < self.height and 0 <= column < self.width
         return self.cells[row][column] if inside else None
 
@@ -24,7 +24,7 @@ class Game:
         return all(cell is not None for row in self.cells for cell in row)
 
     def has_line(self, player: int, length: int) -> bool:
-        """Whether so many stones of a player are in a line."""
+        """Returns True if so many stones of a player are in a line."""
         for row in range(self.height):
             for column in range(self.width):
                 for down, right in DIRECTIONS if self.cells[row][column] == player else []:
@@ -127,7 +127,7 @@ LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 @functools.cache
 def tic_tac_toe_values(board: tuple[int, ...]) -> dict[int, int]:
-    """What every legal action is worth to the player to move, with best play: 1, 0 or -1; {} where the game is over.
+    """The value of every legal action for the player to move, with best play: 1, 0 or -1; {} where the game is over.
 
     `board` holds 9 cells, 1 for stones of the player to move and -1 for the other's.
     """

@@ -1,4 +1,4 @@
-"""What the tests of agents and programs share: learners' axes on one device, and trajectories from NumPy rows."""
+"""Helpers for the tests of agents and programs: learners' axes on one device, and trajectories from NumPy rows."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def learner_of(agent: Agent) -> LearnerState:
 
 
 def record(agent: Agent, params: Any, state: Any, rows: TimeStep, key: jax.Array) -> tuple[Trajectory, Any]:
-    """What `agent.act` makes of given rows [T+1, B], and the agent's memory after row T - 1."""
+    """The trajectory that `agent.act` makes of given rows [T+1, B], and the agent's memory after row T - 1."""
     T, B = rows.reward.shape[0] - 1, rows.reward.shape[1]
 
     def step(memory: Any, now: tuple[TimeStep, jax.Array]) -> tuple[Any, Any]:

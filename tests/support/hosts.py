@@ -67,7 +67,7 @@ def live_actors() -> list[str]:
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether a condition becomes true in time."""
+    """Waits for a condition; returns True if it becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

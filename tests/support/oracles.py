@@ -231,7 +231,7 @@ def rmsprop_tf1(
     momentum: float = 0.0,
     nu_0: float = 1.0,
 ) -> list[Array]:
-    """What TF1's RMSProp adds to a parameter at steps 1, 2, ..., given the gradients of all steps (one shape).
+    """The updates of TF1's RMSProp to a parameter at steps 1, 2, ..., given the gradients of all steps (one shape).
 
         nu_k = decay^k nu_0 + (1 - decay) sum_{i=1}^k decay^(k-i) g_i^2
         update_k = -sum_{i=1}^k momentum^(k-i) learning_rate_i g_i / sqrt(nu_i + epsilon)
@@ -252,7 +252,7 @@ def rmsprop_tf1(
 def rmsprop_centred(
     gradients: Sequence[npt.ArrayLike], learning_rate: float | Sequence[float], decay: float, epsilon: float
 ) -> list[Array]:
-    """What the RMSProp of DQN's Lua code adds to a parameter at steps 1, 2, ..., given the gradients of all steps.
+    """The updates of the RMSProp in DQN's Lua code to a parameter at steps 1, 2, ..., given the gradients of all steps.
 
     m_k, n_k = (1 - decay) sum_{i=1}^k decay^(k-i) g_i, and the same of g_i^2
     update_k = -learning_rate_k g_k / sqrt(n_k - m_k^2 + epsilon)
@@ -274,7 +274,7 @@ def adam(
     b2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> list[Array]:
-    """What Adam adds to a parameter at steps 1, 2, ..., given the gradients of all steps (one shape).
+    """The updates of Adam to a parameter at steps 1, 2, ..., given the gradients of all steps (one shape).
 
         m_k, n_k = averages of g_i and g_i^2 over i <= k, with weights b^(k-i) / sum_j b^(k-j)
         update_k = -learning_rate_k m_k / (sqrt(n_k) + epsilon)

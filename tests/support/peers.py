@@ -95,7 +95,7 @@ class Peer:
         return getattr(message, kind)
 
     def status(self):
-        """How the stream ends."""
+        """The status code that ends the stream."""
         with pytest.raises(grpc.RpcError) as raised:
             for _ in self.call:
                 pass
@@ -160,7 +160,7 @@ HEADERS = (
 
 
 def opening(*more):
-    """What opens a connection, and a session in it."""
+    """The bytes that open a connection, and a session in it."""
     return PREFACE + frame(1, 4, 1, b"".join(_header(*each) for each in (*HEADERS, *more)))
 
 
@@ -193,7 +193,7 @@ def opened(made):
 
 
 def status_of(made):
-    """What gRPC says at the end of a stream: its status as a number, and its text; None where it just hangs up."""
+    """The status of gRPC at the end of a stream, as a number, and its text; None where it just hangs up."""
     got = b""
     with contextlib.suppress(OSError):
         while b"grpc-message" not in got and (data := made.recv(65536)):

@@ -1,4 +1,4 @@
-"""What the tests of pods share: scripts that run in several processes, and threads that stand for processes."""
+"""Helpers for the tests of pods: scripts that run in several processes, and threads that stand for processes."""
 
 import concurrent.futures
 import json
@@ -94,7 +94,7 @@ class Thread(Processes):
 
 
 def as_threads(function, count=2, seconds=20):
-    """What `function(processes)` returns, or raises, in each of some processes that are threads."""
+    """The results of `function(processes)`, or its errors, in each of some processes that are threads."""
     barrier, board = threading.Barrier(count, timeout=seconds), [None] * count
 
     def call(index):

@@ -54,7 +54,7 @@ class Learnt(NamedTuple):
 
 
 class Record:
-    """What an agent did, in a run."""
+    """A record of an agent's calls in a run."""
 
     def __init__(self) -> None:
         self.acted: list[Acted] = []

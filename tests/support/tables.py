@@ -16,7 +16,7 @@ M, A = 40, 5
 
 
 class Tables(NamedTuple):
-    """What an MDP's model knows."""
+    """The tables of an MDP's model."""
 
     next: jax.Array
     reward: jax.Array

@@ -80,7 +80,7 @@ def respawn_matrix(options) -> np.ndarray:
 
 
 def arrivals(options, worlds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What entering a cell does: (reward, probability of termination, set after collecting), each [W, 2^N, C]."""
+    """The effects of entering a cell: (reward, probability of termination, set after collecting), each [W, 2^N, C]."""
     cells, sets = options.height * options.width, 2 ** len(options.objects)
     reward = np.zeros((len(worlds), sets, cells))
     termination = np.zeros_like(reward)

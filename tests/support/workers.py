@@ -101,7 +101,7 @@ def children(pid):
 
 
 def is_worker(pid):
-    """Whether a process was spawned, and is there."""
+    """Returns True if a process was spawned, and runs."""
     with contextlib.suppress(OSError):
         return b"spawn_main" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
@@ -200,7 +200,8 @@ def consumed(monkeypatch):
 
 
 def check_consumed(seen, reward=1.0, one_actor=False):
-    """That rows of counting environments are in order, and actions are those which they received; returns transitions.
+    """Checks that rows of counting environments are in order, and actions those that they received; returns
+    transitions.
 
     With `one_actor` also that each trajectory begins with the last row of the one before.
     """

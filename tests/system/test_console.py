@@ -1,4 +1,4 @@
-"""What is said for people ends nothing, whoever has stopped to read it."""
+"""Output for people ends nothing if its reader has stopped."""
 
 import contextlib
 import errno

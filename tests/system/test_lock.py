@@ -27,7 +27,7 @@ def take(directory):
 
 
 def test_a_second_run_in_a_directory_is_refused(tmp_path, monkeypatch):
-    """Whatever it is called with; and a run that is refused gives the directory back."""
+    """The second run is refused whatever it is called with, and a refused run gives the directory back."""
     monkeypatch.setattr(Anakin, "check", lambda self: None)  # tracing takes seconds
     refused = []
     with contextlib.closing(RunLock(tmp_path / "run")) as first:

@@ -1,4 +1,4 @@
-"""How a process ends that a signal stopped: by that signal, at last."""
+"""The end of a process that a signal stopped: by that signal, at last."""
 
 import os
 import pathlib

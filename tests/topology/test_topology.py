@@ -1,4 +1,4 @@
-"""How lanes and shards are laid out over devices, and what is said where they do not divide."""
+"""The layout of lanes and shards over devices, and the errors where they do not divide."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_layout(number: int, population: int, num_shards: int | None, num_envs: 
 
 
 def test_equal_shards_are_equal_runs() -> None:
-    """Whatever the devices, S shards have the same lanes by default: that is what makes runs equal."""
+    """By default S shards have the same lanes on any devices: this makes runs equal."""
     for number in (1, 2, 4, 8):
         made = topology.make(num_envs=None, envs_per_device=16, num_shards=8, devices=devices(number))
         assert (made.num_shards, made.num_envs) == (8, 128)

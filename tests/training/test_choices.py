@@ -1,4 +1,4 @@
-"""What "auto" came to is said and kept, and images that pass for flat numbers are named."""
+"""The values that "auto" is resolved to are said and stored, and images that pass for flat numbers are named."""
 
 import numpy as np
 import pytest

@@ -78,7 +78,7 @@ def acting_program() -> Any:
 
 
 def sebulba(source: Any, rollouts: int = 8) -> EpisodeStats:
-    """What the acting program of Sebulba sums over some rollouts."""
+    """The sums of Sebulba's acting program over some rollouts."""
     (start, begin, act, finish), params = acting_program()
     environment = source.make(B, 3)
     lanes, row = environment.recv()

@@ -1,4 +1,4 @@
-"""What a machine can do to a run, at every phase of it: the run ends in order or goes on, and its end is the same."""
+"""Faults of a machine at every phase of a run: the run ends in order or goes on, and its end is the same."""
 
 import itertools
 import os
@@ -50,7 +50,7 @@ PHASES = {
     "saving": (checkpoint.Checkpoints, "save", False),
     "plotting": (Result, "plot", True),
 }
-"""Where a signal comes, and whether the run is complete all the same."""
+"""The phases in which a signal comes, and True for those after which the run is complete all the same."""
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_does_them_at_its_new_end(tmp_path):
 
 
 def test_nothing_is_learnt_of_nothing():
-    """Of a replay that never held enough."""
+    """There are no updates if a replay never held enough."""
     assert updates(train(total_steps=32)) == 0
 
 

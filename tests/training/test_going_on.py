@@ -144,7 +144,7 @@ def test_a_failing_log_loses_nothing(finished, tmp_path):
 
 
 def test_other_processes_stay_until_the_first_has_written(tmp_path):
-    """Where `log` has raised; who left before would end it."""
+    """The first one's `log` has raised; a process that left before would end it."""
     path, there = tmp_path / "run" / "summary.json", []
 
     class Watched(processes.Processes):
@@ -160,7 +160,7 @@ def test_other_processes_stay_until_the_first_has_written(tmp_path):
 
 
 def test_checkpoints_come_by_time_as_well(finished, tmp_path, monkeypatch):
-    """Where process 0 says so, between the steps for which others are due; and they change nothing."""
+    """Process 0 decides when, between the steps for which others are due; they change nothing."""
     harness.late_after(6, monkeypatch)
     monkeypatch.setattr(runner, "SECONDS_PER_CALL", 0.0)
     result = train(tmp_path / "run", keep_checkpoints=100, checkpoint_every=10**6, eval_every=10**6)

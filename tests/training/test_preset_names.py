@@ -1,4 +1,4 @@
-"""What the settings of a run are called, in its description and wherever it goes on."""
+"""The names of a run's settings, in its description and wherever it goes on."""
 
 import json
 import re

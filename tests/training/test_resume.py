@@ -112,7 +112,7 @@ def undisturbed(tmp_path_factory):
 
 
 def inside(agent, number):
-    """Whether a signal is to come inside of a period of 20 updates, which are done one at a time."""
+    """Returns True if a signal is to come inside of a period of 20 updates, which are done one at a time."""
     return agent == "dqn-sebulba" and number != signal.SIGKILL
 
 
