@@ -138,6 +138,6 @@ def test_a_run_is_measured_with_its_children(workers, tmp_path):
 
 
 def test_every_folder_has_a_budget():
-    here = pathlib.Path(plugin.__file__).parent
+    here = pathlib.Path(__file__).parent
     folders = {path.parent.name for path in here.rglob("test_*.py")}
     assert folders | {START} == set(plugin.tier("quick").folders)

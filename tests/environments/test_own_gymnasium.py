@@ -156,7 +156,7 @@ def test_train_and_load(tmp_path):
     assert result.description["env"] == "Reach"
     row = next(row for row in result.history if row.get("episode/count"))
     assert (row["episode/return"], row["episode/halfway"]) == (10.0, 1.0)
-    named = r"was trained with your own environment, test_own_gymnasium:Reach"
+    named = r"was trained with your own environment, tests.environments.test_own_gymnasium:Reach"
     with pytest.raises(ValueError, match=named + ": add --trust to import it, which runs its code"):
         podracer.load(tmp_path / "run")
     assert podracer.load(tmp_path / "run", trust=True).environment.spec == result.environment.spec
@@ -208,7 +208,7 @@ def test_a_module_that_a_run_names_is_not_imported_without_consent(tmp_path, mon
 
 
 def test_the_way_to_a_class_or_function():
-    assert imports.import_path(Reach) == "test_own_gymnasium:Reach"
+    assert imports.import_path(Reach) == "tests.environments.test_own_gymnasium:Reach"
     assert imports.import_path(environments.make) == "podracer.environments:make"
     for unnamed in (lambda: Reach(), Reach(), "catch", type("Reach", (Reach,), {})):
         assert imports.import_path(unnamed) is None

@@ -150,8 +150,8 @@ def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
     spec, (learner, recorded) = agent.replay, recorder(agent)
     plan = replay.layout(spec, rollout_length=T, lanes=B, groups=1, num_shards=1)
     counts, none, now = jnp.array([2], jnp.int32), jnp.int32(0), jnp.float32(0)
-    starts = np.zeros((B, plan.places), bool)
-    starts[:, 1 : 2 * T - plan.open] = True  # behind the context, and as far as all rows are there
+    starts = np.zeros((B, plan.starts_per_lane), bool)
+    starts[:, 1 : 2 * T - plan.incomplete] = True  # after the context, and as far as all rows are there
     for begin in (0, T):  # what comes before a `first` row
         starts[:, begin + T - 1] = starts[2, begin + 5] = starts[LANE, begin + FILLERS.stop - 1] = False
     played_starts = starts.copy()
