@@ -79,7 +79,7 @@ _HOMES = {
     "serve_envs": "remote.worker",
     "train": "training.train",
 }
-"""Where names live. They are imported when they are used: an exported policy needs no agents, which take a second."""
+"""The module of each public name, imported when it is used: an exported policy needs no agents, which take a second."""
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ PLANNERS: dict[str, Callable[..., Planner]] = {
     "efficientzero": agents.efficientzero.planner,
     "muzero": agents.muzero.planner,
 }
-"""How those search that do."""
+"""Makers of the searches of agents that search."""
 
 
 def make_agent(
@@ -49,10 +49,10 @@ def make_agent(
 
 
 def make_planner(agent: Agent, environment: Environment | HostEnvironments, network: Any = None) -> Planner:
-    """How an agent that was made by name searches.
+    """Makes the search of an agent that was made by name.
 
     Raises:
-      ValueError: where it does not.
+      ValueError: if the agent does not search.
     """
     if agent.name not in PLANNERS:
         raise ValueError(f"{agent.name} does not search; {', '.join([*PLANNERS][:-1])} and {[*PLANNERS][-1]} do.")
@@ -60,5 +60,5 @@ def make_planner(agent: Agent, environment: Environment | HostEnvironments, netw
 
 
 def _rules(agent: str, environment: Environment | HostEnvironments) -> Any:
-    """What an agent has to know of an environment: AlphaZero's model is the environment itself."""
+    """Returns the part of an environment that an agent needs: AlphaZero's model is the environment itself."""
     return environment if agent == "alphazero" else environment.spec

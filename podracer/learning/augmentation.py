@@ -19,11 +19,11 @@ be all there is of a thing."""
 
 
 class Changes(NamedTuple):
-    """How B images are changed.
+    """Random changes of B images.
 
     Attributes:
       shift: int32 [B, 2]; rows and columns to move by.
-      gain: float32 [B]; what pixels are multiplied by.
+      gain: float32 [B]; factor of the pixels.
     """
 
     shift: jax.Array

@@ -49,7 +49,7 @@ class Bins(NamedTuple):
 
     @property
     def positions(self) -> np.ndarray:
-        """Where they are, in h(x): float32 [K]."""
+        """Positions of the bins in h(x): float32 [K]."""
         with jax.ensure_compile_time_eval():
             limit = float(rescale(jnp.float32(self.largest)))
         return np.linspace(-limit, limit, self.size, dtype=np.float32)
@@ -68,5 +68,5 @@ class Bins(NamedTuple):
         return unrescale(mean)
 
     def cross_entropy(self, logits: jax.Array, x: jax.Array) -> jax.Array:
-        """What is lost [...] by saying `logits` [..., K] of numbers [...]."""
+        """Cross-entropy [...] between the two-hot code of numbers x [...] and softmax(`logits` [..., K])."""
         return -jnp.sum(self.two_hot(x) * jax.nn.log_softmax(logits), axis=-1)

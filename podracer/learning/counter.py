@@ -27,7 +27,7 @@ class Counter(NamedTuple):
         return Counter(self.high + low // COUNTER_BASE, low % COUNTER_BASE)
 
     def less_than(self, other: Counter) -> jax.Array:
-        """Whether this count is below `other`, bool."""
+        """Returns True if this count is below `other`, bool []."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
     def to_float(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What a driver does with a rollout: learn from it at once, or add it to a replay and learn from samples.
+"""Learning from rollouts: at once, or from samples of a replay to which they are added.
 
 How many updates follow a rollout is decided by counting what went into the replay and what came out, never by time:
 runs repeat, and the replay ratio is what the configuration says. Updates that are due are a number in the run's state
@@ -21,7 +21,7 @@ from podracer.types import Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
 class Experience(NamedTuple):
-    """What learning keeps of what was lived through.
+    """The replay state of a learner.
 
     Attributes:
       counts: without leading dims.
@@ -82,7 +82,7 @@ class Learner(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether updates may wait (see `Counts.pending`)."""
+        """True if updates may wait (see `Counts.pending`)."""
         return self.steps is not None and self.steps.drain is not None
 
 

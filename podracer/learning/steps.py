@@ -24,7 +24,7 @@ from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Repla
 
 
 class Counts(NamedTuple):
-    """What has happened, the same on all shards of all devices and for all members of a population.
+    """Counts of batches, rollouts and updates, the same on all shards, devices and members of a population.
 
     Attributes:
       batches: int32 []; rollouts that were learnt from or added since the run began.
@@ -66,7 +66,7 @@ class Elders(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a group of updates learns from.
+    """Samples for a group of updates.
 
     Attributes:
       batch: what `Agent.learn` takes, for all updates of the group.
@@ -227,7 +227,7 @@ def _beta(spec: Replay, progress: jax.Array) -> jax.Array:
 
 
 def _reanalysed(agent: Agent, prepared: Prepared, target: Any) -> Prepared:
-    """What was prepared, reanalysed by a target's parameters, where that is not done and the agent does."""
+    """Reanalyses samples by target parameters, if the agent does that and they are not reanalysed yet."""
     if agent.reanalyse is None or jax.tree.leaves(prepared.version) or not jax.tree.leaves(target):
         return prepared
     key, reanalyse_key = jax.random.split(jax.random.wrap_key_data(prepared.key))

@@ -1,4 +1,4 @@
-"""What a network says of an action's value: its mean, or a distribution of returns; and the losses of DQN's family.
+"""Action values as means or as distributions of returns, and the losses of DQN's family.
 
     z <- R + G z'        z: the distribution of (x_0, a_0); z': that of (x_m, a*), by the target network
 

@@ -125,7 +125,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """When rows of some lanes are enough.
+    """Sizes and deadline of a batch of ready rows.
 
     Attributes:
       least: lanes that are waited for, for `deadline` at most.
@@ -193,7 +193,7 @@ class Pool:
 
     @property
     def stepping(self) -> bool:
-        """Whether a worker owes rows."""
+        """True if a worker owes rows."""
         return bool(self.of[State.STEPPING])
 
     def take_in(self, lanes: int) -> bool:
@@ -228,7 +228,7 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long a hub waits, and for what (see `settings.Remote`).
+    """Time limits of a hub (see `settings.Remote`).
 
     Attributes:
       answer: seconds that a worker may take for a step.

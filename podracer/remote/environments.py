@@ -16,7 +16,7 @@ from podracer.types import EnvSpec, HostEnvironments
 
 
 class RemoteEnvironments:
-    """What workers step, for actors and, where that is asked for, evaluations.
+    """Environments that workers step, for actors and, if asked for, for evaluations.
 
     Args:
       name: of the environment.
@@ -122,7 +122,7 @@ class RemoteEnvironments:
         return make(seed) if make else None
 
     def metrics(self) -> dict[str, float]:
-        """Of the workers."""
+        """Metrics of the workers by name."""
         return self._hub.metrics() | {"remote/loop_busy": self._server.busy}
 
     def close(self, why: int, text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""How long things took, counted by how long, as Prometheus reads it."""
+"""A histogram of durations, in the form that Prometheus reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which worker steps which lanes, and whose turn it is: plain Python that knows no sockets and no clock of its own."""
+"""Assignment of lanes to workers, and their turns: plain Python without sockets and with no clock of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from podracer.system import console
 from podracer.types import HostStep
 
 OPENING_SECONDS = 300.0
-"""How long environments may take to be made."""
+"""Seconds in which environments must be made."""
 
 FAILURES, FAILURES_SECONDS = 5, 60.0
 """So many failures of a worker's environments in so many seconds send it away."""
@@ -30,11 +30,11 @@ FILLER = -1
 """In place of the number of an opening: rows that stand for those of a lost worker."""
 
 SAY_SECONDS = 10.0
-"""How often those who wait for workers say so."""
+"""Seconds between messages of an actor that waits for workers."""
 
 
 class Woken(Exception):  # noqa: N818 - not an error: nobody waits any more
-    """Who waited was woken."""
+    """An actor that waited was woken."""
 
 
 class Hub:
@@ -268,7 +268,7 @@ class Hub:
             self._assign()
 
     def wake(self, pool: Pool | None = None) -> None:
-        """Whoever waits for rows of a pool, or of any, now or later, gets `Woken`."""
+        """Raises `Woken` in all that wait for rows of a pool (None: of any), now or later."""
         with self._lock:
             for each in self._pools if pool is None else (pool,):
                 each.woken = True
@@ -320,7 +320,7 @@ class Hub:
             self._say(f"remote: {why}.")
 
     def _too_small(self, pool: Pool) -> str:
-        """That workers are there, but none has room for a block that another one had."""
+        """A hint for the message: workers are connected, but none has room for the smallest free block."""
         lanes = min((block.lanes for block in pool.of[State.EMPTY]), default=0)
         room = max((session.free for session in self._sessions if not session.hung), default=0)
         if not 0 < room < lanes:

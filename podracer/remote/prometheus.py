@@ -1,4 +1,4 @@
-"""What Prometheus reads of a learner's workers: text over HTTP."""
+"""Metrics of a learner's workers for Prometheus: text over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a learner waits for remote environments, and how patient it is."""
+"""Addresses and time limits of remote environments."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def address(text: str) -> tuple[str, int]:
 
 
 def _is_wildcard(text: str) -> bool:
-    """Whether an address stands for all of this machine's."""
+    """Returns True if an address stands for all of this machine's."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address(text)[0]).is_unspecified
     return False
 
 
 def is_private(text: str) -> bool:
-    """Whether only processes of this machine reach an address."""
+    """Returns True if only processes of this machine reach an address."""
     if text.startswith("unix:"):
         return True
     host = address(text)[0]

@@ -9,12 +9,12 @@ from podracer.remote.blocks import Pool, State
 from podracer.remote.histogram import Histogram
 
 BREAKS: tuple[str, ...] = ("left", "violation", "failed", "late")
-"""Why a block was lost: its worker's stream ended, by itself or because it broke a rule; its environments failed, or
-took too long."""
+"""Reasons for the loss of a block: its worker's stream ended, by itself or because it broke a rule; its environments
+failed, or took too long."""
 
 
 class Statistics:
-    """What a hub has counted; it is called with the hub's lock.
+    """Counts of a hub; they are updated with the hub's lock.
 
     Attributes:
       counts: rows, messages and bytes.

@@ -102,7 +102,7 @@ class Leaf(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of one lane."""
+        """Bytes of one lane."""
         return math.prod(self.space.shape) * self.dtype.itemsize
 
 

@@ -34,19 +34,19 @@ FAILED, HUNG, MISUNDERSTOOD, UNMADE = 3, 75, 76, 77
 not understand what it is sent; environments cannot be made."""
 
 HANG_SECONDS = 5.0
-"""How long environments may take to end their step when nobody waits for it any more."""
+"""Seconds in which environments must end a step that nobody waits for any more."""
 
 LONGEST_DELAY = 8.0
 """Seconds between tries, give or take a quarter: a learner that comes back has its workers within 12."""
 
 RETRIES = 3
-"""How often a worker comes back that broke the protocol."""
+"""Number of times that a worker comes back after it broke the protocol."""
 
 SOUND_SECONDS = 300.0
 """After a session of so many seconds all of these are left again."""
 
 WELCOME_SECONDS = 30.0
-"""How long a learner may take to answer a stream that it accepted; longer than gRPC tries to connect."""
+"""Seconds in which a learner must answer a stream that it accepted; longer than gRPC tries to connect."""
 
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION)
 
@@ -73,8 +73,7 @@ class MakingError(RuntimeError):
 
 @contextlib.contextmanager
 def _making() -> Iterator[None]:
-    """Whatever a constructor of environments raises but ValueError and TypeError, which say that it is called wrongly,
-    is a `MakingError`."""
+    """Turns errors of a constructor of environments into `MakingError`, but for those of a wrong call."""
     try:
         yield
     except (ValueError, TypeError):
@@ -146,7 +145,7 @@ def serve_envs(
 
 
 def _judge(error: Any, tries: int, target: str) -> int:
-    """How often it has been tried.
+    """Counts the tries.
 
     Raises:
       RefusedError: where trying again is no use.
@@ -167,7 +166,7 @@ def _status(error: Any) -> str:
 
 
 def _hint(error: Any, settings: Connection) -> str:
-    """What a learner may want that just hangs up on whoever has it not: gRPC's text says no more than that."""
+    """Guesses why a learner closed the connection: gRPC's text does not say which credentials it wants."""
     if "Socket closed" not in (error.details() or "") or (settings.tls_ca and settings.tls_cert):
         return ""
     wants = "a certificate that it knows (tls_cert)" if settings.tls_ca else "TLS (tls_ca)"

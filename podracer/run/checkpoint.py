@@ -32,7 +32,7 @@ PAUSES = (1.0, 4.0)
 """Seconds before a checkpoint is read again after an error that may pass."""
 
 SEEN_SECONDS = 60.0
-"""How long what process 0 sees in a directory may take to be seen by the others, over a network."""
+"""Seconds in which all processes must see what process 0 sees in a directory, over a network."""
 
 
 class UnknownStepError(CheckpointError, ValueError):
@@ -232,7 +232,7 @@ class Checkpoints:
         return found, problem
 
     def _read(self, step: int, like: ArrayTree) -> Any:
-        """What is in a checkpoint, or what to say where it is whole but of something else."""
+        """Reads a checkpoint, or returns the text of an error if it is whole but of another run."""
         wanted = {}
         for name, x in named(like):
             data = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
@@ -256,13 +256,13 @@ class Checkpoints:
         )
 
     def _changed(self, found: Any) -> str | None:
-        """What is wrong with the bytes of a checkpoint, if anything."""
+        """Names the first array whose bytes changed; None if none did."""
         there = found["checksums"]
         changed = (n for n, checksum in self._checksums(found["state"]).items() if checksum != there.get(n))
         return next((f"the bytes of {name} changed since they were written" for name in changed), None)
 
     def _checksums(self, leaves: dict[str, jax.Array]) -> dict[str, int]:
-        """Of each array, whatever devices and processes hold it."""
+        """The checksum of each array by name, whatever devices and processes hold it."""
         parts = self._processes.everyones({name: checksum(x) for name, x in leaves.items()})
         return {name: sum(part[name] for part in parts) % 2**32 for name in leaves}
 
@@ -311,6 +311,6 @@ class Checkpoints:
 
 
 def there_are(directory: pathlib.Path) -> bool:
-    """Whether a run directory holds any checkpoint, whole or not."""
+    """Returns True if a run directory holds any checkpoint, whole or not."""
     folder = directory / "checkpoints"
     return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())

@@ -22,18 +22,18 @@ from podracer.system.children import interrupts_blocked
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 STAGES = ("environment", "inference", "transfer", "queue", "parameters")
-"""Where an actor's time goes: stepping, acting, handing over, waiting for room, waiting for parameters."""
+"""Parts of an actor's time: stepping, acting, handing over, waiting for room, waiting for parameters."""
 
 
 class Resume(NamedTuple):
-    """Where an actor can begin a rollout again: what its environment saved, and its own `actor_program.Carry`."""
+    """State from which an actor can begin a rollout again: of its environment, and its own `actor_program.Carry`."""
 
     environment: Any
     carry: Carry
 
 
 class Rollout(NamedTuple):
-    """What an actor passes to the learner.
+    """A rollout on its way from an actor to the learner.
 
     Attributes:
       trajectory: on the learner devices.
@@ -54,7 +54,7 @@ class Rollout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-    """What all actors share.
+    """Programs, parameters and settings that all actors share.
 
     Attributes:
       rollout_length: T.
@@ -84,11 +84,11 @@ class Wiring:
 
     @property
     def ordered(self) -> bool:
-        """Whether threads hand over in turn, and not as they come."""
+        """True if threads hand over in turn, and not as they come."""
         return self.mode != "async" or self.replicas > 1
 
     def publication(self, number: int) -> int | None:
-        """Which parameters act in rollout `number` of a replica: in "async" the newest at every step, which is None.
+        """The publication that acts in rollout `number` of a replica; None in "async": the newest at every step.
 
         In "lockstep" those after rollout `number - num_actors`, so that the rollouts since then can be learnt from
         meanwhile. In "serial" those after all rollouts before this round of the actors: nothing overlaps.

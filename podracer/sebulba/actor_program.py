@@ -39,7 +39,7 @@ class Games(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What passes from one trajectory to the next.
+    """State that passes from one trajectory to the next.
 
     Attributes:
       memory: the agent's state before row 0.

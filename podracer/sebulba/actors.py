@@ -12,13 +12,13 @@ from podracer.system import console
 from podracer.system.stopping import soon
 
 POLL_SECONDS = 0.2
-"""How often a learner that waits for a rollout looks at signals and at its actors."""
+"""Seconds between looks at signals and actors while a learner waits for a rollout."""
 
 JOIN_SECONDS = 5.0
-"""How long actors may take to end their current step when a run is over."""
+"""Seconds in which actors must end their current step after a run."""
 
 JOIN_SECONDS_AFTER_AN_ERROR = 0.5
-"""Likewise where it has failed: one of them may hang, and the other processes of a pod are to learn of it."""
+"""The same after a failure: one of them may hang, and the other processes of a pod are to learn of it."""
 
 
 class Crew:

@@ -1,4 +1,4 @@
-"""How the processes of a run decide together, round after round."""
+"""Joint decisions of the processes of a run, round after round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ballots:
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def __call__(self, *own: float) -> np.ndarray:
-        """What every process says, [P, n], of what this one says; float32 on its way. All must come."""
+        """Gathers the numbers of all P processes, [P, n], as float32. All must call it."""
         if len(self._first) == 1:
             return np.asarray([own], np.float64)
         said = np.asarray([own], np.float32)

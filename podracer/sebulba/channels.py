@@ -1,4 +1,4 @@
-"""What passes between threads: trajectories to the learner, parameters to the actors. Nothing here waits for ever."""
+"""Channels between threads: trajectories to the learner, parameters to the actors. Nothing here waits for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from podracer.types import ActorParams
 
 
 class Message(NamedTuple):
-    """What a `Channel` carries: from which actor, and what."""
+    """A message of a `Channel`: the number of its actor, and its content."""
 
     source: int
     content: Any
@@ -78,7 +78,7 @@ class Channel:
 
 
 class Published(NamedTuple):
-    """What actors act with.
+    """Published parameters.
 
     Attributes:
       number: counts publications.

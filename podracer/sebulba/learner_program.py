@@ -187,7 +187,7 @@ MOST_AT_ONCE = 256
 
 
 def _at_once(layout: HostTopology, trajectory: Trajectory) -> int:
-    """How many pending updates a call may do."""
+    """The largest number of pending updates in a call."""
     images = any(x.dtype == jnp.uint8 and x.ndim >= 4 for x in jax.tree.leaves(trajectory.timesteps.observation))
     # XLA:CPU is slow at convolutions in loops (podracer/nets/convolutions.py), next to which a call costs nothing.
     return 1 if images and layout.platform == "cpu" else MOST_AT_ONCE
@@ -249,7 +249,7 @@ class OnDevices:
         return split_lanes(trajectory, self._layout.num_shards // self._layout.mesh.size)
 
     def _group(self, trajectory: Trajectory) -> jax.Array:
-        """Which thread of its replica acted, the same on all shards."""
+        """The thread of its replica that acted, int32 [], the same on all shards."""
         return trajectory.lane[0] // self._layout.envs_per_actor % self._layout.threads
 
     def _learn_shards(

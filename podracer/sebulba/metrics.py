@@ -1,4 +1,4 @@
-"""What the learner tells of a run: metrics, episodes, and where the time went."""
+"""Reports of the learner: metrics, episodes, and shares of time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Report:
 
     @contextlib.contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """What is done within takes no time."""
+        """Stops the clock of the report within a block."""
         start = time.perf_counter()
         yield
         self._clock += time.perf_counter() - start
@@ -125,7 +125,7 @@ class Report:
         on_progress(Progress(env_steps, self._updates, metrics, steps, seconds, transitions))
 
     def _shares(self, spent: np.ndarray, num_actors: int) -> dict[str, np.ndarray]:
-        """Where the learners' and the actors' time went, means over processes, [1] each."""
+        """Shares of the learners' and the actors' time, means over processes, [1] each."""
         seconds, actors, peers, learning, depth, *stages = spent.mean(axis=0, dtype=np.float64)
         scalars = {
             "sebulba/queue_depth": depth / self._rounds,

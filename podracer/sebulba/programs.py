@@ -109,7 +109,7 @@ class LearnerPrograms(Protocol):
 
 
 def policy_lag(trajectory: Trajectory, num_updates: jax.Array) -> Metrics:
-    """How many updates older than the learner the policy was that acted."""
+    """Mean and largest number of updates since the acting policy was published."""
     lag = (num_updates - trajectory.policy_version).astype(jnp.float32)
     return {
         "sebulba/policy_lag": collectives.global_mean(lag, jnp.ones_like(lag)),

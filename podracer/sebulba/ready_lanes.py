@@ -42,7 +42,7 @@ class Halves(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where rows go, of M lanes; those beyond the lanes that are ready have lane B, which there is not.
+    """Places of the rows of M lanes. Entries after the ready lanes have lane B, which does not exist.
 
     Attributes:
       lanes: int32 [M].
@@ -147,7 +147,7 @@ def _write_rows(rows: HostStep, half: Any, t: Any, lanes: Any, row: HostStep) ->
 
 
 class Clocks:
-    """How far each lane is, and which rows have to wait.
+    """Positions of lanes in their rollouts, and the lanes that wait.
 
     Args:
       lanes: B.
@@ -163,11 +163,11 @@ class Clocks:
         self.handed = 0
 
     def may_go_on(self, lanes: np.ndarray) -> np.ndarray:
-        """Of lanes whose rows are there: bool [b]; those that do not wait for a half to be handed over."""
+        """bool [b]: True for lanes with a row that do not wait for a half to be handed over."""
         return (self._t[lanes] < self._T) | (self._number[lanes] <= self.handed)
 
     def advance(self, lanes: np.ndarray, first: np.ndarray) -> Where:
-        """Where the rows of lanes go that may go on; their clocks are at the next ones then."""
+        """Places of the rows of lanes that may go on; advances their clocks to the next rows."""
         B, n = len(self._t), len(lanes)
         ends = self._t[lanes] == self._T
         for half in (0, 1):
@@ -184,7 +184,7 @@ class Clocks:
 
     @property
     def full(self) -> bool:
-        """Whether all lanes are through with the rollout that is to be handed over."""
+        """True if all lanes have finished the rollout that is handed over next."""
         return bool(self._number.min() > self.handed)
 
     def hand_over(self) -> int:

@@ -142,7 +142,7 @@ class SplitReplay:
         key: jax.Array,
         later: jax.Array,
     ) -> Any:
-        """What changed of the ring, and what else `Steps.prepare` returns, for the group `later` than the next."""
+        """Changes of the ring and the other results of `Steps.prepare`, for the group `later` groups after the next."""
         rest = (later,) if self._steps.drain else ()
 
         def prepare(ring: Any, newest: Any, shard: jax.Array) -> Any:
@@ -184,13 +184,13 @@ class SplitReplay:
     # Between the two
 
     def _told(self, tree: Any, sharding: NamedSharding) -> Any:
-        """What all processes have alike, somewhere else."""
+        """Copies replicated arrays to another sharding."""
         if self._layout.processes == 1:
             return jax.device_put(tree, sharding)
         return jax.tree.map(lambda x: _whole(topology.here(x), sharding), tree)
 
     def _sent(self, tree: Any, sharding: NamedSharding) -> Any:
-        """What is by shard, from one to the other; shards stay in their process."""
+        """Copies sharded arrays to another sharding; shards stay in their process."""
         if self._layout.processes == 1:
             return jax.device_put(tree, sharding)
         devices: Any = sharding.mesh.devices

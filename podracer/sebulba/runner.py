@@ -24,7 +24,7 @@ from podracer.topology.processes import Processes
 from podracer.types import LearnerState, Metrics, Trajectory
 
 SECONDS_PER_REPORT = 0.5
-"""How often metrics are read from the device."""
+"""Seconds between reads of metrics from the device."""
 
 
 class LoopSettings(NamedTuple):
@@ -262,12 +262,12 @@ class Learner:
 
 
 def _ballot(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:
-    """Whether to stop, the transitions of the round, and the seconds since the last report."""
+    """A process's numbers of a round: True to stop, transitions, and seconds since the last report."""
     return rollouts is None, sum(rollout.transitions for rollout in rollouts or ()), seconds
 
 
 class _Pace:
-    """How many pending updates go into a call: as many as take `seconds`, at most `most`.
+    """The number of pending updates in a call: as many as take `seconds`, at most `most`.
 
     No more than two calls are under way. Programs of one GPU run in the order of their dispatch, so where actors share
     it with the learner, every action waits for all updates that were dispatched before it.

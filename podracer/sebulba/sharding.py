@@ -16,7 +16,7 @@ from podracer.types import Trajectory
 
 
 def by_lane() -> Trajectory:
-    """How a trajectory is spread over devices, a prefix of its tree."""
+    """Partition specs of a trajectory over devices, a prefix of its tree."""
     along: Any = lambda axis, _: PartitionSpec(*[None] * axis, DATA_AXIS)  # noqa: E731
     return trajectories.by_lane(along, _FIELDS)
 
@@ -42,7 +42,7 @@ class Assembly:
         self._on_a_device = max(1, own // n)
 
     def sharding(self, axis: int) -> NamedSharding:
-        """Of an array of the trajectory with its lanes at `axis`."""
+        """The sharding of an array of a trajectory whose lanes are at `axis`."""
         return _along(self._mesh, axis)
 
     def spread(self, rollout: Trajectory, replica: int = 0) -> Trajectory:

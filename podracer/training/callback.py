@@ -66,7 +66,7 @@ class StopRequests:
         return next((number for number, _ in ends if number), 0), ends[0][1]
 
     def cause(self) -> str:
-        """What ended the run early, for a message."""
+        """The cause of an early end, for a message."""
         if not self._callback.stop:
             return "a signal"
         return f"an error in log ({type(self._callback.error).__name__})" if self._callback.error else "log"

@@ -20,7 +20,7 @@ from podracer.run.config import RunConfig
 
 
 class Settings(NamedTuple):
-    """What differs from the defaults.
+    """Differences from the defaults.
 
     Attributes:
       agent: fields of the agent's config.
@@ -134,7 +134,7 @@ def names(agent: str) -> tuple[str, ...]:
 
 
 def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
-    """What differs from the defaults by a preset, a protocol and what a user gives.
+    """Merges the settings of a preset, a protocol and a user.
 
     Args:
       agent: its name.

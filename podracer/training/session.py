@@ -116,7 +116,7 @@ class Session:
         return state
 
     def _saved(self, state: RunState) -> RunState:
-        """What a checkpoint holds of a state."""
+        """The part of a state that a checkpoint holds."""
         return state if self._experiment.run.checkpoint_replay else without_replay(state)
 
     def run(self) -> Result:

@@ -11,7 +11,7 @@ from typing import Any
 from podracer.topology.processes import Processes
 
 SHARED_SECONDS = 30.0
-"""How long a file that process 0 has written may take to be seen by the others."""
+"""Seconds in which all processes must see a file that process 0 wrote."""
 
 
 def directory(run_dir: str | pathlib.Path | None, processes: Processes) -> pathlib.Path | None:

@@ -1,4 +1,4 @@
-"""What a user calls first: `train`, `resume` and `load`."""
+"""Entry points: `train`, `resume` and `load`."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _start(topology: Topology | Processes) -> contextlib.AbstractContextManager[
 
 
 def _devices() -> list[Any]:
-    """Those of all processes, in an order that is the same in each."""
+    """The devices of all processes, in the same order in each."""
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 

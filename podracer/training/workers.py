@@ -41,7 +41,7 @@ class Workers:
         self.step = self._step if settings.listen else None
 
     def described(self) -> dict[str, Any]:
-        """What a run's description says of them: files, never what is in them."""
+        """The workers' part of a run's description: names of files, never their content."""
         return {"remote": configs.to_json(self._settings)} if self.step else {}
 
     def _step(self, name: str, local: Any, options: dict[str, Any] | None, run: RunConfig) -> HostEnvironments:

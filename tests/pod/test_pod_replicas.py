@@ -110,7 +110,7 @@ def some(agents):
 
 @pytest.fixture(scope="module")
 def asked(request):
-    """What the tests of this session look at."""
+    """Agents that the tests of this session compare."""
     tests = ("test_two_processes_are_as_one", "test_two_processes_begin_as_one_bit_for_bit")
     host = [agent for (agent,) in harness.asked(request, "test_a_replay_in_the_memory_of_hosts_is_as_one")]
     agents = {*CONTINUED, *host, *(agent for test in tests for (agent,) in harness.asked(request, test))}

@@ -83,7 +83,7 @@ def frequencies(config, root):
 @pytest.mark.parametrize("root", [0, 7])
 @pytest.mark.parametrize("config", [dataclasses.replace(PUCT, dirichlet_alpha=1.0), GUMBEL], ids=["puct", "gumbel"])
 def test_both_engines_explore_alike(config, root):
-    """Where all actions are legal, for mctx draws Dirichlet noise for the illegal ones, too."""
+    """Compares roots whose actions are all legal, for mctx draws Dirichlet noise for illegal ones, too."""
     if not MDP(3).legal[root].all():
         root = 1
     for ours, theirs in zip(frequencies(config, root), frequencies(with_mctx(config), root)):

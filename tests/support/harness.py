@@ -195,11 +195,11 @@ def make_program(
 
 _AGENTS: dict[str, Agent] = {}
 _PROGRAMS: dict[Any, Any] = {}
-"""What `shared_programs` keeps, for all files of tests that one process runs."""
+"""Programs that `shared_programs` keeps, for all files of tests that one process runs."""
 
 
 def _identity(x: Any) -> Any:
-    """What stands for a part of a program among keys: two of our environments of one kind and equal settings are one."""
+    """A key for a part of a program: environments of ours are equal by kind and settings."""
     return (type(x), pickle.dumps(vars(x))) if type(x).__module__.startswith("envs_jax.") else x
 
 
