@@ -236,7 +236,7 @@ def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, mon
     monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
     ends, reports = [], []
     for memory in ("device", "host"):
-        driver = driver_of(agent_of(name, lstm_size=4), 2, True, num_shards=num_shards, replay_memory=memory)
+        driver = driver_of(agent_of(name, lstm_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
         final, _, progress, _ = run(driver, total_steps=2000)
         ends.append(harness.numbers_of((final.learner, final.experience)))
         reports.append([p.metrics for p in progress])

@@ -216,7 +216,7 @@ def test_pong_is_stopped_goes_on_and_is_reported(tmp_path, capsys):
     written = json.loads((tmp_path / "o" / "results" / "Pong-0.json").read_text())
     assert written["env_steps"] >= 1200
     assert len(written["evaluations"]) == 2
-    assert result["hns"] == pytest.approx((result["final"] + 20.7) / (14.6 + 20.7))
+    assert written["hns"] == pytest.approx((written["final"] + 20.7) / (14.6 + 20.7))
     capsys.readouterr()
     assert run(f"suite report {tmp_path}/o --partial") == 0
     assert "| Pong |" in (tmp_path / "o" / "report" / "table.md").read_text()

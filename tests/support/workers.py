@@ -195,7 +195,7 @@ def consumed(monkeypatch):
 
         return made._replace(join=join)
 
-    monkeypatch.setattr("podracer.sebulba.driver.learning.make", watched)
+    monkeypatch.setattr("podracer.sebulba.driver.learner_program.make", watched)
     return seen
 
 
