@@ -77,8 +77,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       reanalyse: part of the samples whose policies are renewed by a search, and values by the network, of parameters
         that are at most `target_interval` updates old (paper: 0.99 of policies, all values).
       value_target: source of renewed values: the "network" (the authors' code), or a "search" from every row (paper).
-      reanalyse_group: G updates whose samples are drawn and reanalysed at once, with the same result as one by one. G
-        divides `target_interval`.
+      reanalyse_group: G updates whose samples are drawn and reanalysed at once. G divides `target_interval`.
       target_interval: updates between copies of the parameters for it (paper: 200).
       optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
       learning_rate: (paper: 0.2).

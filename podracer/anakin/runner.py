@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from podracer import topology
-from podracer.anakin.program import SAVE, Limits, Program, Report
+from podracer.anakin.call import SAVE, Limits, Report
+from podracer.anakin.program import Program
 from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import means, owing
 from podracer.run.driver import Progress, RunHooks, RunState, counter_values, episode_means, program_bytes

@@ -19,7 +19,7 @@ import envs_jax
 from podracer import configs, spaces, topology
 from podracer.agents.registry import make_agent
 from podracer.anakin import program, runner
-from podracer.anakin.program import Limits
+from podracer.anakin.call import Limits
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
 from podracer.run.driver import RunState, counter_values
 from podracer.topology import collectives

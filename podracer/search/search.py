@@ -24,8 +24,11 @@ from jax import lax
 from podracer import configs, distributions, spaces
 from podracer.distributions import value_of
 from podracer.search import mctx_engine, tree
+from podracer.search.model import Model as Model
+from podracer.search.model import Root as Root
+from podracer.search.model import Step as Step
 from podracer.search.tree import RootInputs, Tree, TreeConfig
-from podracer.types import ActorParams, ArrayTree
+from podracer.types import ActorParams
 
 LOWEST = float(np.finfo(np.float32).min)
 """The logit of an illegal action: finite, so that a softmax over illegal actions alone is not NaN."""
@@ -39,55 +42,6 @@ Engine = Literal["podracer", "mctx"]
 RootValue = Literal["mean", "action", "mixed"]
 """The value of a root: V, the mean over all simulations; Q of the selected action; or the network's value mixed with
 the Q of visited actions, weighted by the prior (Danihelka et al. 2022, appendix D)."""
-
-
-class Root(NamedTuple):
-    """The model's outputs at the roots of N searches.
-
-    Attributes:
-      logits: float [N, A]; the policy's.
-      value: float [N].
-      embedding: tree of [N, ...]; the input of `Model.step`.
-      legal: bool [N, A]; None if all actions are legal.
-    """
-
-    logits: jax.Array
-    value: jax.Array
-    embedding: ArrayTree
-    legal: jax.Array | None = None
-
-
-class Step(NamedTuple):
-    """The model's outputs after an action.
-
-    Attributes:
-      reward: float [N]; of the player who acted.
-      discount: float [N]; 0 if the episode ended, negative if the other player moves next.
-      logits: float [N, A]; the policy's in the next state.
-      value: float [N]; of the next state, for the player to move.
-      embedding: tree of [N, ...]; of the next state.
-      legal: bool [N, A]; legal actions in the next state; None if the model does not know them.
-    """
-
-    reward: jax.Array
-    discount: jax.Array
-    logits: jax.Array
-    value: jax.Array
-    embedding: ArrayTree
-    legal: jax.Array | None = None
-
-
-class Model(NamedTuple):
-    """A model to search in: pure functions of arrays, each lane independent of the others.
-
-    Attributes:
-      root: `(variables, observation [N]) -> Root`.
-      step: `(variables, embedding [N], action int32 [N]) -> Step`. After an episode's end it may return anything
-        finite.
-    """
-
-    root: Callable[[Any, ArrayTree], Root]
-    step: Callable[[Any, ArrayTree, jax.Array], Step]
 
 
 class SearchResult(NamedTuple):

@@ -13,7 +13,7 @@ from podracer.agents import AlphaZeroConfig, MuZeroConfig
 from podracer.result import explainer
 from podracer.search import search
 from podracer.search.search import SearchConfig
-from tests.support.tables import GUMBEL, KEY, MDP, PUCT, Tables, run, table_model
+from tests.support.tables import ALTERNATING, GUMBEL, KEY, MDP, PUCT, run, table_model
 
 NAMES = {"policy", "value", "visits", "q", "depth"}
 
@@ -94,18 +94,10 @@ def test_both_engines_explore_alike(config, root):
 @pytest.mark.parametrize("algorithm", ["puct", "gumbel"])
 def test_signs_by_hand(algorithm):
     """The other player wins at once after the move that looks better; alone it is the right one."""
-    alternating = Tables(
-        next=jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]]),
-        reward=jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, -1.0], [9.0, 9.0]]),
-        discount=jnp.array([[-1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]),
-        logits=jnp.zeros((4, 2)),
-        value=jnp.array([0.0, -0.9, 0.9, 7.0]),
-        legal=jnp.ones((4, 2), bool),
-    )
     config = SearchConfig(algorithm, simulations=100, bounds=(-1.0, 1.0), value_scale=1.0, engine="mctx")
     state = jnp.zeros(1, jnp.int32)
-    other = run(table_model(), alternating, state, KEY, config)
-    alone = run(table_model(), alternating._replace(discount=jnp.abs(alternating.discount)), state, KEY, config)
+    other = run(table_model(), ALTERNATING, state, KEY, config)
+    alone = run(table_model(), ALTERNATING._replace(discount=jnp.abs(ALTERNATING.discount)), state, KEY, config)
     assert (other.action[0], alone.action[0]) == (1, 0)
     assert other.value[0] < 0.1 < 0.4 < alone.value[0]
 

@@ -13,7 +13,7 @@ import scipy.stats
 from podracer.agents import MuZeroConfig
 from podracer.search import search, tree
 from podracer.search.search import Root, SearchConfig
-from tests.support.tables import GUMBEL, KEY, MDP, PUCT, A, M, Tables, run, table_model
+from tests.support.tables import ALTERNATING, GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 
 
 @pytest.mark.parametrize(
@@ -184,19 +184,11 @@ def test_with_an_optimal_prior_values_stay_optimal(config):
 
 @pytest.mark.parametrize("algorithm", ["puct", pytest.param("gumbel", marks=pytest.mark.slow)])
 def test_signs_by_hand(algorithm):
-    """Behind the move that looks better the other player wins at once; where the same player goes on, it is the right one."""
-    alternating = Tables(
-        next=jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]]),
-        reward=jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, -1.0], [9.0, 9.0]]),
-        discount=jnp.array([[-1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]),
-        logits=jnp.zeros((4, 2)),
-        value=jnp.array([0.0, -0.9, 0.9, 7.0]),
-        legal=jnp.ones((4, 2), bool),
-    )
-    going_on = alternating._replace(discount=jnp.abs(alternating.discount))
+    """After the move that looks better the other player wins at once. Where the same player goes on, it is right."""
+    going_on = ALTERNATING._replace(discount=jnp.abs(ALTERNATING.discount))
     config = SearchConfig(algorithm, simulations=200, bounds=(-1.0, 1.0), value_scale=1.0)
     other, alone = (
-        run(table_model(), tables, jnp.zeros(1, jnp.int32), KEY, config) for tables in (alternating, going_on)
+        run(table_model(), tables, jnp.zeros(1, jnp.int32), KEY, config) for tables in (ALTERNATING, going_on)
     )
     assert (other.action[0], alone.action[0]) == (1, 0)
     np.testing.assert_allclose(other.q[0], (-1, 0), atol=0.3)

@@ -78,3 +78,14 @@ def run(model, tables, state, key, config, explore=False, keep_tree=False, tempe
 KEY = jax.random.key(0)
 PUCT = SearchConfig("puct", simulations=24)
 GUMBEL = SearchConfig("gumbel", simulations=24, considered=4, root_value="mean")
+
+
+ALTERNATING = Tables(
+    next=jnp.array([[1, 2], [3, 3], [3, 3], [3, 3]]),
+    reward=jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, -1.0], [9.0, 9.0]]),
+    discount=jnp.array([[-1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]),
+    logits=jnp.zeros((4, 2)),
+    value=jnp.array([0.0, -0.9, 0.9, 7.0]),
+    legal=jnp.ones((4, 2), bool),
+)
+"""Two moves: after the one that looks better the other player wins at once. With discounts of 1 it is the right one."""

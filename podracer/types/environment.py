@@ -1,6 +1,6 @@
 """The contracts of environments: time steps, trajectories, and environments on devices and on hosts.
 
-Import them from `podracer.types`, which says how rows are aligned and has the contracts of agents.
+Import them from `podracer.types`, whose docstring says how rows are aligned.
 """
 
 from __future__ import annotations
