@@ -2,11 +2,12 @@
 
     act      s_0 = h(o); a search over f and g from s_0 gives the policy pi and the value nu; both are recorded
     learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are moved to
-             r_k, z_k and pi_k
+             u_k, z_k and pi_k
 
-    z_k = r_{k+1} + d r_{k+2} + ... + d^n nu_{k+n}, cut at the end of the episode
+    z_k = u_{k+1} + gamma u_{k+2} + ... + gamma^{n-1} u_{k+n} + gamma^n nu_{k+n}, cut at the end of the episode
 
-No loss compares a state with an observation: it has to predict rewards, values and policies, and nothing else.
+u are observed rewards. No loss compares a state with an observation: the state has to predict rewards, values and
+policies, and nothing else. Departures from the paper: Adam, and no L2 term.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       rollout_length: T, rows of a lane between one round of updates and the next.
       least_range: the smallest range of values in a tree that puct scales to [0, 1].
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
-      n_step: n, rewards in a value's target (paper: 10); more, such as 50, where actions have late effects.
-      absorbing: whether the model learns rewards and values of 0 after a termination, for any action (paper), or
-        nothing of these rows.
+      n_step: n, rewards in a value's target (paper: 10; appendix H: 5). More, such as 50, suits late effects.
+      absorbing: True to learn rewards and values of 0 after a termination, under random actions (paper). False masks
+        these rows out.
       discount: gamma (paper: 0.997).
-      max_reward: the largest reward that can be told apart from larger ones; values are 1 / (1 - discount) larger, with
-        the discount of the config even where others are tuned. In games for two they are no larger.
-      value_cost: weight of the value's loss (Schrittwieser et al. 2021: 0.25; paper: 1).
+      max_reward: the largest reward that the bins represent. The bins of rewards and values reach to max_reward / (1 -
+        discount), with the config's discount, and to max_reward in games for two (paper: 601 bins to 300).
+      value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
-      samples_per_row: samples that begin at a row, on average (paper: 0.1; Schrittwieser et al. 2021: 2).
+      samples_per_row: samples that begin at a row, on average (paper: 0.1; appendix H: 2).
       replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
       importance_exponent: beta (paper: 1).
-      reanalyse: part of the samples that a copy of the network renews before they are learnt from: policies by a
-        search, values by what the network says (Schrittwieser et al. 2021: 0.8).
-      target_interval: updates between copies to the network that reanalyses.
+      reanalyse: fraction of the samples whose targets a target network recomputes: policies by a search, values by its
+        value head (paper, appendix H: 0.8).
+      target_interval: updates between copies to that target network.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
       adam_eps: of Adam.
@@ -107,7 +108,7 @@ def loss(
     config: MuZeroConfig,
     batch_size: jax.Array,
 ) -> tuple[jax.Array, Metrics]:
-    """The loss and metrics of some samples: the sums over all samples are those of the batch (equation 1).
+    """The loss and metrics of some samples (equation 1, without the L2 term); summed over samples, those of the batch.
 
     Args:
       predictions: reward [B, bins], policy logits [B, A] and value [B, bins] of the model's states 0 to K.
@@ -120,6 +121,7 @@ def loss(
     """
     sums = dict.fromkeys(("reward", "value", "policy"), jnp.zeros_like(weight))
     K = len(predictions) - 1
+    # Rows after an episode's end are not `valid`. Its last row has a value but no policy: it is not `acted`.
     for k, (reward, policy, value) in enumerate(predictions):
         # Losses of the unrolled steps weigh 1 / K, so that their sum does not grow with K (appendix G).
         scale = 1.0 if k == 0 else 1.0 / K
@@ -165,8 +167,8 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
     return Replay(
         starts="rows",
         capacity=config.replay_capacity,
-        length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=K + n + 1 if config.reanalyse else 1,
+        length=K + n + 2,  # targets need rows 0 to K + n; the last row of a sequence has no policy or value
+        observed=K + n + 1 if config.reanalyse else 1,  # h needs row 0 alone, reanalysis all rows of the targets
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.samples_per_row,
@@ -196,7 +198,7 @@ class _MuZero(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         # The search from s_0 = h(o), whose policy and value are recorded (section 3).
         action, extras, state = planning.act(self.planner, actor, state, timestep, key, evaluation)
-        if self.config.priority_exponent:  # first priorities are of this gamma
+        if self.config.priority_exponent:  # first priorities use the gamma of acting
             extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
         return action, extras, state
 
@@ -215,7 +217,7 @@ class _MuZero(base.Functions):
             # Targets u_k, z_k and pi_k (section 3).
             target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
             total, metrics = self.loss(predictions, target, batch.weight, self.bins, learner.hyper, config, batch_size)
-            # Priorities |nu - z| (appendix G).
+            # Priorities |v - z| with the network's value v; the paper has the search's nu (appendix G).
             value = self.bins.expectation(predictions[0][2])
             error = jnp.abs(lax.stop_gradient(value) - target.value[0])
             outside = jnp.sum(windows.outside(target, self.bins)) / batch_size
@@ -228,7 +230,7 @@ class _MuZero(base.Functions):
 
     def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Rewards, policies and values of the model's states 0 to K; see `loss`."""
-        # s_0 = h(o_0), whose reward is none.
+        # s_0 = h(o_0); no reward leads to it.
         first_row = jax.tree.map(lambda x: x[:1], trajectory.timesteps)
         stacked = nets.inputs(nets.FRAME_STACKER, trajectory._replace(timesteps=first_row)).observation
         state = self.network.represent(params, jax.tree.map(lambda x: x[0], stacked))
@@ -272,7 +274,7 @@ def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
 
 
 def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldModel | None = None) -> search.Planner:
-    """The agent's search in its model (the config's if None), whose variables are parameters and gamma."""
+    """The agent's search in its model (the config's if None); the model's variables are (params, gamma)."""
     model = world_models.searched(network or _model(spec, config), _bins(spec, config).expectation, spec)
     return search.Planner(
         nets.stacked_spec(spec, config.frame_stack).observation_space,
@@ -283,7 +285,7 @@ def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldMode
 
 
 def _with_random_actions(trajectory: Trajectory, key: jax.Array, spec: EnvSpec, unroll_length: int) -> Trajectory:
-    """Replaces the actions after the end of an episode by random ones, as a search may try all (appendix G)."""
+    """Replaces the actions after the end of an episode by random ones: a search may take any action after an end."""
     actions = trajectory.actions[:unroll_length]
     over = jnp.cumsum(trajectory.timesteps.first[1 : unroll_length + 1], axis=0) > 0
     drawn = jax.random.randint(key, actions.shape, 0, nets.num_actions(spec), actions.dtype)
@@ -291,4 +293,5 @@ def _with_random_actions(trajectory: Trajectory, key: jax.Array, spec: EnvSpec, 
 
 
 def _targets(discount: jax.Array, trajectory: Trajectory, config: MuZeroConfig) -> windows.Targets:
+    """Rewards u, values z and policies pi [K + 1, B, ...] with their masks (see `podracer.search.windows`)."""
     return windows.of_trajectory(trajectory, discount, config, absorbing=config.absorbing)

@@ -4,12 +4,12 @@ Each batch is used for several epochs of minibatches with the clipped surrogate 
 and an entropy bonus (equation 9), with GAE advantages (Schulman et al. 2016) computed once per batch.
 
 Choices beyond the paper, all fields of the config (Engstrom et al. 2020; Andrychowicz et al. 2021): advantages
-normalised per minibatch over all devices, separate networks for policy and value, linear decay of the learning rate,
-rewards normalised by the running scale of the return, optional clipping of the value loss, optional running
-normalisation of observations.
+normalised per minibatch over all devices, clipping of the gradient's norm, rewards normalised by the running scale of
+the return, optional clipping of the value loss, optional running normalisation of observations.
 
 Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
-at the start of the rollout. Shuffling and minibatches belong to a shard, so that equal shards give equal results.
+at the start of the rollout. T transitions are T + 1 rows of time steps. Each shard shuffles its own
+data alone, so that results do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class PPOConfig(nets.NetworkConfig):
       num_epochs: passes over each batch (paper: 3; MuJoCo 10).
       num_minibatches: gradient steps per pass (paper: batch 1024 in minibatches of 256, so 4).
       discount: gamma (paper: 0.99).
-      gae_lambda: (paper: 0.95).
+      gae_lambda: lambda of the advantages (paper: 0.95).
       clip_epsilon: range of the probability ratio (paper: 0.1 times a decay, Atari; 0.2, MuJoCo).
       value_clip_epsilon: range of the value's change per batch, or None to leave it free.
-      value_cost: weight of the value loss, itself half a squared error (paper: 1).
+      value_cost: weight of half the squared error of values (paper: 1 of the whole, which is 2.0 here).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
       learning_rate: of Adam (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
       adam_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
-      normalize_observations: by running mean and variance, clipped to [-10, 10]; of named parts those of float32, while
-        choices and bytes stay as they are.
-      clip_rewards: to [-1, 1] (paper: Atari).
+      normalize_observations: by running mean and variance, clipped to [-10, 10]. Of named observations only parts of
+        float32 are normalised.
+      clip_rewards: to [-1, 1], as is usual for Atari.
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
       separate: whether policy and value have a torso each.
       lstm_size: units of an LSTM core, 0 for none.
@@ -92,9 +92,11 @@ class PPOConfig(nets.NetworkConfig):
 
     @classmethod
     def atari(cls, **overrides) -> PPOConfig:
-        """The paper's Atari configuration (table 5), but for the decay of `clip_epsilon`; gradients are clipped.
+        """The paper's Atari configuration (table 5), as later code plays it.
 
-        With clipped gradients most code has a `value_cost` of 0.5, a quarter of this; they were not compared here.
+        Departures from the paper: the network of Mnih et al. 2015 ("nature") and not that of 2016 ("shallow"), a
+        constant `clip_epsilon`, clipped gradients, normalised advantages, and 8 lanes a device. With clipped gradients
+        most code has a `value_cost` of 0.5, a quarter of this; they were not compared here.
         """
         paper = {
             "envs_per_device": 8,
@@ -127,7 +129,18 @@ class PPOActorState(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A minibatch: fields of [T, n] for n units (lanes, or transitions with T = 1)."""
+    """A minibatch of n units (lanes, or transitions with T = 1).
+
+    Attributes:
+      inputs: of the network, [T, n, ...].
+      core: state of the LSTM before row 0, [n, ...]; () without one.
+      sample: the sampled action before it was squashed, or the action, [T, n, ...].
+      log_prob: of the acting policy, [T, n].
+      value: V before the first gradient step, [T, n].
+      advantage: by GAE, [T, n].
+      target: of the value, [T, n].
+      mask: [T, n]; 0 for no transition. After `normalize_minibatch` weights that sum to 1 over all shards.
+    """
 
     inputs: nets.Inputs
     core: ArrayTree
@@ -172,12 +185,12 @@ def loss(
       config: the static settings.
 
     Returns:
-      The scalar and the metrics whose sums over all units of all shards are the loss and its metrics.
+      This part of the loss and of its metrics; summed over all units of all shards, they are the whole.
     """
     advantage, weights = batch.advantage, batch.mask
     # The probability ratio r_t of the new policy to the one that acted (section 3).
     log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
-    # A ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
+    # Not in the paper: a ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
 
@@ -191,7 +204,8 @@ def loss(
         change = jnp.clip(values - batch.value, -config.value_clip_epsilon, config.value_clip_epsilon)
         errors = jnp.maximum(errors, jnp.square(batch.value + change - batch.target))
 
-    # L^CLIP+VF+S, with an entropy bonus S (equation 9). The sum is over units, whose weights make it a mean.
+    # L^CLIP+VF+S, with an entropy bonus S (equation 9). Weights make the sum over all shards a mean. The KL divergence
+    # of the new from the acting policy is estimated by (r - 1) - log r.
     terms = {
         "loss/policy": -surrogate,
         "loss/value": 0.5 * errors,
@@ -273,7 +287,8 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Running statistics move first; observations are normalised by those that acting had.
+        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did
+        # (actors that lag had older ones), so that ratios begin near 1.
         normalizers = self._update_normalizers(learner.aux, trajectory)
         trajectory = trajectory._replace(
             timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),
@@ -281,7 +296,8 @@ class _PPO(base.Functions):
         )
         samples = self._samples(learner, trajectory, normalizers.returns)
 
-        # K epochs of minibatches (algorithm 1), whose advantages are normalised for all of them at once.
+        # K epochs of minibatches (algorithm 1). The advantages of each minibatch are normalised by themselves, before
+        # the loop: [epochs * minibatches, T, n].
         order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
         in_order = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
         weighted = normalize_minibatch(
@@ -326,7 +342,7 @@ class _PPO(base.Functions):
         rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
         observation, discounted_return = normalizers
         if self.config.normalize_observations:
-            # A `first` row before another one was not played: its lane waits for an environment.
+            # Of two `first` rows in a row, the earlier is padding: its lane waited for an environment.
             valid = (~(rows.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
             merge = lambda m, x: moments.merge(m, x, valid) if m else m  # noqa: E731
             observation = _map_moments(merge, observation, rows.observation)
@@ -337,7 +353,7 @@ class _PPO(base.Functions):
 
     def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
-        # Values of all rows in one pass: acting needs none, and row T has no value yet.
+        # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
         values = nets.unroll(self.network, learner.params, trajectory)[1]
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = returns.transitions(trajectory)
