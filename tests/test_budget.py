@@ -86,9 +86,10 @@ def test_what_workers_begin_with_is_added_up():
     assert [name for name, *_ in budget.exceeded] == [ALL]
 
 
-def test_tiers_are_what_contributing_says():
+def test_tiers_are_what_the_documentation_says():
     quick, slow = plugin.tier("quick"), plugin.tier("slow")
-    assert (quick.total, slow.total) == (600, 2400)
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "development" / "tests.md").read_text()
+    assert f"The quick tier may take {quick.total:,} processor seconds and the slow one {slow.total:,}" in page
     assert sum(quick.folders.values()) <= quick.total
     with pytest.raises(pytest.UsageError, match="PODRACER_TEST_BUDGET is '15'; set it to one of quick, slow"):
         plugin.tier("15")
@@ -116,7 +117,8 @@ def test_a_run_is_measured_with_its_children(workers, tmp_path):
     folder = tmp_path / "tests" / "agents"
     folder.mkdir(parents=True)
     shutil.copy(plugin.__file__, folder.parent)
-    (folder.parent / "conftest.py").write_text('pytest_plugins = ["budget"]')
+    busy = "import time\nwhile time.process_time() < 1.5: pass\n"  # so that a worker's part is seen beside the others'
+    (folder.parent / "conftest.py").write_text(busy + 'pytest_plugins = ["budget"]')
     (folder.parent / "budget.toml").write_text("[quick]\ntotal = 100\nfolders = {agents = 0.5, start = 50}\n")
     (folder / "test_a.py").write_text(TESTS)
     variables = {"PYTHONPATH": str(folder.parent), "PODRACER_TEST_BUDGET": "quick", "PODRACER_TEST_COSTS": "costs.json"}
@@ -134,7 +136,7 @@ def test_a_run_is_measured_with_its_children(workers, tmp_path):
     assert 0.4 < here < 1.0  # in ticks of a hundredth
     assert 0.4 < child < 1.0
     assert waiting < 0.3
-    assert costs[START] > 0.1 * (workers + 1)
+    assert costs[START] > 1.4 * (workers + 1)
 
 
 def test_every_folder_has_a_budget():

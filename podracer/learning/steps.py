@@ -29,7 +29,8 @@ class Counts(NamedTuple):
     Attributes:
       batches: int32 []; rollouts that were learnt from or added since the run began.
       rollouts: int32 [groups]; rollouts of each group since the replay was empty, or () without replay.
-      owed: int32 []; the part of a group of updates that is owed, in units of the replay ratio's denominator, or ().
+      owed: int32 []; numerator of the fraction of a group of updates that is owed, or (). Its denominator is that of
+        the groups due for a rollout, `ratio * starts / (batch_size * group)` in lowest terms.
       pending: int32 []; groups of updates (`Replay.group`) that are due, or () where updates are on the newest rollout.
       put_off: int32 []; groups that were due when the replay was lost, and are again once it is filled, or ().
       updates: int32 []; groups of updates on samples since the run began, or (); their keys are made from it.

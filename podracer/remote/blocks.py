@@ -128,9 +128,9 @@ class Batching:
     """Sizes and deadline of a batch of ready rows.
 
     Attributes:
-      least: lanes that are waited for, for `deadline` at most.
-      most: lanes that are taken at once; at least those of a block.
-      deadline: seconds that the oldest rows wait for others.
+      least: lanes that must be ready, without a deadline, as long as a worker owes rows of others.
+      most: lanes that are taken at once; at least those of a block. So many are taken without waiting.
+      deadline: seconds that `least` or more ready lanes wait for others, from the oldest of their rows.
     """
 
     least: int

@@ -35,9 +35,10 @@ class Remote:
         up to 64 if None, in mode "ready" up to a quarter of them.
       mode: what actors wait for: rows of "all" lanes that are at work, or of those that are "ready" (SEED RL's way),
         which is for environments whose steps take unequal times.
-      min_lanes: in mode "ready", lanes that are waited for, for `deadline_ms` at most; those of a block if None.
-      max_lanes: in mode "ready", lanes that are acted for at once; half of an actor's if None.
-      deadline_ms: in mode "ready", milliseconds that rows wait for those of other lanes.
+      min_lanes: in mode "ready", lanes that must be ready before any are acted for, unless no worker owes rows; those
+        of a block if None.
+      max_lanes: in mode "ready", lanes that are acted for at once, without waiting; half of an actor's if None.
+      deadline_ms: in mode "ready", milliseconds that rows of `min_lanes` or more wait for those of other lanes.
       join_timeout: seconds to wait for workers before the run ends with an error.
       min_live: share of an actor's lanes that must have a worker, or it waits.
       max_magnitude: how large rewards, and numbers of observations without bounds, may be in either direction; a worker

@@ -40,10 +40,10 @@ LONGEST_DELAY = 8.0
 """Seconds between tries, give or take a quarter: a learner that comes back has its workers within 12."""
 
 RETRIES = 3
-"""Number of times that a worker comes back after it broke the protocol."""
+"""Breaches of the protocol after which a worker gives up; it comes back after all but the last."""
 
 SOUND_SECONDS = 300.0
-"""After a session of so many seconds all of these are left again."""
+"""Seconds of a stream after which earlier breaches no longer count."""
 
 WELCOME_SECONDS = 30.0
 """Seconds in which a learner must answer a stream that it accepted; longer than gRPC tries to connect."""

@@ -30,6 +30,7 @@ class Best:
       directory: the run directory.
       scores: the evaluations so far, as (steps, score).
       env_steps: where the run stands; a checkpoint of a later step, of a part that is done again, is removed.
+      processes: the processes that share the run.
     """
 
     def __init__(

@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.environments.seeds import first_seed
+from podracer.run.config import RunConfig
 from podracer.run.driver import run_keys
 from podracer.sebulba import actor_program, ready_lanes
 from podracer.sebulba.actor import Actor, Resume, Wiring
 from podracer.topology import HostTopology
 from podracer.types import HostEnvironment, HostEnvironments
-
-if TYPE_CHECKING:
-    from podracer.run.config import RunConfig  # which is made of drivers
 
 REPLACEMENTS = 2**20
 """The first stream of random numbers of actors that take the places of others: no run has so many rollouts before."""

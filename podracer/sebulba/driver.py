@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from podracer import topology
 from podracer.learning.learner import final_groups, require_room
+from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks, RunState, counter_values, run_keys
 from podracer.sebulba import actor_program, learner_program, runner
 from podracer.sebulba.actor import Resume, Wiring
@@ -26,9 +27,6 @@ from podracer.sebulba.states import States, without_member_axis
 from podracer.topology import HostTopology
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import ActorParams, Agent, HostEnvironments, LearnerState
-
-if TYPE_CHECKING:
-    from podracer.run.config import RunConfig  # which is made of drivers
 
 
 class Sebulba:

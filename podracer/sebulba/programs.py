@@ -81,7 +81,7 @@ class Programs(NamedTuple):
 
 
 class LearnerPrograms(Protocol):
-    """A place where a learner's programs run: `learning.OnDevices`, or with the replay elsewhere `SplitReplay`.
+    """A place where a learner's programs run: `learner_program.OnDevices`, or with the replay elsewhere `SplitReplay`.
 
     Attributes:
       trajectory_mesh: the devices to which trajectories go.

@@ -51,7 +51,7 @@ class Ahead(NamedTuple):
 
 
 class SplitReplay:
-    """Learning on the learner devices from a ring [S] on others (compare `learning.OnDevices`).
+    """Learning on the learner devices from a ring [S] on others (compare `learner_program.OnDevices`).
 
     What a process prepares goes to its own learner devices: of a pod, shards stay where they are.
 

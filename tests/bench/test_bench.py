@@ -199,7 +199,7 @@ def test_remote_environments_are_measured(tmp_path, capsys, monkeypatch):
     assert 0 < results["latency"]["p50"] < 1000
     where = results["where"]
     assert where["whole"] == pytest.approx(sum(where.values()) / 2)
-    assert where["worker"] >= 0  # in ticks of a hundredth, of which so short a run may see none
+    assert {"learner's loop", "learner's actor and gRPC's threads", "worker"} < set(where)
     assert set(results["messages"]) == {"1 stream", "2 streams", "the hub alone"}
     assert set(results["ratios of ways"]) >= {"unix"}
     said = capsys.readouterr().out

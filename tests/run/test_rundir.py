@@ -55,6 +55,16 @@ def test_another_version_that_goes_on_is_said(tmp_path):
     assert rundir.read(tmp_path / "run")["podracer"] == "0.0.9"
 
 
+def test_a_run_from_before_a_setting_goes_on(tmp_path):
+    description = resolve("muzero", "catch", RunConfig(total_steps=10_000, num_envs=8)).description
+    before = description | {"agent_config": {k: v for k, v in description["agent_config"].items() if k != "engine"}}
+    rundir.prepare(tmp_path / "run", before, resume=False)
+    assert rundir.prepare(tmp_path / "run", description, resume=True) == []
+    other = description | {"agent_config": description["agent_config"] | {"engine": "mctx"}}
+    with pytest.raises(ValueError, match=r"of another configuration: agent_config.engine: podracer -> mctx"):
+        rundir.prepare(tmp_path / "run", other, resume=True)
+
+
 def test_more_updates_than_can_be_counted_are_refused():
     for agent, config in (("ppo", {}), ("dqn", {"replay_capacity": 1000, "replay_min_size": 100})):
         refused = RunConfig(total_steps=2**50, num_envs=8)

@@ -11,7 +11,7 @@ import pytest
 import podracer
 from podracer.agents import AlphaZeroConfig, MuZeroConfig
 from podracer.result import explainer
-from podracer.search import search
+from podracer.search import mctx_engine, search
 from podracer.search.search import SearchConfig
 from tests.support.tables import ALTERNATING, GUMBEL, KEY, MDP, PUCT, run, table_model
 
@@ -57,6 +57,7 @@ def test_both_engines_find_the_same_without_noise(config):
     assert clear.mean() > 0.6
     find = lambda config: run(table_model(), mdp.tables, jnp.arange(lanes), KEY, config, keep_tree=True)  # noqa: E731
     ours, theirs = (jax.tree.map(lambda x: np.asarray(x)[clear], find(each)) for each in (config, with_mctx(config)))
+    assert (theirs.tree.choice == -1).all(), "mctx keeps no choices: this is its tree"
     for name in NAMES | {"action"} if config.algorithm == "gumbel" else NAMES:  # of most visited ones PUCT draws
         np.testing.assert_allclose(getattr(theirs, name), getattr(ours, name), atol=1e-5, err_msg=name)
     assert (np.take_along_axis(theirs.visits, theirs.action[:, None], 1)[:, 0] == theirs.visits.max(1)).all()
@@ -100,6 +101,7 @@ def test_signs_by_hand(algorithm):
     alone = run(table_model(), ALTERNATING._replace(discount=jnp.abs(ALTERNATING.discount)), state, KEY, config)
     assert (other.action[0], alone.action[0]) == (1, 0)
     assert other.value[0] < 0.1 < 0.4 < alone.value[0]
+    assert other.q[0, 0] < -0.5 < 0.5 < alone.q[0, 0]
 
 
 @pytest.mark.slow
@@ -110,6 +112,11 @@ def test_a_search_by_mctx_is_explained():
     assert explanation.actions.tolist() == [2]
     assert explanation.visits.tolist() == [8]
     assert explanation.variation[0] == 2
+    ours = run(
+        table_model(), mdp.tables, jnp.arange(4), KEY, dataclasses.replace(config, engine="podracer"), keep_tree=True
+    )
+    assert explanation.variation == explainer.from_search(ours, config, lane=3).variation
+    assert len(explanation.variation) > 1
 
 
 @pytest.mark.slow
@@ -151,7 +158,15 @@ SMALL = {
 }
 
 
-def test_muzero_trains_with_it():
+@pytest.fixture
+def searches(monkeypatch):
+    """Records the searches that the engine is asked for."""
+    found, search_by_mctx = [], mctx_engine.search
+    monkeypatch.setattr(mctx_engine, "search", lambda *a, **k: found.append(1) or search_by_mctx(*a, **k))
+    return found
+
+
+def test_muzero_trains_with_it(searches):
     model = {"unroll_length": 1, "n_step": 1, "num_bins": 3, "state_size": 4, "head_size": 4}
     result = podracer.train(
         "muzero",
@@ -162,13 +177,14 @@ def test_muzero_trains_with_it():
         eval_episodes=1,
         progress=False,
     )
+    assert searches
     assert result.summary["updates"] > 2
     assert np.isfinite([row["loss/total"] for row in result.history if "loss/total" in row]).all()
     assert result.description["agent_config"]["engine"] == "mctx"
 
 
 @pytest.mark.slow
-def test_alphazero_trains_with_it():
+def test_alphazero_trains_with_it(searches):
     """Games for two, whose states have masks behind the root, with several shards under `vmap`."""
     result = podracer.train(
         "alphazero",
@@ -180,5 +196,6 @@ def test_alphazero_trains_with_it():
         eval_episodes=1,
         progress=False,
     )
+    assert searches
     assert result.summary["updates"] > 2
     assert np.isfinite([row["loss/total"] for row in result.history if "loss/total" in row]).all()
