@@ -23,8 +23,8 @@ from podracer.bench import remote_workers
 from podracer.bench.measure import describe_machine, table
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import Patience, Session
-from podracer.remote.hub import Hub, Woken
+from podracer.remote.blocks import Session, Timeouts
+from podracer.remote.hub import Hub, WaitCancelled
 from podracer.types import HostStep
 
 BOUND = 1_500
@@ -43,7 +43,7 @@ def measured(workers: int, actors: int, messages: int) -> float:
     rows.scalars[2] = 1.0
     first = memoryview(b"".join(layout.pack_rows(rows)))
     actions, owed = layout.pack_actions(np.zeros(1, np.int32)), queue.SimpleQueue[tuple[Session, Any]]()
-    hub = Hub(layout, Patience(), say=lambda line: None)
+    hub = Hub(layout, Timeouts(), say=lambda line: None)
     pools = [hub.open_pool(workers // actors, 1, actor) for actor in range(actors)]
 
     def act(pool: Any) -> None:
@@ -51,7 +51,7 @@ def measured(workers: int, actors: int, messages: int) -> float:
         while True:
             try:
                 hub.take(pool)
-            except Woken:
+            except WaitCancelled:
                 return
             hub.act(pool, lanes, lambda start, end: actions)
 

@@ -20,7 +20,7 @@ class ActorError(RuntimeError):
 def failed(who: str, environment: str, error: BaseException) -> ActorError:
     """The error to raise for an error of an actor or an evaluation, with the user's own line in it; the cause is
     chained."""
-    return ActorError(f"{who} failed in {environment}: {own_code.told(error)}")
+    return ActorError(f"{who} failed in {environment}: {own_code.describe(error)}")
 
 
 class CheckpointError(RuntimeError):

@@ -11,7 +11,7 @@ import pytest
 
 import podracer
 import podracer.cli.bench
-import podracer.cli.games
+import podracer.cli.elo
 import podracer.cli.results
 import podracer.cli.serve
 import podracer.cli.suite
@@ -101,7 +101,7 @@ def test_a_command_in_a_guide_can_be_typed(typed, monkeypatch, capsys):
 
     for module in (
         podracer.cli.bench,
-        podracer.cli.games,
+        podracer.cli.elo,
         podracer.cli.results,
         podracer.cli.serve,
         podracer.cli.suite,

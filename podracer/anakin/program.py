@@ -30,7 +30,7 @@ from podracer.environments import autoreset
 from podracer.learning import learner
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts, added
+from podracer.learning.replay_steps import Counts, added
 from podracer.run.driver import RunState, run_keys
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, collectives
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory

@@ -147,7 +147,7 @@ class _Reader:
         processes: Processes,
     ):
         self._on_progress, self._culprit, self._processes = on_progress, culprit, processes
-        with processes.together():
+        with processes.collective():
             env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
             self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
         self._clock = time.perf_counter()
@@ -164,7 +164,7 @@ class _Reader:
 
     def read(self, report: Report, newest: RunState, per_call: int, limit: int) -> int:
         """Waits for a report; returns the number of updates for the next call."""
-        with self._processes.together():
+        with self._processes.collective():
             report = jax.device_get(report)
         self.stopped |= report.max_updates[0] == 0
         self.saves |= report.max_updates[0] == SAVE

@@ -149,8 +149,8 @@ class _Training:
         self._rows = threads * lanes * driver.rollout_length
         state = driver.init()
         self._learner = driver.learner(state)
-        self.crew = driver.crew(self._learner.learner, 0.0)
-        self.crew.__enter__()
+        self.actor_pool = driver.actor_pool(self._learner.learner, 0.0)
+        self.actor_pool.__enter__()
 
     def prepare(self) -> None:
         """Consumes the rollouts from before the clock started: those in the queue, those in work, and the first after
@@ -160,7 +160,7 @@ class _Training:
     def __call__(self, n: int) -> int:
         until = self._learner.rollouts + n * self._threads
         self._learner.run(
-            self.crew,
+            self.actor_pool,
             RunHooks(
                 next_milestone=lambda steps: 2**50,
                 on_progress=lambda progress: None,
@@ -279,7 +279,7 @@ def _arithmetic(arguments: DQNArguments) -> dict[str, Any]:
     try:
         rates = in_turns(measured, arguments.repeats, arguments.seconds)
     finally:
-        training.crew.__exit__()
+        training.actor_pool.__exit__()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     gradients, forwards = config.batch_size, 2 * config.batch_size  # with double Q-learning
     seconds = gradients / medians["gradients"] + forwards / medians["forwards"]
@@ -332,11 +332,11 @@ def _measure_alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, floa
         if lanes == 1:
             training = _Training(driver, 1, 1)
             measured["update"] = _Updates(training)
-            training.crew.__exit__()
+            training.actor_pool.__exit__()
     rates = in_turns(measured, arguments.repeats, arguments.seconds)
     for name, call in measured.items():
         if name != "update":
-            call.crew.__exit__()
+            call.actor_pool.__exit__()
     medians = {name: statistics.median(values) for name, values in rates.items()}
     update = 1.0 / medians.pop("update")
     return {int(lanes): int(lanes) / rate for lanes, rate in medians.items()}, update, measured["update"]
@@ -363,7 +363,7 @@ def _measure(
         rates = in_turns({"update": updates, **cells}, arguments.repeats, arguments.seconds)
     finally:
         for cell in cells.values():
-            cell.crew.__exit__()
+            cell.actor_pool.__exit__()
     predicted = [_predict(grid, acting, 1.0 / rate, arguments.lanes) for rate in rates.pop("update")]
     first = f"standard {arguments.lanes[0]}"
     results = []

@@ -167,7 +167,7 @@ def acting(name: str, actors: int, arguments: RemoteArguments) -> dict[str, Any]
             return _compare(measured, remote, arguments)
         finally:
             for each in measured.values():
-                each.crew.__exit__()
+                each.actor_pool.__exit__()
 
 
 def alone(name: str, arguments: RemoteArguments) -> dict[str, Any]:
@@ -303,11 +303,11 @@ def _hub_alone() -> Measured:
     """n rows into a hub and actions out of it, without a wire."""
     from podracer.remote import session_pb2 as pb
     from podracer.remote import wire
-    from podracer.remote.blocks import Patience, Session
+    from podracer.remote.blocks import Session, Timeouts
     from podracer.remote.hub import Hub
 
     layout = wire.Layout(workers.Still.spec)
-    hub = Hub(layout, Patience(), say=lambda line: None)
+    hub = Hub(layout, Timeouts(), say=lambda line: None)
     pool = hub.open_pool(LANES, LANES, 0)
     session = Session("alone", LANES, lambda data: None, lambda why: None)
     hub.join(session)

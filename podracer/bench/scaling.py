@@ -282,7 +282,7 @@ def _sebulba(
         waiting = training.stages.get("pod/wait_share")
         jitter = _jitter(training)
     finally:
-        training.crew.__exit__()
+        training.actor_pool.__exit__()
     rows = driver.rollout_length * layout.envs_per_actor * layout.replicas
     return {"update_seconds": seconds, "jitter": jitter, "rows": rows, "wait_share": waiting}
 
@@ -302,12 +302,12 @@ def _seconds(call: Callable[[int], int], seconds: float, processes: Processes) -
     0."""
     call(1)
     n, elapsed = 1, 0.0
-    while processes.told(elapsed < seconds / 4):
-        n = processes.told(2 * n)
+    while processes.broadcast(elapsed < seconds / 4):
+        n = processes.broadcast(2 * n)
         start = time.perf_counter()
         call(n)
         elapsed = time.perf_counter() - start
-    n = processes.told(max(1, round(n * seconds / max(elapsed, 1e-9))))
+    n = processes.broadcast(max(1, round(n * seconds / max(elapsed, 1e-9))))
     start = time.perf_counter()
     done = call(n)
     return (time.perf_counter() - start) / done

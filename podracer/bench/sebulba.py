@@ -162,11 +162,11 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     compile_seconds = driver.compile(driver.init())
     acting, training = Acting(driver, layout), Training(driver, layout)
     measured: dict[str, Measured] = {"acting": acting, "training": training}
-    crews = [acting.crew, training.crew]
+    pools = [acting.actor_pool, training.actor_pool]
     if len(layout.devices) > 1:
         fetching = Training(driver, layout, fetch=True)
         measured["fetching"] = fetching
-        crews.append(fetching.crew)
+        pools.append(fetching.actor_pool)
     plain = yardstick("plain_actor.py")
     task = preset.env.partition(":")[2]
     if plain is not None:
@@ -177,8 +177,8 @@ def measure(name: str, arguments: SebulbaArguments) -> dict[str, Any]:
     try:
         rates = in_turns(measured, arguments.repeats, arguments.seconds)
     finally:
-        for crew in crews:
-            crew.__exit__()
+        for pool in pools:
+            pool.__exit__()
     medians = {key: statistics.median(values) for key, values in rates.items()}
     pairs = [a / b for a, b in zip(rates["acting"], rates.get("plain_acting", []))]
     fetched = [a / b for a, b in zip(rates.get("fetching", []), rates["training"])]
@@ -203,11 +203,11 @@ class Acting:
     """n rollouts of actors into trajectories, without learning."""
 
     def __init__(self, driver: Sebulba, layout: topology.HostTopology):
-        self.crew = driver.crew(jax.tree.map(lambda x: x[0], driver.init().learner), 0.0)
+        self.actor_pool = driver.actor_pool(jax.tree.map(lambda x: x[0], driver.init().learner), 0.0)
         self._rows = layout.envs_per_actor * driver.rollout_length
         # In the queue, in the actors' hands, and the first that is all of this turn.
         self._waiting = 3 * len(layout.actors)
-        self.crew.__enter__()
+        self.actor_pool.__enter__()
 
     def prepare(self) -> None:
         """Consumes the rollouts from before the clock started."""
@@ -215,7 +215,7 @@ class Acting:
 
     def __call__(self, n: int) -> int:
         for number in range(n):
-            rollouts = self.crew.next_rollouts(number, lambda: False)
+            rollouts = self.actor_pool.next_rollouts(number, lambda: False)
             assert rollouts is not None
             jax.block_until_ready([rollout.trajectory for rollout in rollouts])
         return n * self._rows
@@ -234,14 +234,14 @@ class Training(Acting):
         super().__init__(driver, layout)
         driver.learning = learning
         if fetch:
-            crew: Any = self.crew
-            take = crew.next_rollouts
+            actor_pool: Any = self.actor_pool
+            take = actor_pool.next_rollouts
 
             def next_rollouts(*arguments: Any) -> Any:
                 rollouts = take(*arguments)
                 return rollouts and [r._replace(trajectory=learning.spread(r.trajectory)) for r in rollouts]
 
-            crew.next_rollouts = next_rollouts
+            actor_pool.next_rollouts = next_rollouts
         self.stages: dict[str, float] = {}
         self._driver, self._learner = driver, driver.learner(driver.init())
 
@@ -250,7 +250,7 @@ class Training(Acting):
         reports: list[Progress] = []
 
         self._learner.run(
-            self.crew,
+            self.actor_pool,
             RunHooks(
                 next_milestone=lambda steps: 2**50,
                 on_progress=reports.append,

@@ -18,7 +18,7 @@ import jax
 
 import podracer
 from podracer import configs
-from podracer.cli import bench, games, launch, listing, results, serve, suite, train
+from podracer.cli import bench, elo, launch, listing, results, serve, suite, train
 from podracer.cli.arguments import InputError
 from podracer.errors import LOST
 from podracer.run.driver import memory_explained
@@ -68,14 +68,14 @@ def run(argv: list[str]) -> int:
     except FAILURES as error:
         return _complain(error, 1)
     except jax.errors.JaxRuntimeError as error:
-        reason = own_code.told(error) if own_code.quotes(error) else str(error).partition("\n")[0]
+        reason = own_code.describe(error) if own_code.quotes(error) else str(error).partition("\n")[0]
         return _complain(error, 1, reason)
     except KeyboardInterrupt:
         return _complain("interrupted; the newest checkpoint is intact.", 130)
     except Exception as error:
         if not own_code.is_fault(error):
             raise  # a fault of this library, of which every line counts
-        return _complain(error, 1, f"{own_code.told(error)}; {own_code.HOW}.")
+        return _complain(error, 1, f"{own_code.describe(error)}; {own_code.HOW}.")
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -125,7 +125,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch.run,
     "serve-envs": serve.run,
     "eval": results.evaluate,
-    "elo": games.rate,
+    "elo": elo.rate,
     "export": results.export,
     "plot": results.plot,
     "envs": listing.envs,

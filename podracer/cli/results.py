@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 import podracer
-from podracer.cli import games
+from podracer.cli import elo
 from podracer.cli.arguments import InputError, parse
 from podracer.evaluation.evaluation import check_rendering
 from podracer.result import members, plots
@@ -57,7 +57,7 @@ def evaluate(argv: list[str]) -> int:
             raise InputError("--gif shows the policy alone; leave out --opponent and --simulations.")
         check_rendering(result.environment)
     if versus:
-        return games.match(arguments, result)
+        return elo.match(arguments, result)
     evaluation = result.evaluate(arguments.episodes, seed=arguments.seed, member=arguments.member)
     if arguments.json:
         figures = {"mean": evaluation.mean, "std": evaluation.std, "interval": evaluation.interval}

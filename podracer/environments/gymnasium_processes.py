@@ -41,7 +41,7 @@ class Lane(gymnasium.Wrapper):
             return function(*args, **arguments)
         except Exception as error:
             own_code.show(error)
-            raise LaneError(own_code.told(error)) from error
+            raise LaneError(own_code.describe(error)) from error
 
 
 def require_guard() -> None:

@@ -21,7 +21,7 @@ from podracer.environments import autoreset
 from podracer.environments.seeds import first_seed
 from podracer.evaluation import matches, players
 from podracer.evaluation.failures import playing
-from podracer.evaluation.watched import UnansweredError, Watch, watched
+from podracer.evaluation.watchdog import UnansweredError, Watch, watched
 from podracer.run.driver import run_keys
 from podracer.system import console
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments

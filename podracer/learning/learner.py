@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import replay, topology
-from podracer.learning.steps import LARGEST, Counts, Steps, mixed, sampled
+from podracer.learning.replay_steps import LARGEST, Counts, Steps, mixed, sampled
 from podracer.types import Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 

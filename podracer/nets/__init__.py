@@ -3,8 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
-from podracer.nets.boards import make_board
-from podracer.nets.memory import (
+from podracer.nets.actor_state import (
     FRAME_STACKER,
     ActorState,
     frame_context,
@@ -17,6 +16,8 @@ from podracer.nets.memory import (
     with_frames,
     without_frames,
 )
+from podracer.nets.boards import make_board
+from podracer.nets.network_check import check
 from podracer.nets.network_config import NetworkConfig
 from podracer.nets.networks import (
     ComputeDtype,
@@ -33,7 +34,6 @@ from podracer.nets.networks import (
     num_actions,
 )
 from podracer.nets.noise import perturb
-from podracer.nets.protocol import check
 
 __all__ = [
     "FRAME_STACKER",

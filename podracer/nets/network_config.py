@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any, Literal
 
 from podracer import configs
-from podracer.nets.memory import stacked_spec
+from podracer.nets.actor_state import stacked_spec
+from podracer.nets.network_check import check
 from podracer.nets.networks import ComputeDtype, Network, Torso, make, make_q
-from podracer.nets.protocol import check
 from podracer.types import EnvSpec
 
 

@@ -22,7 +22,8 @@ import numpy as np
 
 from podracer import distributions, spaces
 from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
-from podracer.nets.layers import LSTM, MLP, Dense, Weights
+from podracer.nets.layers import MLP, Dense, Weights
+from podracer.nets.recurrent import LSTM
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]

@@ -106,7 +106,7 @@ class Heartbeats:
         self._thread.start()
         return self
 
-    def doing(self, what: str, round: int) -> None:
+    def set_status(self, what: str, round: int) -> None:
         """Sets this process's status: its work, and the newest round of training that it is in or was in.
 
         A round begins where a process waits for all others: a process that is stuck before it is a round behind.

@@ -68,7 +68,7 @@ class Peers(Processes):
         self.all: tuple[Peer, ...] = ()
         self.index, self.count = jax.process_index(), jax.process_count()
         me = {"host": socket.gethostname(), "pid": os.getpid()}
-        facts = self.everyones(me)
+        facts = self.all_gather(me)
         self.all = tuple(Peer(i, **one) for i, one in enumerate(facts))
         self.hosts = len({peer.host for peer in self.all})
         neighbours = [peer.index for peer in self.all if peer.host == self.all[self.index].host]
@@ -77,7 +77,7 @@ class Peers(Processes):
     def __enter__(self) -> Peers:
         """Starts heartbeats: from here on a process that is gone, is stuck or has failed ends the run in all."""
         server, address = heartbeat.offer(_coordinator_host()) if self.is_first else (None, None)
-        address, names = self.told(address), [str(peer) for peer in self.all]
+        address, names = self.broadcast(address), [str(peer) for peer in self.all]
         try:
             self._heartbeats = heartbeat.Heartbeats(
                 self.index, names, address, silence=self._pod.heartbeat, stall=self._pod.stall_timeout, server=server
@@ -103,16 +103,16 @@ class Peers(Processes):
         if broken:
             raise broken from error
 
-    def doing(self, what: str) -> None:
+    def set_status(self, what: str) -> None:
         if self._heartbeats:
-            self._heartbeats.doing(what, self._rounds)
+            self._heartbeats.set_status(what, self._rounds)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def collective(self) -> Iterator[None]:
         self._rounds += 1
-        self.doing(heartbeat.WAITING)
+        self.set_status(heartbeat.WAITING)
         yield
-        self.doing(heartbeat.WORKING)
+        self.set_status(heartbeat.WORKING)
 
     @property
     def stopping(self) -> bool:
@@ -122,8 +122,8 @@ class Peers(Processes):
         if self._heartbeats:
             self._heartbeats.stop()
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
-        everyone = [dict(_flatten(each)) for each in self.everyones(facts)]
+    def check_equal(self, facts: Mapping[str, Any]) -> None:
+        everyone = [dict(_flatten(each)) for each in self.all_gather(facts)]
         for name in sorted({name for each in everyone for name in each}):
             values = [json.dumps(each.get(name), sort_keys=True) for each in everyone]
             if len(set(values)) > 1:
@@ -134,19 +134,19 @@ class Peers(Processes):
                     f"{'the others' if self.count > 2 else self.all[1 - odd]} {usual}."
                 )
 
-    def told(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         key = self._next("told")
         if self.is_first:
             self._client.key_value_set(key, json.dumps(value))
         return json.loads(self._wait(key, 0))
 
-    def everyones(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         key = self._next("said")
         self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
         return [json.loads(self._wait(f"{key}/{i}", i)) for i in range(self.count)]
 
     def barrier(self) -> None:
-        self.everyones(None)
+        self.all_gather(None)
 
     def _next(self, name: str) -> str:
         return f"podracer/{next(_MESSAGES)}/{name}"
@@ -215,7 +215,7 @@ def start(pod: Pod) -> Peers:
         finally:
             patience.cancel()
     peers = Peers(pod)
-    peers.agree(_versions())
+    peers.check_equal(_versions())
     atexit.unregister(_leave)  # all are here again, and will end together
     return peers
 

@@ -69,7 +69,7 @@ class BlockThread(threading.Thread):
                 self._put(message)
         except Exception as error:
             own_code.show(error)
-            self._failed(self._asked.block, wire.printable(own_code.told(error)))
+            self._failed(self._asked.block, wire.printable(own_code.describe(error)))
         finally:
             if environment is not None:
                 with contextlib.suppress(Exception):

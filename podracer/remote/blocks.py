@@ -227,7 +227,7 @@ class Pool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Time limits of a hub (see `settings.Remote`).
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Any
 from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import specs, wire
-from podracer.remote.blocks import Batching, Patience
+from podracer.remote.blocks import Batching, Timeouts
 from podracer.remote.hub import Hub
 from podracer.remote.pool import RemoteEnvironment
 from podracer.remote.prometheus import Exporter
@@ -60,8 +60,8 @@ class RemoteEnvironments:
                     f"with --connect {self._server.where}, or raise join_timeout."
                 )
             self.spec: EnvSpec = spec._replace(name=name)
-            patience = Patience(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
-            self._hub = Hub(wire.Layout(self.spec, settings.max_magnitude), patience)
+            timeouts = Timeouts(answer_timeout, settings.join_timeout, 1.0 if strict else settings.min_live, strict)
+            self._hub = Hub(wire.Layout(self.spec, settings.max_magnitude), timeouts)
             self._exporter = (
                 Exporter(settings.metrics, self.metrics, self._hub.labelled, self._hub.histograms)
                 if settings.metrics

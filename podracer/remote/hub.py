@@ -15,7 +15,7 @@ from podracer.environments.seeds import first_seed
 from podracer.errors import RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import OWING, Batching, Block, Patience, Pool, Session, State
+from podracer.remote.blocks import OWING, Batching, Block, Pool, Session, State, Timeouts
 from podracer.remote.statistics import Statistics
 from podracer.system import console
 from podracer.types import HostStep
@@ -33,7 +33,7 @@ SAY_SECONDS = 10.0
 """Seconds between messages of an actor that waits for workers."""
 
 
-class Woken(Exception):  # noqa: N818 - not an error: nobody waits any more
+class WaitCancelled(Exception):  # noqa: N818 - not an error: nobody waits any more
     """An actor that waited was woken."""
 
 
@@ -42,7 +42,7 @@ class Hub:
 
     Args:
       layout: of the rows.
-      patience: how long it waits.
+      timeouts: how long it waits.
       where: how workers find it, for messages.
       clock: seconds, monotonic.
       say: takes a line for the user.
@@ -51,12 +51,12 @@ class Hub:
     def __init__(
         self,
         layout: wire.Layout,
-        patience: Patience,
+        timeouts: Timeouts,
         where: str = "",
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = console.say,
     ):
-        self.layout, self.patience, self.where = layout, patience, where
+        self.layout, self.timeouts, self.where = layout, timeouts, where
         self._clock, self._told = clock, say
         self._lock = threading.RLock()
         self._sessions: list[Session] = []
@@ -164,7 +164,7 @@ class Hub:
 
     def tick(self) -> None:
         """Gives up what takes too long; called now and then."""
-        limits: dict[State, float] = {State.OPENING: OPENING_SECONDS, State.STEPPING: self.patience.answer}
+        limits: dict[State, float] = {State.OPENING: OPENING_SECONDS, State.STEPPING: self.timeouts.answer}
         lines = []
         with self._lock:
             now = self._clock()
@@ -268,7 +268,7 @@ class Hub:
             self._assign()
 
     def wake(self, pool: Pool | None = None) -> None:
-        """Raises `Woken` in all that wait for rows of a pool (None: of any), now or later."""
+        """Raises `WaitCancelled` in all that wait for rows of a pool (None: of any), now or later."""
         with self._lock:
             for each in self._pools if pool is None else (pool,):
                 each.woken = True
@@ -280,21 +280,21 @@ class Hub:
         They are of all blocks, in order, or of those that `pool.batching` finds enough.
 
         Raises:
-          Woken: if woken.
+          WaitCancelled: if woken.
           RemoteError: where there are too few workers for too long, or a block was lost that must not be.
         """
         entered = begin = said = self._clock()
         while True:
             with self._lock:
                 if pool.woken:
-                    raise Woken
-                if pool.broken and self.patience.strict and pool.begun:
+                    raise WaitCancelled
+                if pool.broken and self.timeouts.strict and pool.begun:
                     raise RemoteError(
                         f"{pool.broken}; in lockstep that ends the run, for other rows would come: continue from the "
                         "newest checkpoint, or use on_loss='break'."
                     )
                 now = self._clock()
-                needed = pool.lanes if not pool.begun else math.ceil(self.patience.min_live * pool.lanes)
+                needed = pool.lanes if not pool.begun else math.ceil(self.timeouts.min_live * pool.lanes)
                 missing, stepping, wait = max(needed, 1) - pool.live, pool.stepping, 0.2
                 pool.awaited = missing if missing > 0 else math.inf
                 if missing <= 0 and (pool.begun or not stepping):
@@ -306,15 +306,15 @@ class Hub:
                         return [self._show(block) for block in chosen]
                 if stepping:
                     begin = said = now
-                if missing <= 0 or (now - said <= SAY_SECONDS and now - begin <= self.patience.join):
+                if missing <= 0 or (now - said <= SAY_SECONDS and now - begin <= self.timeouts.join):
                     pool.changed.wait(wait)
                     continue
                 why = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
                 why += f"workers connect to {self.where}"
-            if now - begin > self.patience.join:
+            if now - begin > self.timeouts.join:
                 raise RemoteError(
                     f"{why}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
-                    f"join_timeout={self.patience.join:g}."
+                    f"join_timeout={self.timeouts.join:g}."
                 )
             said = now
             self._say(f"remote: {why}.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from podracer.errors import Closed
 from podracer.remote.blocks import Block, Pool
-from podracer.remote.hub import Hub, Woken
+from podracer.remote.hub import Hub, WaitCancelled
 from podracer.types import EnvSpec, HostStep
 
 
@@ -30,7 +30,7 @@ class RemoteEnvironment:
     def recv(self) -> tuple[np.ndarray, HostStep]:
         try:
             parts = self._hub.take(self._pool)
-        except Woken:
+        except WaitCancelled:
             raise Closed from None
         rows = [self._filler(block) if rows is None else rows for block, rows in parts]
         self._last |= {block.start: each.observation for (block, _), each in zip(parts, rows)}

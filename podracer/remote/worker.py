@@ -79,7 +79,7 @@ def _making() -> Iterator[None]:
     except (ValueError, TypeError):
         raise
     except Exception as error:
-        raise MakingError(f"environments cannot be made: {own_code.told(error)}") from error
+        raise MakingError(f"environments cannot be made: {own_code.describe(error)}") from error
 
 
 def serve_envs(
@@ -244,17 +244,17 @@ class _Session:
         with self._channel() as channel:
             call = channel.stream_stream(METHOD)(iter(self._outgoing.get, None), metadata=metadata)
             why = pb.Goodbye.RESTARTING
-            patience = threading.Timer(WELCOME_SECONDS, self._give_up, (call,))
-            patience.daemon = True
-            patience.start()
+            timeouts = threading.Timer(WELCOME_SECONDS, self._give_up, (call,))
+            timeouts.daemon = True
+            timeouts.start()
             try:
-                why = self._listen(call, patience)
+                why = self._listen(call, timeouts)
             except grpc.RpcError:
                 if self._hung:
                     raise HungError("environments hang.") from None
                 raise
             finally:
-                patience.cancel()
+                timeouts.cancel()
                 self._over.set()
                 self._outgoing.put(None)
                 hung = not self._close_all()
@@ -294,7 +294,7 @@ class _Session:
         self.unheard = f"{self._target} has not answered for {WELCOME_SECONDS:g} s"
         call.cancel()
 
-    def _listen(self, call: Any, patience: threading.Timer) -> int:
+    def _listen(self, call: Any, timeouts: threading.Timer) -> int:
         environments: Any = None
         layout: Any = None
         for data in call:
@@ -304,7 +304,7 @@ class _Session:
                 if block := self._blocks.get(message.act.block):
                     block.act(message.act.step, payload)
             elif kind == "welcome":
-                patience.cancel()
+                timeouts.cancel()
                 environments = self._made(message.welcome.options)
                 layout = wire.Layout(environments.spec)
                 ready = pb.Ready(spec=specs.to_proto(environments.spec), options=self._made.options)

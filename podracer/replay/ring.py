@@ -52,7 +52,7 @@ class Ring(NamedTuple):
       largest: float32 []; the largest scaled priority so far, for new sequences if the agent gives them none; 0
         stands for 1.
       fresh: float32 [L P]; new priorities that the sweep in progress has computed, 0 elsewhere; they replace `priority`
-        when it ends (see `podracer.replay.refresh`). () without sweeps.
+        when it ends (see `podracer.replay.priority_refresh`). () without sweeps.
       version: int32 [2]; `num_updates` of the parameters that computed `priority` and `fresh`; () without sweeps.
     """
 

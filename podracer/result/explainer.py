@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.result.explanation import Explanation, Look, Node
-from podracer.search.search import LOWEST, Planner, SearchConfig, SearchResult, search
+from podracer.search.action_selection import LOWEST
+from podracer.search.search import Planner, SearchConfig, SearchResult, search
 from podracer.search.tree import Tree
 from podracer.types import ActorParams, ArrayTree
 

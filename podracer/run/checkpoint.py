@@ -98,13 +98,13 @@ class Checkpoints:
         Raises:
           CheckpointError: in all processes, where one does not see them in time.
         """
-        steps = self._processes.told(self.steps())
+        steps = self._processes.broadcast(self.steps())
         until = time.monotonic() + SEEN_SECONDS
         while self.steps() != steps and time.monotonic() < until:
             time.sleep(0.1)
             with contextlib.suppress(FileNotFoundError):  # one that is going just now
                 self._manager.reload()
-        seen = self._processes.everyones(self.steps())
+        seen = self._processes.all_gather(self.steps())
         if late := [i for i, there in enumerate(seen) if there != steps]:
             raise CheckpointError(
                 f"process {late[0]} sees checkpoints {seen[late[0]]} in {self.directory}, and process 0 {steps}, for "
@@ -220,7 +220,7 @@ class Checkpoints:
             found, problem = attempt(lambda: self._read(step, like))
             if isinstance(found, CheckpointError):
                 raise found
-            problem = next((there for there in self._processes.everyones(problem) if there), None)
+            problem = next((there for there in self._processes.all_gather(problem) if there), None)
             if problem not in (*ELSEWHERE, os.strerror(errno.EIO)) or pause is None:
                 break
             time.sleep(pause)
@@ -263,7 +263,7 @@ class Checkpoints:
 
     def _checksums(self, leaves: dict[str, jax.Array]) -> dict[str, int]:
         """The checksum of each array by name, whatever devices and processes hold it."""
-        parts = self._processes.everyones({name: checksum(x) for name, x in leaves.items()})
+        parts = self._processes.all_gather({name: checksum(x) for name, x in leaves.items()})
         return {name: sum(part[name] for part in parts) % 2**32 for name in leaves}
 
     def _compare(self, leaves: dict[str, jax.Array]) -> None:
@@ -277,7 +277,7 @@ class Checkpoints:
         copies = {
             n: x.addressable_data(0) for n, x in leaves.items() if x.is_fully_replicated and not x.is_fully_addressable
         }
-        found = self._processes.everyones({name: crc(np.asarray(x)) for name, x in copies.items()})
+        found = self._processes.all_gather({name: crc(np.asarray(x)) for name, x in copies.items()})
         for name in copies:
             values = [each[name] for each in found]
             if len(set(values)) > 1:
@@ -300,7 +300,7 @@ class Checkpoints:
             (self.directory / str(step)).rename(target)
             moved[step] = str(target)
         # No process looks at the directory before all of them are gone.
-        moved = {int(step): target for step, target in self._processes.told(moved).items()}
+        moved = {int(step): target for step, target in self._processes.broadcast(moved).items()}
         self._manager.reload()
         self._see_alike()
         return moved

@@ -8,7 +8,7 @@ from typing import Literal
 from podracer import configs
 
 Mode = Literal["async", "lockstep", "serial"]
-"""The order of acting and learning (see `podracer.sebulba.actor.Wiring.publication`)."""
+"""The order of acting and learning (see `podracer.sebulba.actor.ActorContext.publication`)."""
 
 
 @dataclasses.dataclass(frozen=True)

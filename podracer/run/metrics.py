@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from podracer.run import rundir
-from podracer.run.heartbeat import Heartbeat
 from podracer.run.history import History, Row
+from podracer.run.status_line import StatusLine
 from podracer.system import console as lines
 from podracer.system import files
 
@@ -250,14 +250,14 @@ class Display:
             self._bar = _TerminalBar(console, total_steps, title, env_steps)
         self._total_steps = total_steps
         self._lines = enabled and not self._bar
-        self._heart: Heartbeat | None = None
+        self._heart: StatusLine | None = None
 
-    def doing(self, what: str) -> None:
+    def set_status(self, what: str) -> None:
         """Sets the status for the lines that come from time to time."""
         if self._heart:
-            self._heart.doing(what)
+            self._heart.set_status(what)
         elif self._lines:
-            self._heart = Heartbeat(self._print, what)
+            self._heart = StatusLine(self._print, what)
 
     def update(self, env_steps: int, rate: float, episode_return: float, note: str = "") -> None:
         """Moves the bar; `note` follows the return."""

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import configs, nets, spaces
-from podracer.nets.layers import MLP, Dense, LSTMCell, NormName, normalization, standardize
+from podracer.nets.layers import MLP, Dense, NormName, normalization, standardize
+from podracer.nets.recurrent import LSTMCell
 from podracer.nets.residual import Block, Encoder, Flatten, Head, conv3x3
 from podracer.search import search, world_models
 from podracer.types import ArrayTree, EnvSpec

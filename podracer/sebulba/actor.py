@@ -16,7 +16,7 @@ import numpy as np
 from podracer.environments import gate
 from podracer.errors import Closed
 from podracer.run.config import Mode
-from podracer.sebulba.actor_program import Carry
+from podracer.sebulba.actor_program import ActorCarry
 from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.system.children import interrupts_blocked
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
@@ -25,11 +25,11 @@ STAGES = ("environment", "inference", "transfer", "queue", "parameters")
 """Parts of an actor's time: stepping, acting, handing over, waiting for room, waiting for parameters."""
 
 
-class Resume(NamedTuple):
-    """State from which an actor can begin a rollout again: of its environment, and its own `actor_program.Carry`."""
+class ActorSnapshot(NamedTuple):
+    """The state from which an actor begins a rollout again: its environment's, and its own."""
 
     environment: Any
-    carry: Carry
+    carry: ActorCarry
 
 
 class Rollout(NamedTuple):
@@ -48,12 +48,12 @@ class Rollout(NamedTuple):
     episodes: EpisodeStats
     transitions: int
     seconds: dict[str, float]
-    resume: Resume | None
+    resume: ActorSnapshot | None
     spoilt: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class Wiring:
+class ActorContext:
     """Programs, parameters and settings that all actors share.
 
     Attributes:
@@ -112,7 +112,7 @@ class Actor(threading.Thread):
       lanes: int32 [B]; their global indices.
       carry: where it begins; consumed.
       number: of the rollout that it begins with, of all its replica's.
-      wiring: what it shares.
+      context: what it shares.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Actor(threading.Thread):
         device: Any,
         make_environment: Callable[[], HostEnvironment],
         lanes: jax.Array,
-        carry: Carry,
+        carry: ActorCarry,
         number: int,
-        wiring: Wiring,
+        context: ActorContext,
     ):
         super().__init__(name=f"actor {index} on {device}", daemon=True)
         self.index, self.place, self.device = index, place, device
@@ -134,7 +134,7 @@ class Actor(threading.Thread):
         self._lanes = lanes
         self._carry: Any = carry
         self.number = number
-        self._wiring = wiring
+        self._wiring = context
         self._ending = threading.Event()
         self._wake: Callable[[], None] | None = None
 
@@ -172,11 +172,11 @@ class Actor(threading.Thread):
                     environment.close()
 
     def _act(self, environment: HostEnvironment) -> None:
-        wiring, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length
-        act, finish = wiring.act[self.device], wiring.finish[self.device]
+        context, store, T = self._wiring, self._wiring.store, self._wiring.rollout_length
+        act, finish = context.act[self.device], context.finish[self.device]
         carry, clock = self._carry, time.perf_counter
         self._carry = None  # it is donated
-        buffer = wiring.begin[self.device](carry)
+        buffer = context.begin[self.device](carry)
         queued = 0.0
         lanes, step = environment.recv()
         _check_rows(lanes, step, environment.spec)
@@ -184,7 +184,7 @@ class Actor(threading.Thread):
         self.waiting_since = None
         while True:
             t0 = clock()
-            wanted = wiring.publication(self.number)
+            wanted = context.publication(self.number)
             published = store.wait(wanted) if wanted is not None else None
             waited = clock() - t0
             transitions, inference, stepping = 0, 0.0, 0.0
@@ -208,17 +208,17 @@ class Actor(threading.Thread):
                     raise Closed
             t0 = clock()
             trajectory, episodes, buffer, carry = finish(buffer, carry, self._lanes, versions, step)
-            trajectory = wiring.spread(trajectory, self.place // wiring.num_actors)
+            trajectory = context.spread(trajectory, self.place // context.num_actors)
             resume = None
-            if wiring.keep_resume:
-                resume = Resume(environment.save(), jax.tree.map(jnp.copy, carry))  # type: ignore[attr-defined]
+            if context.keep_resume:
+                resume = ActorSnapshot(environment.save(), jax.tree.map(jnp.copy, carry))  # type: ignore[attr-defined]
             t1 = clock()
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             if self._ending.is_set():  # who was replaced hands nothing over
                 raise Closed
-            wiring.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume, spoilt))
+            context.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume, spoilt))
             queued, spoilt = clock() - t1, ""
-            self.number += wiring.num_actors
+            self.number += context.num_actors
 
 
 def not_finite(lanes: np.ndarray, rows: HostStep, t: int, actions: Any = ()) -> str:

@@ -98,14 +98,14 @@ class ActorCompiler:
     def _compile_partial(self, x: Shapes, some: ready_lanes.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:
         """The programs of an actor whose environments return rows of some lanes at a time."""
         assert self.at_once
-        halves = jax.eval_shape(some.begin, x.carry)
-        halves = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype, sharding=x.lanes.sharding), halves)
+        buffers = jax.eval_shape(some.begin, x.carry)
+        buffers = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype, sharding=x.lanes.sharding), buffers)
         row = jax.eval_shape(lambda: HostStep.zeros(self.spec, self.at_once))  # type: ignore[arg-type]
         number = jax.ShapeDtypeStruct((), np.int32)
-        where = ready_lanes.Where(*(jax.ShapeDtypeStruct((self.at_once,), np.int32),) * 4)
+        where = ready_lanes.WriteIndex(*(jax.ShapeDtypeStruct((self.at_once,), np.int32),) * 4)
         key = jax.eval_shape(lambda carry: carry.keys[0], x.carry)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=x.lanes.sharding)
         return (
-            act.lower(halves, x.params, key, number, where, row).compile(),
-            finish.lower(halves, x.carry.games, x.lanes, number).compile(),
+            act.lower(buffers, x.params, key, number, where, row).compile(),
+            finish.lower(buffers, x.carry.games, x.lanes, number).compile(),
         )

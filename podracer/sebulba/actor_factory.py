@@ -15,7 +15,7 @@ from podracer.environments.seeds import first_seed
 from podracer.run.config import RunConfig
 from podracer.run.driver import run_keys
 from podracer.sebulba import actor_program, ready_lanes
-from podracer.sebulba.actor import Actor, Resume, Wiring
+from podracer.sebulba.actor import Actor, ActorContext, ActorSnapshot
 from podracer.topology import HostTopology
 from podracer.types import HostEnvironment, HostEnvironments
 
@@ -30,7 +30,7 @@ class ActorFactory:
       environments: where each actor's environments come from.
       layout: actors and learners.
       run: settings of the run.
-      start: `(lanes, key) -> actor_program.Carry`; jitted.
+      start: `(lanes, key) -> actor_program.ActorCarry`; jitted.
       at_once: rows that environments return at a time, or None where they return those of all lanes.
     """
 
@@ -39,32 +39,32 @@ class ActorFactory:
         environments: HostEnvironments,
         layout: HostTopology,
         run: RunConfig,
-        start: Callable[..., actor_program.Carry],
+        start: Callable[..., actor_program.ActorCarry],
         at_once: int | None,
     ):
         self._environments, self._layout, self._run = environments, layout, run
         self._start, self._at_once = start, at_once
 
-    def first_resumes(self) -> list[Resume]:
+    def first_snapshots(self) -> list[ActorSnapshot]:
         """The states in which the actors of a fresh run begin; [] where they cannot be saved, or need not be."""
         if self._run.mode == "async" or not getattr(self._environments, "saved", False):
             return []
-        resumes = []
+        snapshots = []
         for index, device in self._places:
             environment: Any = self._make_environment(index, 0)
             try:
-                resumes.append(Resume(environment.save(), self._carry(index, device, 0)))
+                snapshots.append(ActorSnapshot(environment.save(), self._carry(index, device, 0)))
             finally:
                 environment.close()
-        return resumes
+        return snapshots
 
-    def make(self, saved: Sequence[Resume], begun: int, wiring: Wiring) -> list[Actor]:
+    def make(self, saved: Sequence[ActorSnapshot], begun: int, context: ActorContext) -> list[Actor]:
         """The actors of this process, not started.
 
         Args:
           saved: where they begin, or () for new environments.
           begun: rollouts that every replica handed over before.
-          wiring: what they share.
+          context: what they share.
         """
         actors = []
         for place, (index, device) in enumerate(self._places):
@@ -74,11 +74,11 @@ class ActorFactory:
             carry = saved[place].carry if saved else self._carry(index, device, begun)
             # A copy of the carry, for acting donates it and a checkpoint may still need what was saved.
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
-            number = begun + (index - begun) % wiring.num_actors
-            actors.append(self._actor(index, place, device, make, lanes, carry, number, wiring))
+            number = begun + (index - begun) % context.num_actors
+            actors.append(self._actor(index, place, device, make, lanes, carry, number, context))
         return actors
 
-    def replacing(self, begun: int, wiring: Wiring) -> Callable[[Actor], Actor]:
+    def replacing(self, begun: int, context: ActorContext) -> Callable[[Actor], Actor]:
         """The function that makes an actor in place of one that hangs."""
         started = itertools.count(begun + 1)
 
@@ -89,7 +89,7 @@ class ActorFactory:
             lanes, carry = jax.device_put(
                 (self._lanes(actor.index), self._carry(actor.index, actor.device, stream)), actor.device
             )
-            return self._actor(actor.index, actor.place, actor.device, make, lanes, carry, actor.number, wiring)
+            return self._actor(actor.index, actor.place, actor.device, make, lanes, carry, actor.number, context)
 
         return replace
 
@@ -106,7 +106,7 @@ class ActorFactory:
         B = self._layout.envs_per_actor
         return self._environments.make(B, first_seed(self._run.seed, "training", begun) + index * B)
 
-    def _carry(self, index: int, device: Any, begun: int) -> actor_program.Carry:
+    def _carry(self, index: int, device: Any, begun: int) -> actor_program.ActorCarry:
         key = jax.random.fold_in(jax.random.fold_in(run_keys(self._run.seed)[1], index), begun)
         return self._start(*jax.device_put((self._lanes(index), key), device))
 
@@ -114,7 +114,7 @@ class ActorFactory:
         return ready_lanes.PartialActor(*args, at_once=self._at_once) if self._at_once else Actor(*args)
 
 
-def _load(make: Callable[[], HostEnvironment], resume: Resume) -> HostEnvironment:
+def _load(make: Callable[[], HostEnvironment], resume: ActorSnapshot) -> HostEnvironment:
     environment = make()
     environment.load(resume.environment)  # type: ignore[attr-defined]
     return environment

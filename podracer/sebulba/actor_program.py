@@ -20,25 +20,25 @@ from podracer import topology
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostStep, TimeStep, Trajectory
 
 
-class Games(NamedTuple):
+class EpisodeCounters(NamedTuple):
     """The game each lane is in, [B].
 
     Attributes:
-      game_return: float32; its raw return so far; of its first mover where two play.
-      game_length: float32; its length so far.
+      episode_return: float32; its raw return so far; of its first mover where two play.
+      episode_length: float32; its length so far.
       over: bool; whether it is over.
       last: bool; whether its last row was the last of an episode.
       sign: float32; the product of its discounts where two play, else ().
     """
 
-    game_return: jax.Array
-    game_length: jax.Array
+    episode_return: jax.Array
+    episode_length: jax.Array
     over: jax.Array
     last: jax.Array
     sign: Any = ()
 
 
-class Carry(NamedTuple):
+class ActorCarry(NamedTuple):
     """State that passes from one trajectory to the next.
 
     Attributes:
@@ -49,7 +49,7 @@ class Carry(NamedTuple):
 
     memory: ArrayTree
     keys: jax.Array
-    games: Games
+    games: EpisodeCounters
 
 
 class Buffer(NamedTuple):
@@ -74,17 +74,19 @@ class Acting(NamedTuple):
     """The functions of an actor, to be jitted.
 
     Attributes:
-      start: `(lanes int32 [B], key) -> Carry`; of lanes that have not started.
-      begin: `Carry -> Buffer`; an empty trajectory, which shares no array with the carry.
+      start: `(lanes int32 [B], key) -> ActorCarry`; of lanes that have not started.
+      begin: `ActorCarry -> Buffer`; an empty trajectory, which shares no array with the carry.
       act: `(Buffer, ActorParams, the carry's keys, HostStep) -> (Buffer, actions [B])`; donate the buffer.
-      finish: `(Buffer, Carry, lanes, versions int32 [T], HostStep) -> (Trajectory, EpisodeStats, Buffer, Carry)`; row T
-        is written, and the new buffer begins with it; donate buffer and carry.
+      finish: `(buffer, carry, lanes, versions int32 [T], row) -> (trajectory, episodes, buffer, carry)`; row T is
+        written, and the new buffer begins with it; donate buffer and carry.
     """
 
-    start: Callable[[jax.Array, jax.Array], Carry]
-    begin: Callable[[Carry], Buffer]
+    start: Callable[[jax.Array, jax.Array], ActorCarry]
+    begin: Callable[[ActorCarry], Buffer]
     act: Callable[[Buffer, ActorParams, jax.Array, HostStep], tuple[Buffer, ArrayTree]]
-    finish: Callable[[Buffer, Carry, jax.Array, jax.Array, HostStep], tuple[Trajectory, EpisodeStats, Buffer, Carry]]
+    finish: Callable[
+        [Buffer, ActorCarry, jax.Array, jax.Array, HostStep], tuple[Trajectory, EpisodeStats, Buffer, ActorCarry]
+    ]
 
 
 def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Acting:
@@ -98,15 +100,15 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Ac
     """
     T = rollout_length
 
-    def start(lanes: jax.Array, key: jax.Array) -> Carry:
+    def start(lanes: jax.Array, key: jax.Array) -> ActorCarry:
         zeros = jnp.zeros(lanes.shape)
-        return Carry(
+        return ActorCarry(
             agent.start(lanes, num_lanes),
             jax.random.split(key, T + 1),
-            Games(zeros, zeros, zeros > 0, zeros > 0, zeros + 1.0 if spec.num_players == 2 else ()),
+            EpisodeCounters(zeros, zeros, zeros > 0, zeros > 0, zeros + 1.0 if spec.num_players == 2 else ()),
         )
 
-    def begin(carry: Carry) -> Buffer:
+    def begin(carry: ActorCarry) -> Buffer:
         (B,) = carry.games.over.shape
         row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
         action, extras = act_once(agent, row.timestep, carry)
@@ -124,8 +126,8 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Ac
         return Buffer(buffer.t + 1, *written, memory), action
 
     def finish(
-        buffer: Buffer, carry: Carry, lanes: jax.Array, versions: jax.Array, row: HostStep
-    ) -> tuple[Trajectory, EpisodeStats, Buffer, Carry]:
+        buffer: Buffer, carry: ActorCarry, lanes: jax.Array, versions: jax.Array, row: HostStep
+    ) -> tuple[Trajectory, EpisodeStats, Buffer, ActorCarry]:
         rows = jax.tree.map(lambda x, y: x.at[T].set(y), buffer.rows, row)
         trajectory = Trajectory(
             timesteps=timesteps(rows),
@@ -136,7 +138,7 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int, num_lanes: int) -> Ac
             lane=lanes,
         )
         games, episodes = count(spec, carry.games, rows)
-        carry = Carry(buffer.memory, jax.random.split(carry.keys[T], T + 1), games)
+        carry = ActorCarry(buffer.memory, jax.random.split(carry.keys[T], T + 1), games)
         return trajectory, episodes, begin(carry), carry
 
     return Acting(start, begin, act, finish)
@@ -148,7 +150,7 @@ def timesteps(rows: HostStep) -> TimeStep:
     return TimeStep(rows.observation, reward, discount, first > 0, last > 0)
 
 
-def count(spec: EnvSpec, games: Games, rows: HostStep) -> tuple[Games, EpisodeStats]:
+def count(spec: EnvSpec, games: EpisodeCounters, rows: HostStep) -> tuple[EpisodeCounters, EpisodeStats]:
     """The games after rows [T+1, B], of which the first was counted before, and the sums over those that ended."""
     reward, discount, first, last, *raw = jnp.moveaxis(rows.scalars, 1, 0)
     score, over = raw or (reward, last)
@@ -159,10 +161,10 @@ def count(spec: EnvSpec, games: Games, rows: HostStep) -> tuple[Games, EpisodeSt
     return games, episodes._replace(metrics=jax.tree.map(jnp.sum, ended))
 
 
-def act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree, ArrayTree]:
+def act_once(agent: Agent, timestep: TimeStep, carry: ActorCarry) -> tuple[ArrayTree, ArrayTree]:
     """Shapes of actions and extras."""
 
-    def act(carry: Carry) -> tuple[ArrayTree, ArrayTree]:
+    def act(carry: ActorCarry) -> tuple[ArrayTree, ArrayTree]:
         hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
         params = agent.actor_params(agent.init(carry.keys[0], hyper), jnp.float32(0))
         return agent.act(params, carry.memory, timestep, carry.keys[0], False)[:2]
@@ -171,15 +173,15 @@ def act_once(agent: Agent, timestep: TimeStep, carry: Carry) -> tuple[ArrayTree,
 
 
 def _count(
-    games: Games, score: jax.Array, over: jax.Array, first: jax.Array, last: jax.Array, discount: Any
-) -> tuple[Games, EpisodeStats]:
+    games: EpisodeCounters, score: jax.Array, over: jax.Array, first: jax.Array, last: jax.Array, discount: Any
+) -> tuple[EpisodeCounters, EpisodeStats]:
     """The games after rows [T, B], and the sums over those that ended.
 
     A new game opens after one that is over, and after a break: a `first` row that no `last` one precedes. `discount` is
     () where one plays.
     """
 
-    def row(carry: tuple[Games, EpisodeStats], now: tuple[Any, ...]) -> tuple[Any, None]:
+    def row(carry: tuple[EpisodeCounters, EpisodeStats], now: tuple[Any, ...]) -> tuple[Any, None]:
         games, episodes = carry
         score, over, first, last, discount = now
         opens = games.over | (first & ~games.last)
@@ -187,11 +189,14 @@ def _count(
         if jax.tree.leaves(games.sign):
             sign = jnp.where(opens, 1.0, games.sign)
             score, sign = sign * score, sign * discount
-        game_return = jnp.where(opens, 0.0, games.game_return) + score
-        game_length = jnp.where(opens, 0.0, games.game_length) + (~first).astype(jnp.float32)
+        episode_return = jnp.where(opens, 0.0, games.episode_return) + score
+        episode_length = jnp.where(opens, 0.0, games.episode_length) + (~first).astype(jnp.float32)
         ended = over.astype(jnp.float32)
-        sums = EpisodeStats(jnp.sum(game_return * ended), jnp.sum(game_length * ended), jnp.sum(ended))
-        return (Games(game_return, game_length, over, last, sign), jax.tree.map(jnp.add, episodes, sums)), None
+        sums = EpisodeStats(jnp.sum(episode_return * ended), jnp.sum(episode_length * ended), jnp.sum(ended))
+        return (
+            EpisodeCounters(episode_return, episode_length, over, last, sign),
+            jax.tree.map(jnp.add, episodes, sums),
+        ), None
 
     nothing = EpisodeStats(jnp.float32(0), jnp.float32(0), jnp.float32(0))
     unroll = topology.unroll(score.shape[0])

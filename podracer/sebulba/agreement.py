@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podracer.topology import DATA_AXIS
 
 
-class Ballots:
+class Agreement:
     """Tells every process what all of them say, by way of the learner devices.
 
     The processes of a pod must launch the same programs in the same order, or they wait for each other for ever. So
@@ -32,5 +32,5 @@ class Ballots:
             return np.asarray([own], np.float64)
         said = np.asarray([own], np.float32)
         shape = (self._by_device.mesh.size, len(own))
-        ballots = jax.make_array_from_callback(shape, self._by_device, lambda index: said)
-        return np.asarray(self._gather(ballots))[self._first]
+        votes = jax.make_array_from_callback(shape, self._by_device, lambda index: said)
+        return np.asarray(self._gather(votes))[self._first]

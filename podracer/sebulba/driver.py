@@ -16,11 +16,11 @@ from podracer.learning.learner import final_groups, require_room
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks, RunState, counter_values, run_keys
 from podracer.sebulba import actor_program, learner_program, runner
-from podracer.sebulba.actor import Resume, Wiring
+from podracer.sebulba.actor import ActorContext, ActorSnapshot
 from podracer.sebulba.actor_compiler import ActorCompiler, ActorPrograms
 from podracer.sebulba.actor_factory import ActorFactory
-from podracer.sebulba.actors import Crew
-from podracer.sebulba.agreement import Ballots
+from podracer.sebulba.actor_pool import ActorPool
+from podracer.sebulba.agreement import Agreement
 from podracer.sebulba.channels import Channel, ParamsStore
 from podracer.sebulba.programs import Programs
 from podracer.sebulba.states import States, without_member_axis
@@ -77,7 +77,7 @@ class Sebulba:
         )
         self.states = States(agent, layout, self.learning)
         self.actors = ActorFactory(environments, layout, run, jax.jit(self.acting.start), rows)
-        self._ballots = Ballots(layout.mesh)
+        self._ballots = Agreement(layout.mesh)
         self._actor_programs = ActorPrograms({}, {}, {})
         self._programs = Programs()
 
@@ -103,13 +103,13 @@ class Sebulba:
         hyper = {name: jnp.float32(value) for name, value in self._hyper.items()}
         learner = self.learning.init(run_keys(self._run.seed)[0], hyper)
         acting: Any = ()
-        if resumes := self.actors.first_resumes():
-            acting = self.states.acting([self.learning.publish(learner, 0.0)], resumes)
+        if snapshots := self.actors.first_snapshots():
+            acting = self.states.acting([self.learning.publish(learner, 0.0)], snapshots)
             acting = acting._replace(published=acting.published * self._layout.threads)
         return self.states.make(learner, acting, 0, self.learning.experience())
 
     def like(self) -> RunState:
-        return self.states.like(jax.eval_shape(self._compiler.initial_learner), self.actors.first_resumes())
+        return self.states.like(jax.eval_shape(self._compiler.initial_learner), self.actors.first_snapshots())
 
     def check(self) -> None:
         shapes = self._learner_shapes()
@@ -144,12 +144,12 @@ class Sebulba:
         if not state.actors and waiting and not loop.drain(hooks.should_stop):  # what acts next is not there before
             return self.states.make(loop.learner, (), loop.env_steps, loop.experience), False
         published = state.actors.published if state.actors else ()
-        crew = self.crew(
-            loop.learner, loop.progress, published, loop.resumes, loop.rollouts, newest_is_there=not loop.pending
+        actor_pool = self.actor_pool(
+            loop.learner, loop.progress, published, loop.snapshots, loop.rollouts, newest_is_there=not loop.pending
         )
-        with crew:
-            complete = loop.run(crew, hooks, lambda: self._snapshot(loop, crew))
-            return self._snapshot(loop, crew), complete
+        with actor_pool:
+            complete = loop.run(actor_pool, hooks, lambda: self._snapshot(loop, actor_pool))
+            return self._snapshot(loop, actor_pool), complete
 
     def learner(self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE) -> runner.Learner:
         """The loop of a run, at a state."""
@@ -164,26 +164,26 @@ class Sebulba:
             experience=state.experience,
             rollouts=int(state.experience.counts.batches) // self._run.updates_per_batch,
             env_steps=int(counter_values(state.env_steps)[0]),
-            resumes=self.states.split(state.actors.resumes) if state.actors else [],
+            snapshots=self.states.split(state.actors.snapshots) if state.actors else [],
         )
         return runner.Learner(self.learning, self._programs, self._ballots, processes, settings, start)
 
-    def crew(
+    def actor_pool(
         self,
         learner: LearnerState,
         progress: float,
         published: tuple[ActorParams, ...] = (),
-        resumes: Sequence[Resume] = (),
+        snapshots: Sequence[ActorSnapshot] = (),
         begun: int = 0,
         newest_is_there: bool = True,
-    ) -> Crew:
+    ) -> ActorPool:
         """The actors of a run, wired up and not started.
 
         Args:
           learner: whose parameters they begin with.
           progress: of the run, in [0, 1].
           published: of a `LockstepState` to go on from, or ().
-          resumes: where its actors in this process begin, or ().
+          snapshots: where its actors in this process begin, or ().
           begun: rollouts that every replica handed over before.
           newest_is_there: whether `learner` has learnt all that it has to from them.
         """
@@ -194,7 +194,7 @@ class Sebulba:
             store.publish(begun - num_actors + i, topology.here(params))
         if newest_is_there:
             store.publish(begun, newest)
-        wiring = Wiring(
+        context = ActorContext(
             rollout_length=self.rollout_length,
             **self._actor_programs._asdict(),
             spread=self.learning.spread,
@@ -203,19 +203,19 @@ class Sebulba:
             mode=self._run.mode,
             num_actors=num_actors,
             replicas=self._layout.replicas,
-            keep_resume=bool(resumes),
+            keep_resume=bool(snapshots),
         )
-        actors = self.actors.make(resumes, begun, wiring)
-        replace, run = self.actors.replacing(begun, wiring), self._run
-        return Crew(actors, wiring, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
+        actors = self.actors.make(snapshots, begun, context)
+        replace, run = self.actors.replacing(begun, context), self._run
+        return ActorPool(actors, context, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
 
-    def _snapshot(self, loop: runner.Learner, crew: Crew) -> RunState:
+    def _snapshot(self, loop: runner.Learner, actor_pool: ActorPool) -> RunState:
         """The state of a run while its actors go on: they have their own copies of what they use."""
         acting: Any = ()
-        if loop.resumes:
+        if loop.snapshots:
             device, oldest = self._layout.actors[0], loop.rollouts - self._layout.threads
-            versions = [v for v in crew.wiring.store.snapshot() if oldest <= v.number < loop.rollouts]
-            acting = self.states.acting([version.params[device] for version in versions], loop.resumes)
+            versions = [v for v in actor_pool.context.store.snapshot() if oldest <= v.number < loop.rollouts]
+            acting = self.states.acting([version.params[device] for version in versions], loop.snapshots)
         return self.states.make(loop.learner, acting, loop.env_steps, loop.experience)
 
 

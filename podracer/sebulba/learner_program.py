@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from podracer import trajectories
 from podracer.learning import learner
 from podracer.learning.learner import Experience
-from podracer.learning.steps import added
+from podracer.learning.replay_steps import added
 from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import LearnerPrograms, Programs, policy_lag
 from podracer.sebulba.replay_devices import SplitReplay

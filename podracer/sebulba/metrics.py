@@ -12,10 +12,10 @@ import numpy as np
 
 from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import means
-from podracer.learning.steps import LARGEST
+from podracer.learning.replay_steps import LARGEST
 from podracer.run.driver import Progress, episode_means
 from podracer.sebulba.actor import STAGES, Rollout
-from podracer.sebulba.agreement import Ballots
+from podracer.sebulba.agreement import Agreement
 from podracer.topology.processes import Processes
 from podracer.types import EpisodeStats, Metrics
 
@@ -25,15 +25,15 @@ class Report:
 
     Args:
       updates: of the learner, where the run stands.
-      ballots: of the run.
+      votes: of the run.
       processes: that share it.
 
     Seconds count until a report that is timed: at a milestone with pending updates they do not yet, for what took them
     is not all done.
     """
 
-    def __init__(self, updates: int, ballots: Ballots, processes: Processes):
-        self._updates, self._ballots, self._processes = updates, ballots, processes
+    def __init__(self, updates: int, votes: Agreement, processes: Processes):
+        self._updates, self._ballots, self._processes = updates, votes, processes
         self._no_episodes = EpisodeStats(*np.zeros(3, np.float32))  # type: ignore[arg-type]
         self._clear()
         self._restart_clock()
@@ -92,7 +92,7 @@ class Report:
         """
         if not self._metrics:
             return
-        with self._processes.together():
+        with self._processes.collective():
             fetched, episodes = jax.device_get((self._metrics, self._episodes))
         every = {name: np.asarray([metrics[name] for metrics in fetched], np.float64) for name in fetched[0]}
         sums = {
@@ -101,7 +101,7 @@ class Report:
         }
         self._updates += int(sums.get("replay/updates", [len(fetched)])[0])
         if not all(np.all(np.isfinite(value)) for value in sums.values()):
-            found = enumerate(self._processes.everyones(self._culprit(every)))
+            found = enumerate(self._processes.all_gather(self._culprit(every)))
             of = " of process {}" if self._processes.count > 1 else ""
             culprit = next((text + of.format(i) for i, text in found if text), "")
             raise TrainingDivergedError.of(sums, env_steps, self._updates, culprit)
@@ -111,7 +111,7 @@ class Report:
         if episodes:
             self._no_episodes = jax.tree.map(np.zeros_like, episodes[0])
         totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), self._no_episodes, *episodes))
-        with self._processes.together():
+        with self._processes.collective():
             said = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
         spent, totals = said[:, : -len(totals)], said[:, -len(totals) :].sum(axis=0, dtype=np.float64)
         metrics |= episode_means(jax.tree.unflatten(structure, totals[:, None]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts
+from podracer.learning.replay_steps import Counts
 from podracer.topology import collectives
 from podracer.types import ArrayTree, LearnerState, Metrics, Trajectory
 

@@ -21,7 +21,7 @@ from podracer.sebulba.actor import STAGES, Actor, Rollout, not_finite
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
 
-class Halves(NamedTuple):
+class DoubleBuffer(NamedTuple):
     """Two rollouts in the making.
 
     Attributes:
@@ -41,7 +41,7 @@ class Halves(NamedTuple):
     begun: ArrayTree
 
 
-class Where(NamedTuple):
+class WriteIndex(NamedTuple):
     """Places of the rows of M lanes. Entries after the ready lanes have lane B, which does not exist.
 
     Attributes:
@@ -61,17 +61,19 @@ class PartialActing(NamedTuple):
     """The functions of an actor, to be jitted.
 
     Attributes:
-      begin: `actor_program.Carry -> Halves`.
-      act: `(Halves, ActorParams, key, count int32 [], Where, HostStep [M]) -> (Halves, actions [M])`; donate the
-        halves. `count` makes the key another one at every call.
-      finish: `(Halves, Games, lanes [B], half int32 []) -> (Trajectory, EpisodeStats, Games)`; copies a half that is
-        full.
+      begin: makes empty buffers.
+      act: `(buffers, params, key, count int32 [], index, row [M]) -> (buffers, actions [M])`; donate the buffers.
+        `count` makes the key another one at every call.
+      finish: `(buffers, counters, lanes [B], half int32 []) -> (trajectory, episodes, counters)`; copies a full half.
     """
 
-    begin: Callable[[actor_program.Carry], Halves]
-    act: Callable[[Halves, ActorParams, jax.Array, jax.Array, Where, HostStep], tuple[Halves, ArrayTree]]
+    begin: Callable[[actor_program.ActorCarry], DoubleBuffer]
+    act: Callable[
+        [DoubleBuffer, ActorParams, jax.Array, jax.Array, WriteIndex, HostStep], tuple[DoubleBuffer, ArrayTree]
+    ]
     finish: Callable[
-        [Halves, actor_program.Games, jax.Array, jax.Array], tuple[Trajectory, EpisodeStats, actor_program.Games]
+        [DoubleBuffer, actor_program.EpisodeCounters, jax.Array, jax.Array],
+        tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters],
     ]
 
 
@@ -85,12 +87,12 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
     """
     T = rollout_length
 
-    def begin(carry: actor_program.Carry) -> Halves:
+    def begin(carry: actor_program.ActorCarry) -> DoubleBuffer:
         (B,) = carry.games.over.shape
         row = jax.tree.map(jnp.asarray, HostStep.zeros(spec, B))
         action, extras = actor_program.act_once(agent, row.timestep, carry)
         many = lambda n, tree: jax.tree.map(lambda x: jnp.zeros((2, n, *x.shape), x.dtype), tree)  # noqa: E731
-        return Halves(
+        return DoubleBuffer(
             many(T + 1, row),
             many(T, action),
             many(T, extras),
@@ -100,34 +102,39 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
         )
 
     def act(
-        halves: Halves, params: ActorParams, key: jax.Array, count: jax.Array, where: Where, row: HostStep
-    ) -> tuple[Halves, ArrayTree]:
+        buffers: DoubleBuffer,
+        params: ActorParams,
+        key: jax.Array,
+        count: jax.Array,
+        where: WriteIndex,
+        row: HostStep,
+    ) -> tuple[DoubleBuffer, ArrayTree]:
         lanes, half, t, ended = where
-        memory = jax.tree.map(lambda x: x.at[lanes].get(mode="clip"), halves.memory)
-        rows = _write_rows(_write_rows(halves.rows, 1 - half, T, ended, row), half, t, lanes, row)
-        begun = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), halves.begun, memory)
+        memory = jax.tree.map(lambda x: x.at[lanes].get(mode="clip"), buffers.memory)
+        rows = _write_rows(_write_rows(buffers.rows, 1 - half, T, ended, row), half, t, lanes, row)
+        begun = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), buffers.begun, memory)
         action, extras, memory = agent.act(params, memory, row.timestep, jax.random.fold_in(key, count), False)
         write = lambda to, what: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, what)  # noqa: E731
-        return Halves(
+        return DoubleBuffer(
             rows,
-            write(halves.actions, action),
-            write(halves.extras, extras),
-            write(halves.versions, jnp.broadcast_to(params.version, lanes.shape)),
-            jax.tree.map(lambda x, y: x.at[lanes].set(y, mode="drop"), halves.memory, memory),
+            write(buffers.actions, action),
+            write(buffers.extras, extras),
+            write(buffers.versions, jnp.broadcast_to(params.version, lanes.shape)),
+            jax.tree.map(lambda x, y: x.at[lanes].set(y, mode="drop"), buffers.memory, memory),
             begun,
         ), action
 
     def finish(
-        halves: Halves, games: actor_program.Games, lanes: jax.Array, half: jax.Array
-    ) -> tuple[Trajectory, EpisodeStats, actor_program.Games]:
+        buffers: DoubleBuffer, games: actor_program.EpisodeCounters, lanes: jax.Array, half: jax.Array
+    ) -> tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters]:
         of_half = lambda tree: jax.tree.map(lambda x: x[half], tree)  # noqa: E731
-        rows = of_half(halves.rows)
+        rows = of_half(buffers.rows)
         trajectory = Trajectory(
             timesteps=actor_program.timesteps(rows),
-            actions=of_half(halves.actions),
-            extras=of_half(halves.extras),
-            actor_state=of_half(halves.begun),
-            policy_version=halves.versions[half],
+            actions=of_half(buffers.actions),
+            extras=of_half(buffers.extras),
+            actor_state=of_half(buffers.begun),
+            policy_version=buffers.versions[half],
             lane=lanes,
         )
         games, episodes = actor_program.count(spec, games, rows)
@@ -146,7 +153,7 @@ def _write_rows(rows: HostStep, half: Any, t: Any, lanes: Any, row: HostStep) ->
     )
 
 
-class Clocks:
+class LaneCursors:
     """Positions of lanes in their rollouts, and the lanes that wait.
 
     Args:
@@ -166,7 +173,7 @@ class Clocks:
         """bool [b]: True for lanes with a row that do not wait for a half to be handed over."""
         return (self._t[lanes] < self._T) | (self._number[lanes] <= self.handed)
 
-    def advance(self, lanes: np.ndarray, first: np.ndarray) -> Where:
+    def advance(self, lanes: np.ndarray, first: np.ndarray) -> WriteIndex:
         """Places of the rows of lanes that may go on; advances their clocks to the next rows."""
         B, n = len(self._t), len(lanes)
         ends = self._t[lanes] == self._T
@@ -174,7 +181,7 @@ class Clocks:
             self._played[half] += np.count_nonzero(~first & (self._number[lanes] % 2 == half))
         self._number[lanes] += ends
         self._t[lanes[ends]] = 0
-        where = Where(*np.zeros((4, self._at_once), np.int32))
+        where = WriteIndex(*np.zeros((4, self._at_once), np.int32))
         where.lanes[:n], where.lanes[n:] = lanes, B
         where.half[:n], where.t[:n] = self._number[lanes] % 2, self._t[lanes]
         where.ended[:] = B
@@ -203,11 +210,11 @@ class PartialActor(Actor):
         self._at_once = at_once
 
     def _act(self, environment: HostEnvironment) -> None:
-        wiring, clock = self._wiring, time.perf_counter
-        act, finish = wiring.act[self.device], wiring.finish[self.device]
+        context, clock = self._wiring, time.perf_counter
+        act, finish = context.act[self.device], context.finish[self.device]
         carry, self._carry = self._carry, None
-        halves, games, key = wiring.begin[self.device](carry), carry.games, carry.keys[0]
-        clocks = Clocks(len(self._lanes), wiring.rollout_length, self._at_once)
+        buffers, games, key = context.begin[self.device](carry), carry.games, carry.keys[0]
+        clocks = LaneCursors(len(self._lanes), context.rollout_length, self._at_once)
         nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         seconds, steps, spoilt = dict(nothing), 0, ""
         held: list[tuple[np.ndarray, HostStep]] = []
@@ -230,9 +237,9 @@ class PartialActor(Actor):
                 t0 = clock()
                 where = clocks.advance(lanes, rows.scalars[2] > 0)
                 spoilt = spoilt or not_finite(lanes, rows, int(where.t[0]))
-                now = wiring.store.newest()
+                now = context.store.newest()
                 rows = _padded(rows, len(lanes), self._at_once)
-                halves, actions = act(halves, now.params[self.device], key, np.int32(steps), where, rows)
+                buffers, actions = act(buffers, now.params[self.device], key, np.int32(steps), where, rows)
                 actions = jax.tree.map(lambda x, lanes=lanes: np.asarray(x)[: len(lanes)], actions)
                 steps += 1
                 t1 = clock()
@@ -242,15 +249,15 @@ class PartialActor(Actor):
                 if clocks.full:
                     t0 = clock()
                     half = np.int32(clocks.handed % 2)
-                    trajectory, episodes, games = finish(halves, games, self._lanes, half)
-                    trajectory = wiring.spread(trajectory, self.place // wiring.num_actors)
+                    trajectory, episodes, games = finish(buffers, games, self._lanes, half)
+                    trajectory = context.spread(trajectory, self.place // context.num_actors)
                     t1 = clock()
                     seconds["transfer"] = t1 - t0
                     played = clocks.hand_over()
-                    wiring.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
+                    context.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
                     spoilt = ""
                     seconds = nothing | {"queue": clock() - t1}
-                    self.number += wiring.num_actors
+                    self.number += context.num_actors
                     todo, held = todo + held, []
 
 

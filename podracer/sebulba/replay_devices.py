@@ -1,7 +1,7 @@
 """Learning with a replay that is not on the learners: in the hosts' memory, or on devices that reanalyse.
 
-The steps are those of `podracer.learning.steps`. Where the replay is, rollouts are added and samples prepared; what was
-prepared is learnt from on the learner devices. Results are those of a replay on the learners.
+The steps are those of `podracer.learning.replay_steps`. Rollouts are added and samples prepared where the replay is;
+samples are learnt from on the learner devices. Results are those of a replay on the learners.
 
     replay     add | prepare 1 | prepare 2 | write 1 | prepare 3 | write 2 | ...
     learners                   | learn 1             | learn 2             | ...
@@ -25,7 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from podracer import replay, topology
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts, Elders, Prepared, Steps, added
+from podracer.learning.replay_steps import Counts, Elders, Prepared, Steps, added
 from podracer.run.driver import program_bytes, require_memory
 from podracer.sebulba.programs import Programs, policy_lag
 from podracer.sebulba.sharding import by_lane

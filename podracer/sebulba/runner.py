@@ -14,9 +14,9 @@ import numpy as np
 
 from podracer.learning.learner import Experience, owing
 from podracer.run.driver import RunHooks, RunState
-from podracer.sebulba.actor import Resume, Rollout
-from podracer.sebulba.actors import Crew, stops
-from podracer.sebulba.agreement import Ballots
+from podracer.sebulba.actor import ActorSnapshot, Rollout
+from podracer.sebulba.actor_pool import ActorPool, stops
+from podracer.sebulba.agreement import Agreement
 from podracer.sebulba.learner_program import Learning
 from podracer.sebulba.metrics import Report
 from podracer.sebulba.programs import Programs
@@ -51,20 +51,20 @@ class LoopStart(NamedTuple):
       experience: what is replayed, and how much was learnt.
       rollouts: that were learnt from, of every replica.
       env_steps: real transitions.
-      resumes: where the next rollout of each actor of this process begins, or [].
+      snapshots: where the next rollout of each actor of this process begins, or [].
     """
 
     learner: LearnerState
     experience: Experience
     rollouts: int
     env_steps: int
-    resumes: list[Resume]
+    snapshots: list[ActorSnapshot]
 
 
 class Learner:
     """Learns from rollouts as they come, and publishes parameters.
 
-    It goes in rounds: a rollout of every replica of every process, or none, for `ballots` say whether all have theirs.
+    It goes in rounds: a rollout of every replica of every process, or none, for `votes` say whether all have theirs.
 
     What is due after a rollout may be thousands of updates: they are done a few at a time, and in between the loop
     looks at signals and at its actors. At a milestone they wait, for a state may have pending updates.
@@ -72,7 +72,7 @@ class Learner:
     Args:
       learning: the learner's functions.
       programs: what of them is compiled.
-      ballots: collect what the processes of a pod know each.
+      votes: collect what the processes of a pod know each.
       processes: those that share the run.
       settings: of the loop.
       start: where it begins.
@@ -82,15 +82,15 @@ class Learner:
         self,
         learning: Learning,
         programs: Programs,
-        ballots: Ballots,
+        votes: Agreement,
         processes: Processes,
         settings: LoopSettings,
         start: LoopStart,
     ):
-        self._learning, self._programs, self.ballots, self._processes = learning, programs, ballots, processes
+        self._learning, self._programs, self.votes, self._processes = learning, programs, votes, processes
         self._key, self._total_steps, self._final_groups = settings.key, settings.total_steps, settings.final_groups
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
-        self.learner, self.experience, self.rollouts, self.env_steps, self.resumes = start
+        self.learner, self.experience, self.rollouts, self.env_steps, self.snapshots = start
         self._pace = _Pace(programs.at_once, programs.seconds)
         self._sums = programs.nothing
         self.pending = self._count_pending()
@@ -103,11 +103,11 @@ class Learner:
         """The share of the run that is done."""
         return min(self.env_steps / self._total_steps, 1.0)
 
-    def run(self, crew: Crew, hooks: RunHooks, snapshot: Callable[[], RunState]) -> bool:
+    def run(self, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]) -> bool:
         """Learns until `total_steps`, or `hooks.should_stop()`.
 
         Args:
-          crew: the actors.
+          actor_pool: the actors.
           hooks: called meanwhile.
           snapshot: the state of the run, for a milestone.
 
@@ -115,10 +115,10 @@ class Learner:
           True where it got there.
         """
         should_stop = hooks.should_stop
-        report = Report(int(self.learner.num_updates), self.ballots, self._processes)
+        report = Report(int(self.learner.num_updates), self.votes, self._processes)
 
         def send(timed: bool = True) -> None:
-            report.send(hooks.on_progress, self.env_steps, len(crew.actors), timed)
+            report.send(hooks.on_progress, self.env_steps, len(actor_pool.actors), timed)
 
         def milestone() -> None:
             hooks.on_milestone(snapshot(), self.env_steps)
@@ -126,24 +126,24 @@ class Learner:
         def finish() -> bool:
             """Does what is pending, and publishes; returns whether it got there."""
             if self.pending:
-                if not self.drain(should_stop, crew.check):
+                if not self.drain(should_stop, actor_pool.check):
                     return False
-                self._publish_to(crew)
+                self._publish_to(actor_pool)
             return True
 
         def finish_run() -> bool:
             """The same behind the last step, where there may be many, with a report every now and then."""
             while self.pending:
                 begin, before = time.perf_counter(), self.pending
-                complete = self.drain(should_stop, crew.check, SECONDS_PER_REPORT)
+                complete = self.drain(should_stop, actor_pool.check, SECONDS_PER_REPORT)
                 if self.pending < before:
                     times = np.asarray([0.0, 0.0, time.perf_counter() - begin])
-                    report.add([], 0, [self._with_sums({})], times, len(crew.wiring.channel))
+                    report.add([], 0, [self._with_sums({})], times, len(actor_pool.context.channel))
                     send()
                 if not complete:
                     return False
-                with self._processes.together():
-                    saves = bool(self.ballots(hooks.should_save())[0, 0])
+                with self._processes.collective():
+                    saves = bool(self.votes(hooks.should_save())[0, 0])
                 if saves and self.pending:
                     with report.clock_stopped():
                         milestone()
@@ -159,18 +159,18 @@ class Learner:
             target = hooks.next_milestone(self.env_steps)
             while self.env_steps < target:
                 clock = [time.perf_counter()]
-                self._processes.doing("waiting for its environments")
-                rollouts = crew.next_rollouts(self.rollouts, should_stop)
+                self._processes.set_status("waiting for its environments")
+                rollouts = actor_pool.next_rollouts(self.rollouts, should_stop)
                 clock.append(time.perf_counter())
-                with self._processes.together():
-                    ballots = self.ballots(*_ballot(rollouts, report.seconds), hooks.should_save())
-                stops, transitions, seconds, saves = ballots.T
+                with self._processes.collective():
+                    votes = self.votes(*_vote(rollouts, report.seconds), hooks.should_save())
+                stops, transitions, seconds, saves = votes.T
                 clock.append(time.perf_counter())
                 if rollouts is None or stops.any():
                     send()
                     return False
                 trajectory = self._learning.join([rollout.trajectory for rollout in rollouts])
-                with self._processes.together():
+                with self._processes.collective():
                     metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
                 taken = int(transitions.sum(dtype=np.float64))
                 self.env_steps += taken
@@ -180,17 +180,17 @@ class Learner:
                     self.pending = self._count_pending()
                 for place, rollout in enumerate(rollouts):
                     if rollout.resume is not None:
-                        threads = crew.wiring.num_actors
-                        self.resumes[place * threads + (self.rollouts - 1) % threads] = rollout.resume
+                        threads = actor_pool.context.num_actors
+                        self.snapshots[place * threads + (self.rollouts - 1) % threads] = rollout.resume
                 if not self.pending:
-                    self._publish_to(crew)
+                    self._publish_to(actor_pool)
                 if saves[0]:
                     target = min(target, self.env_steps)
                 at_milestone = target <= self.env_steps < self._total_steps
                 complete = at_milestone or ended or finish()
                 metrics[0] = self._with_sums(metrics[0])
                 clock.append(time.perf_counter())
-                report.add(rollouts, taken, metrics, np.diff(clock), len(crew.wiring.channel))
+                report.add(rollouts, taken, metrics, np.diff(clock), len(actor_pool.context.channel))
                 if not complete or (not at_milestone and seconds[0] > SECONDS_PER_REPORT):
                     send()
                 if not complete:
@@ -200,7 +200,7 @@ class Learner:
                 return False
             with report.clock_stopped():
                 milestone()
-            crew.back()
+            actor_pool.back()
             if not finish():
                 return False
         return True
@@ -216,14 +216,14 @@ class Learner:
         begin, before = time.perf_counter(), self.pending
         while self.pending:
             own = stops(should_stop, check), self._pace.number, time.perf_counter() - begin
-            with self._processes.together():
-                stopping, numbers, spent = self.ballots(*own).T
+            with self._processes.collective():
+                stopping, numbers, spent = self.votes(*own).T
             if stopping.any():
                 return False
             if spent[0] > seconds and self.pending < before:
                 return True
             number = min(self.pending, int(numbers.min()))
-            with self._processes.together():
+            with self._processes.collective():
                 self.learner, self.experience, self._sums = self._programs.drain(
                     self.learner, self.experience, self._sums, np.int32(number), progress, self._key
                 )
@@ -256,12 +256,12 @@ class Learner:
         self._sums = self._programs.nothing
         return metrics
 
-    def _publish_to(self, crew: Crew) -> None:
-        with self._processes.together():  # it waits for the update
-            crew.wiring.store.publish(self.rollouts, self._learning.publish(self.learner, self.progress))
+    def _publish_to(self, actor_pool: ActorPool) -> None:
+        with self._processes.collective():  # it waits for the update
+            actor_pool.context.store.publish(self.rollouts, self._learning.publish(self.learner, self.progress))
 
 
-def _ballot(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:
+def _vote(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:
     """A process's numbers of a round: True to stop, transitions, and seconds since the last report."""
     return rollouts is None, sum(rollout.transitions for rollout in rollouts or ()), seconds
 

@@ -13,7 +13,7 @@ from podracer import topology
 from podracer.learning.counter import Counter
 from podracer.learning.learner import Experience
 from podracer.run.driver import RunState
-from podracer.sebulba.actor import Resume
+from podracer.sebulba.actor import ActorSnapshot
 from podracer.sebulba.learner_program import Learning
 from podracer.topology import HostTopology
 from podracer.types import ActorParams, Agent, LearnerState
@@ -25,11 +25,11 @@ class LockstepState(NamedTuple):
     Attributes:
       published: the A parameter sets published last, where a replica has A threads, oldest first, on the learner
         devices. The newest is not among them, for it is made of the learner's state again.
-      resumes: where the next rollout of each actor begins, [R, A, ...], by process.
+      snapshots: where the next rollout of each actor begins, [R, A, ...], by process.
     """
 
     published: tuple[ActorParams, ...]
-    resumes: Resume
+    snapshots: ActorSnapshot
 
 
 class States:
@@ -56,44 +56,44 @@ class States:
         counter = topology.spread(Counter.of(env_steps), self._learning.state_sharding)
         return RunState(_with_member_axis(learner), acting, _with_member_axis(counter), experience)
 
-    def like(self, learner: LearnerState, resumes: list[Resume]) -> RunState:
+    def like(self, learner: LearnerState, snapshots: list[ActorSnapshot]) -> RunState:
         """The shapes, dtypes and shardings of a state.
 
         Args:
           learner: its shapes.
-          resumes: where the actors of this process begin; [] where that is not saved.
+          snapshots: where the actors of this process begin; [] where that is not saved.
         """
         everywhere = self._learning.state_sharding
         abstract = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         acting: Any = ()
-        if resumes:
+        if snapshots:
             params = jax.eval_shape(self._agent.actor_params, learner, jnp.float32(0))
             params = jax.tree.map(lambda x: abstract(x, everywhere), params)
             R, A = self._layout.replicas, self._layout.threads
             of_all = lambda x: jax.ShapeDtypeStruct((R, A, *x.shape), x.dtype, sharding=self._by_process)  # noqa: E731
-            acting = LockstepState((params,) * A, jax.tree.map(of_all, resumes[0]))
+            acting = LockstepState((params,) * A, jax.tree.map(of_all, snapshots[0]))
         lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
         counter = jax.eval_shape(lambda: Counter.of(0))
         shapes, shardings = jax.eval_shape(self._learning.experience), self._learning.experience_sharding
         experience = jax.tree.map(abstract, shapes, shardings)
         return RunState(jax.tree.map(lead, learner), acting, jax.tree.map(lead, counter), experience)
 
-    def acting(self, published: list[ActorParams], resumes: list[Resume]) -> LockstepState:
+    def acting(self, published: list[ActorParams], snapshots: list[ActorSnapshot]) -> LockstepState:
         """The acting side of a state: parameters, oldest first, and where each actor of this process goes on."""
         copies = [topology.spread(params, self._learning.state_sharding) for params in published]
-        return LockstepState(tuple(copies), self._join(resumes))
+        return LockstepState(tuple(copies), self._join(snapshots))
 
-    def _join(self, resumes: list[Resume]) -> Resume:
-        """The resumes of this process's actors as its part of those of all, [R, A, ...]."""
+    def _join(self, snapshots: list[ActorSnapshot]) -> ActorSnapshot:
+        """The snapshots of this process's actors as its part of those of all, [R, A, ...]."""
         shape = (self._layout.replicas_here, self._layout.threads)
         # Actors may be on devices of their own.
-        resumes = jax.device_put(resumes, self._layout.actors[0])
-        stacked = jax.tree.map(lambda *x: jnp.stack(x).reshape(*shape, *x[0].shape), *resumes)
-        return topology.together(stacked, self._by_process)
+        snapshots = jax.device_put(snapshots, self._layout.actors[0])
+        stacked = jax.tree.map(lambda *x: jnp.stack(x).reshape(*shape, *x[0].shape), *snapshots)
+        return topology.to_global(stacked, self._by_process)
 
-    def split(self, resumes: Resume) -> list[Resume]:
-        """The resumes of this process's actors, from those of all, [R, A, ...]."""
-        mine = jax.tree.map(lambda x: x.addressable_data(0), resumes)
+    def split(self, snapshots: ActorSnapshot) -> list[ActorSnapshot]:
+        """The snapshots of this process's actors, from those of all, [R, A, ...]."""
+        mine = jax.tree.map(lambda x: x.addressable_data(0), snapshots)
         threads = self._layout.threads
         return [jax.tree.map(lambda x: x[i // threads, i % threads], mine) for i in range(len(self._layout.actors))]  # noqa: B023
 

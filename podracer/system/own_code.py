@@ -84,7 +84,7 @@ def _is_installed(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<frozen")) and any(name in file for name in _PACKAGES)
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """`ErrorType: reason, in FUNCTION, FILE, line N, `source``; without the line if it is not the user's own.
 
     If the text of an error is a traceback, as of a callback that JAX called, the result describes the error in it.
@@ -97,7 +97,7 @@ def told(error: BaseException) -> str:
 
 def said(error: BaseException) -> str:
     """The text of an error for the caller, with the line if the user's own code raised it."""
-    return told(error) if is_fault(error) else str(error)
+    return describe(error) if is_fault(error) else str(error)
 
 
 def quotes(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """The hardware of a run: platforms, devices, logical shards, replicas and processes."""
 
-from podracer.topology.arrays import here, host_cpu, host_cpus, is_key, spread, together
+from podracer.topology.anakin_mesh import DATA_AXIS, POPULATION_AXIS, LayoutError, Topology, make
+from podracer.topology.arrays import here, host_cpu, host_cpus, is_key, spread, to_global
 from podracer.topology.backend import (
     compiler_options,
     compiling_for,
@@ -10,8 +11,7 @@ from podracer.topology.backend import (
     quick_to_compile,
     unroll,
 )
-from podracer.topology.mesh import DATA_AXIS, POPULATION_AXIS, LayoutError, Topology, make
-from podracer.topology.split import HostTopology, continues_on, make_host
+from podracer.topology.sebulba_mesh import HostTopology, continues_on, make_host
 
 __all__ = [
     "DATA_AXIS",
@@ -33,6 +33,6 @@ __all__ = [
     "platform",
     "quick_to_compile",
     "spread",
-    "together",
+    "to_global",
     "unroll",
 ]

@@ -32,7 +32,7 @@ def spread(tree: Any, where: NamedSharding) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(np.shape(x), where, np.asarray(x).__getitem__), tree)
 
 
-def together(tree: Any, where: NamedSharding) -> Any:
+def to_global(tree: Any, where: NamedSharding) -> Any:
     """Puts arrays onto a mesh, of which every process has its own part."""
 
     def whole(x: Any) -> jax.Array:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer.topology.anakin_mesh import DATA_AXIS
 from podracer.topology.backend import on_cpu
-from podracer.topology.mesh import DATA_AXIS
 from podracer.types import ArrayTree
 
 DATA_AXES = (DATA_AXIS, "shard")

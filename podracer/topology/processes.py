@@ -30,25 +30,25 @@ class Processes:
         """True in process 0, which writes files and prints for all."""
         return self.index == 0
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
+    def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Checks that all processes have the same facts, which JSON can hold.
 
         Raises:
           DisagreementError: in every process, with the first fact that differs and its value in each process.
         """
 
-    def told(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Broadcasts a JSON value from process 0; returns it in every process."""
         return value
 
-    def everyones(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Gathers a JSON value from every process; returns all of them, by process."""
         return [value]
 
-    def doing(self, what: str) -> None:
+    def set_status(self, what: str) -> None:
         """Sets this process's status, for the messages of processes that wait for it."""
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
+    def collective(self) -> contextlib.AbstractContextManager[None]:
         """Marks a collective: code within waits for the other processes, which must all run it in the same order.
 
         During training, each wait for a program of all processes belongs in a collective of its own, and nothing else

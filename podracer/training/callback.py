@@ -59,10 +59,10 @@ class StopRequests:
             return True
         return self._processes.stopping
 
-    def agree(self) -> tuple[int, str | None]:
+    def gather(self) -> tuple[int, str | None]:
         """The signal that stopped any of the processes, or 0, and the error of process 0's `log`, if there is one."""
         error = self._callback.error
-        ends = self._processes.everyones([self._signal.number, f"{type(error).__name__}: {error}" if error else None])
+        ends = self._processes.all_gather([self._signal.number, f"{type(error).__name__}: {error}" if error else None])
         return next((number for number, _ in ends if number), 0), ends[0][1]
 
     def cause(self) -> str:

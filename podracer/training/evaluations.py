@@ -96,12 +96,12 @@ class Evaluations:
     def _results(self, params: ActorParams) -> list[evaluation.Evaluation]:
         """The evaluations by process 0 on its own device, in all processes; none if it was to stop meanwhile."""
         if not self._processes.is_first:
-            return [evaluation.of(told) for told in self._processes.told()]
+            return [evaluation.of(told) for told in self._processes.broadcast()]
         try:
             found = self._evaluator(params, self._experiment.seeds)
         except Closed:
             found = []
-        self._processes.told([configs.to_json(dataclasses.asdict(one)) for one in found])
+        self._processes.broadcast([configs.to_json(dataclasses.asdict(one)) for one in found])
         return found
 
     def _write(self, env_steps: int, updates: int) -> None:

@@ -79,7 +79,7 @@ class Session:
         self._log = metrics.Log(directory, self._callback, here if resume else None, write=processes.is_first)
         self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
-        scores = processes.told(
+        scores = processes.broadcast(
             [(row["env_steps"], row["eval/return_mean"]) for row in self._log.rows if "eval/return_mean" in row]
         )
         now = least_env_steps(self._state)
@@ -167,8 +167,8 @@ class Session:
 
     def _doing(self, what: str) -> None:
         """Notes what this process does now, for people and for the other processes."""
-        self._processes.doing(what)
-        self._display.doing(what)
+        self._processes.set_status(what)
+        self._display.set_status(what)
 
     def _finished_result(self) -> Result | None:
         """The result of a finished run that is resumed, as its files have it."""
@@ -203,7 +203,7 @@ class Session:
         # Before the checkpoint: of a run that ends between the two, the snapshot is removed and made again.
         if self._snapshots and self._snapshots.is_due(env_steps):
             self._snapshots.save(env_steps, actor_params(self._experiment, state), self._experiment.driver.mesh)
-        late = self._processes.told(self._is_late())
+        late = self._processes.broadcast(self._is_late())
         if final or late or crossed(max(self._saved_steps(), default=-1), env_steps, run.checkpoint_every):
             self._save(state, env_steps)
         self._evaluate_at(state, env_steps, final)
@@ -260,7 +260,7 @@ class Session:
             self._save(state, at)
         own = local_learner(state)
         result = Result(self._experiment, own.learner, self._log.rows, self._directory)
-        stopped_by, failed = self._requests.agree()
+        stopped_by, failed = self._requests.gather()
         figures = summary.make(
             self._experiment,
             self._processes,
@@ -274,7 +274,7 @@ class Session:
             stopped_by=stopped_by,
         )
         # Of process 0, whose clocks are others than ours.
-        result.summary = self._processes.told(configs.to_json(figures))
+        result.summary = self._processes.broadcast(configs.to_json(figures))
         if self._directory and self._processes.is_first:
             summary.write(self._directory, result.summary)
             if any("episode/return" in row for row in result.history):

@@ -20,11 +20,11 @@ def directory(run_dir: str | pathlib.Path | None, processes: Processes) -> pathl
     Raises:
       ValueError: where they do not, or process 0 cannot write there.
     """
-    told = processes.told(None if run_dir is None else str(run_dir))
+    told = processes.broadcast(None if run_dir is None else str(run_dir))
     if told is None or processes.count == 1:
         return None if told is None else pathlib.Path(told)
     path, proof = pathlib.Path(told), secrets.token_hex(8)
-    mark = path / f".shared-{processes.told(proof)}"
+    mark = path / f".shared-{processes.broadcast(proof)}"
 
     def make() -> None:
         try:
@@ -37,7 +37,7 @@ def directory(run_dir: str | pathlib.Path | None, processes: Processes) -> pathl
     until = time.monotonic() + SHARED_SECONDS
     while not mark.exists() and time.monotonic() < until:
         time.sleep(0.1)  # a network's file system may be late
-    blind = [str(i) for i, seen in enumerate(processes.everyones(mark.exists())) if not seen]
+    blind = [str(i) for i, seen in enumerate(processes.all_gather(mark.exists())) if not seen]
     if processes.is_first:
         mark.unlink(missing_ok=True)
     if blind:
@@ -57,7 +57,7 @@ def by_first(processes: Processes, function: Callable[..., Any], *arguments: Any
             found = {"value": function(*arguments)}
         except ValueError as error:
             found = {"error": str(error)}
-    found = processes.told(found)
+    found = processes.broadcast(found)
     if "error" in found:
         raise ValueError(found["error"])
     return found["value"]

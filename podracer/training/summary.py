@@ -37,7 +37,7 @@ def stored(
     if path is None or env_steps < experiment.run.total_steps:
         return None
     there = processes.is_first and path.exists()
-    summary = processes.told(json.loads(path.read_text()) if there else {})
+    summary = processes.broadcast(json.loads(path.read_text()) if there else {})
     wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": experiment.run.eval_episodes}
     return summary if wanted.items() <= summary.items() else None
 

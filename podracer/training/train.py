@@ -144,7 +144,7 @@ def train(
         if source:
             transferred(source, experiment.driver.like().learner)
             experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
-        processes.agree(configs.to_json(experiment.description))
+        processes.check_equal(configs.to_json(experiment.description))
         notes = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
             if directory is not None:
@@ -253,7 +253,7 @@ def resume(
         stored = shared.by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
-        begun = processes.told(checkpoint.there_are(directory))
+        begun = processes.broadcast(checkpoint.there_are(directory))
         source = None if begun else stored.get("init_from")
         how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
         try:

@@ -14,7 +14,7 @@ import pytest
 import envs_jax
 from podracer import topology
 from podracer.agents.registry import make_agent
-from podracer.nets import convolutions, layers
+from podracer.nets import convolutions, layers, recurrent
 from podracer.types import TimeStep
 from tests.support import harness
 
@@ -83,7 +83,7 @@ def test_the_deep_networks_gradient_has_no_scatter(platform: str) -> None:
 @pytest.mark.parametrize("T", [7, *(pytest.param(T, marks=pytest.mark.slow) for T in (1, 2, 3, 12))])
 def test_the_lstm_off_cpu_is_the_lstm(T: int) -> None:
     """There steps are computed again for the gradient, three at a time: outputs, state and gradients stay."""
-    module = layers.LSTM(5)
+    module = recurrent.LSTM(5)
     x, first = jax.random.normal(KEY, (T, 4, 3)), jax.random.bernoulli(jax.random.key(1), 0.3, (T, 4))
     state = tuple(jax.random.normal(jax.random.key(2), (2, 4, 5)))
     params = module.init(KEY, x, first, state)

@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 
 from podracer import nets, spaces
+from podracer.nets import actor_state as actor_states
 from podracer.nets import convolutions, layers
-from podracer.nets import memory as memories
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 from tests.support import harness
 
@@ -510,7 +510,7 @@ def test_images_are_stacked_channel_by_channel() -> None:
         assert seen.shape == stacked
         memory = nets.ActorState((), (), jnp.zeros((B, 2, *shape), jnp.uint8))
         rows = jnp.asarray(np.random.default_rng(0).integers(0, 255, (T, B, *shape)), jnp.uint8)
-        observation, frames = memories._stack(memory, rows, jnp.zeros((T, B), bool))
+        observation, frames = actor_states._stack(memory, rows, jnp.zeros((T, B), bool))
         assert observation.shape == (T, B, *stacked)
         for back in range(3):
             channels = observation.reshape(T, B, *shape[:2], 3, -1)[..., 2 - back, :] if len(shape) == 3 else None
@@ -525,7 +525,7 @@ def test_bounds_that_differ_by_number_are_stacked_as_observations_are(shape: tup
     seen = nets.stacked_spec(spec_of(observation=spaces.Box(low, 1.0)), 3).observation_space
     assert isinstance(seen, spaces.Box)
     memory = nets.ActorState((), (), jnp.broadcast_to(low, (1, 2, *shape)))
-    observation, _ = memories._stack(memory, jnp.asarray(low)[None, None], jnp.zeros((1, 1), bool))
+    observation, _ = actor_states._stack(memory, jnp.asarray(low)[None, None], jnp.zeros((1, 1), bool))
     np.testing.assert_array_equal(observation[0, 0], np.asarray(seen.low, np.float32))
     assert seen.high == 1.0
 

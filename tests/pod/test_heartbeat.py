@@ -77,18 +77,18 @@ def test_who_never_comes_is_named(lines):
 def test_who_stays_behind_is_named(lines):
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     for each in (zero, one, two):
-        each.doing(heartbeat.WORKING, 1)
-    zero.doing("evaluating and saving", 2)
-    one.doing(heartbeat.WORKING, 2)
+        each.set_status(heartbeat.WORKING, 1)
+    zero.set_status("evaluating and saving", 2)
+    one.set_status(heartbeat.WORKING, 2)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 0 s (training)"
 
 
 def test_who_stays_out_of_what_others_wait_in_is_named(lines):
     """The others get no further than the round that one has not come to; process 0 says whom it waits for first."""
     zero, one, two = lines(0, stall=1.0), lines(1), lines(2)
-    zero.doing(heartbeat.WAITING, 2)
-    one.doing(heartbeat.WAITING, 2)
-    two.doing(heartbeat.WORKING, 1)
+    zero.set_status(heartbeat.WAITING, 2)
+    one.set_status(heartbeat.WAITING, 2)
+    two.set_status(heartbeat.WORKING, 1)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been stuck in round 1 for 1 s (training)"
     assert lines.said[0] == f"podracer: waiting for {NAMES[2]}: training\n"
 
@@ -97,9 +97,9 @@ def test_an_environment_may_take_longer(lines):
     """It has a limit of its own."""
     zero, one = lines(0, stall=0.3), lines(1)
     lines(2)
-    one.doing("waiting for its environments", 1)
+    one.set_status("waiting for its environments", 1)
     pods.until(lambda: len(zero._members) == 2 and zero._members[1].status.round == 1)
-    zero.doing(heartbeat.WAITING, 2)
+    zero.set_status(heartbeat.WAITING, 2)
     pods.until(lambda: lines.said, 5)
     assert f"podracer: waiting for {NAMES[1]}: waiting for its environments\n" in lines.said
     assert zero.wait(0.5) is None
@@ -110,13 +110,13 @@ def test_a_round_may_take_all_of_them_long(lines):
     zero, one, two = lines(0, stall=0.5), lines(1), lines(2)
     every = (zero, one, two)
     for each in every:
-        each.doing(heartbeat.WAITING, 1)
+        each.set_status(heartbeat.WAITING, 1)
     pods.until(lambda: [m.status.round for m in zero._members.values()] == [1, 1])
     time.sleep(0.7)
-    zero.doing(heartbeat.WAITING, 2)
+    zero.set_status(heartbeat.WAITING, 2)
     assert zero.wait(0.2) is None
-    one.doing(heartbeat.WORKING, 2)
-    two.doing(heartbeat.WORKING, 2)
+    one.set_status(heartbeat.WORKING, 2)
+    two.set_status(heartbeat.WORKING, 2)
     assert zero.wait(0.8) is None
 
 
@@ -124,12 +124,12 @@ def test_who_is_silent_is_not_called_stuck(lines):
     """It was behind when it fell silent, for longer than would make it stuck."""
     zero, one, two = lines(0, silence=1.0, stall=0.3), lines(1), lines(2)
     for each in (one, two):
-        each.doing(heartbeat.WORKING, 1)
+        each.set_status(heartbeat.WORKING, 1)
     pods.until(lambda: {1, 2} == set(zero._members) and zero._members[2].status.round == 1)
     two._left.set()  # ends its watch, not its connection
     two._thread.join()
-    zero.doing(heartbeat.WORKING, 2)
-    one.doing(heartbeat.WORKING, 2)
+    zero.set_status(heartbeat.WORKING, 2)
+    one.set_status(heartbeat.WORKING, 2)
     assert zero.wait(20) == f"lost {NAMES[2]}, which has been silent for 1 s"
 
 

@@ -29,10 +29,10 @@ def process_of_three(index=0):
 
 def test_processes_have_as_many_devices():
     pod = process_of_three()
-    pod.everyones = lambda facts: [facts, facts | {"local devices": 7}, facts]
+    pod.all_gather = lambda facts: [facts, facts | {"local devices": 7}, facts]
     found = r"process 1 \(host1, pid 11\) has local devices 7, the others \d"
     with pytest.raises(DisagreementError, match=found):
-        pod.agree(peers._versions())
+        pod.check_equal(peers._versions())
 
 
 def test_other_code_is_another_hash(tmp_path):
@@ -79,7 +79,7 @@ def test_who_is_waited_for_is_named(capsys):
         return answer
 
     pod._client.blocking_key_value_get = get
-    assert pod.everyones("x") == [0, 1, 2]
+    assert pod.all_gather("x") == [0, 1, 2]
     assert capsys.readouterr().err == "podracer: waiting for process 1 (host1, pid 11)\n"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, replay, spaces
-from podracer.replay import refresh
+from podracer.replay import priority_refresh
 from podracer.types import Batch, EnvSpec, TimeStep
 from tests.support import harness
 
@@ -172,7 +172,7 @@ def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
         swept = ()
         if agent.refresh:
             renew = functools.partial(agent.refresh, agent.refresh_params(learner, now))
-            after = refresh.refresh(plan, spec, ring, counts, renew, none, (none, 1), observation, 1)
+            after = priority_refresh.refresh(plan, spec, ring, counts, renew, none, (none, 1), observation, 1)
             swept = (after.priority, after.largest)
         return ring.priority, swept, batch
 

@@ -18,8 +18,8 @@ pytest.importorskip("grpc")
 from podracer.errors import Closed, RemoteError
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire
-from podracer.remote.blocks import TRANSITIONS, Batching, Block, Patience, Session, State
-from podracer.remote.hub import FILLER, Hub, Woken
+from podracer.remote.blocks import TRANSITIONS, Batching, Block, Session, State, Timeouts
+from podracer.remote.hub import FILLER, Hub, WaitCancelled
 from podracer.remote.pool import RemoteEnvironment
 
 SPEC = EnvSpec("mine", spaces.Box(0.0, 1e9, (1,)), spaces.Discrete(9))
@@ -80,9 +80,9 @@ class Peer:
         self.hub.leave(self.session, "gone")
 
 
-def made(**patience):
+def made(**timeouts):
     clock, said = Clock(), []
-    hub = Hub(LAYOUT, Patience(**patience), "here:1", clock, said.append)
+    hub = Hub(LAYOUT, Timeouts(**timeouts), "here:1", clock, said.append)
     return hub, clock, said
 
 
@@ -182,7 +182,7 @@ def test_a_block_goes_only_where_the_table_says():
 
 def test_many_threads_at_once_lose_nothing():
     """64 workers, 16 actors, 100 steps each: every row comes once, with its answer."""
-    hub, steps, errors = Hub(LAYOUT, Patience(join=60.0)), 100, []
+    hub, steps, errors = Hub(LAYOUT, Timeouts(join=60.0)), 100, []
 
     def work():
         inbox = queue.SimpleQueue()
@@ -390,7 +390,7 @@ def test_nobody_who_reads_what_is_said_is_no_error():
         raise ValueError("I/O operation on closed file")
 
     clock = Clock()
-    hub = Hub(LAYOUT, Patience(answer=5.0), "here:1", clock, say)
+    hub = Hub(LAYOUT, Timeouts(answer=5.0), "here:1", clock, say)
     pool = hub.open_pool(2, 2, 5)
     Peer(hub, 2)
     clock.now += 301.0
@@ -424,7 +424,7 @@ def test_waiting_ends():
         hub.take(pool)
     environment = RemoteEnvironment(hub, pool, SPEC)
     environment.wake()
-    with pytest.raises(Woken):
+    with pytest.raises(WaitCancelled):
         hub.take(pool)
     with pytest.raises(Closed):
         environment.recv()
@@ -443,8 +443,8 @@ def test_lockstep_takes_no_loss():
         hub.take(pool)
 
 
-def ready_pool(least=1, most=2, deadline=1.0, lanes=4, **patience):
-    hub, clock, _ = made(**patience)
+def ready_pool(least=1, most=2, deadline=1.0, lanes=4, **timeouts):
+    hub, clock, _ = made(**timeouts)
     pool = hub.open_pool(lanes, 1, 5, batching=Batching(least, most, deadline))
     peers = [Peer(hub, 1, f"w{i}") for i in range(lanes)]
     for peer in peers:
@@ -532,7 +532,7 @@ def instructions(function):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        with contextlib.suppress(Woken):
+        with contextlib.suppress(WaitCancelled):
             function()
     finally:
         sys.settrace(before)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from podracer.run import heartbeat, metrics
+from podracer.run import metrics, status_line
 from podracer.training.training_log import Cautions
 from podracer.types import Caution
 
@@ -82,11 +82,11 @@ def test_a_bar_on_a_terminal():
 
 def test_a_run_that_says_nothing_is_heard_of(capsys, monkeypatch):
     """Also while it compiles, and not where somebody else said something."""
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.15)
+    monkeypatch.setattr(status_line, "SECONDS", 0.15)
     display = metrics.Display(2000, "vtrace catch", True)
-    display.doing("compiling")
+    display.set_status("compiling")
     time.sleep(0.4)
-    display.doing("training")
+    display.set_status("training")
     display.update(500, 12.0, 0.5)
     time.sleep(0.4)
     said = display._heart._said
@@ -99,7 +99,7 @@ def test_a_run_that_says_nothing_is_heard_of(capsys, monkeypatch):
     patterns = r"compiling for \d s", r"training for \d s; 500 of 2,000 steps, 12 steps/s, return 0\.50"
     assert {next(pattern for pattern in patterns if re.fullmatch(pattern, line)) for line in before} == {*patterns}
     display = metrics.Display(2000, "vtrace catch", False)
-    display.doing("compiling")
+    display.set_status("compiling")
     assert display._heart is None
 
 

@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 
 from podracer.agents import MuZeroConfig
-from podracer.search import search, tree
+from podracer.search import action_selection, search, tree
 from podracer.search.search import Root, SearchConfig
 from tests.support.tables import ALTERNATING, GUMBEL, KEY, MDP, PUCT, A, M, run, table_model
 
@@ -32,12 +32,12 @@ def test_every_node_after_every_simulation(config):
     mdp, lanes = MDP(0), np.arange(8)
     noise = np.random.default_rng(1).gumbel(size=(len(lanes), A)) * (1 if config.algorithm == "gumbel" else 0.01)
     references = [mdp.reference(config, state, noise[state]) for state in lanes]
-    tree_config, model = search.tree_config(config), table_model()
+    tree_config, model = action_selection.tree_config(config), table_model()
     target_visits = np.array(
         [reference.halving(min(config.considered, reference.nodes[0].legal.sum()))[:24] for reference in references]
     )
     root = model.root(mdp.tables, jnp.asarray(lanes))
-    inputs = search.SelectionInputs(
+    inputs = action_selection.SelectionInputs(
         jnp.asarray(noise, jnp.float32), jnp.asarray(target_visits) if config.algorithm == "gumbel" else ()
     )
     roots = tree.RootInputs(tree_config.prior(root.logits, root.legal), root.value, root.embedding, inputs)
@@ -215,6 +215,6 @@ def test_bad_input(settings, message):
 
 
 def test_sequential_halving_by_hand():
-    assert search.considered_visits(4, 16) == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
-    assert search.considered_visits(3, 8) == (0, 0, 0, 1, 1, 2, 2, 3)
-    assert search.considered_visits(1, 3) == search.considered_visits(0, 3) == (0, 1, 2)
+    assert action_selection.considered_visits(4, 16) == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    assert action_selection.considered_visits(3, 8) == (0, 0, 0, 1, 1, 2, 2, 3)
+    assert action_selection.considered_visits(1, 3) == action_selection.considered_visits(0, 3) == (0, 1, 2)

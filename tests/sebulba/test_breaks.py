@@ -34,7 +34,7 @@ def counted(raw, broken):
     score = np.where(first, 0.0, 1.0)
     rows = np.stack([score, ~last, first, last] + ([score, over] if raw else []))[..., None].astype(np.float32)
     zeros = jnp.zeros(1)
-    games = actor_program.Games(zeros, zeros, zeros > 0, zeros > 0)
+    games = actor_program.EpisodeCounters(zeros, zeros, zeros > 0, zeros > 0)
     score, over = (rows[4], rows[5]) if raw else (rows[0], rows[3])
     return actor_program._count(games, *(jnp.asarray(x) for x in (score, over > 0, rows[2] > 0, rows[3] > 0)), ())[1]
 

@@ -45,9 +45,9 @@ def trajectories(agent):
     state = driver.init()
     driver.compile(state)
     made = []
-    with driver.crew(driver.learner(state).learner, 0.0) as crew:
+    with driver.actor_pool(driver.learner(state).learner, 0.0) as actor_pool:
         for number in range(UPDATES):
-            made.append(crew.next_rollouts(number, lambda: False)[0].trajectory)
+            made.append(actor_pool.next_rollouts(number, lambda: False)[0].trajectory)
     return made
 
 

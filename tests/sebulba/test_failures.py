@@ -17,8 +17,7 @@ import pytest
 
 import podracer
 from podracer import cli
-from podracer.sebulba import actors as crew
-from podracer.sebulba import runner
+from podracer.sebulba import actor_pool, runner
 from podracer.training import session
 from tests.support import harness, hosts
 
@@ -73,8 +72,8 @@ def test_time_in_which_the_learner_evaluates_does_not_count():
     waits: Any = types.SimpleNamespace(
         name="actor 0", error=None, is_alive=lambda: True, waiting_since=time.perf_counter() - 60
     )
-    wiring: Any = None
-    watch = crew.Crew([waits], wiring, "steps", 30.0, 0, lambda actor: actor)
+    context: Any = None
+    watch = actor_pool.ActorPool([waits], context, "steps", 30.0, 0, lambda actor: actor)
     with pytest.raises(podracer.ActorError, match="actor 0: steps has not answered for 60 s"):
         watch.check()
     watch.back()
@@ -83,7 +82,7 @@ def test_time_in_which_the_learner_evaluates_does_not_count():
 
 def test_an_actor_that_dies_while_the_learner_waits(monkeypatch):
     """Not after a time-out: the learner is woken."""
-    monkeypatch.setattr(crew, "POLL_SECONDS", 5.0)
+    monkeypatch.setattr(actor_pool, "POLL_SECONDS", 5.0)
     died = []
 
     def misbehave(number, thread):
@@ -173,8 +172,8 @@ def test_a_learner_that_raises_ends_the_actors():
 
 def test_an_actor_that_hangs_does_not_hold_up_an_error():
     """In a pod, the others learn of it only then."""
-    actor, wiring = mock.Mock(join=time.sleep), mock.Mock()
-    team = crew.Crew([actor, actor], wiring, "its environment", 1.0, 0, mock.Mock())
+    actor, context = mock.Mock(join=time.sleep), mock.Mock()
+    team = actor_pool.ActorPool([actor, actor], context, "its environment", 1.0, 0, mock.Mock())
     begin = time.monotonic()
     with pytest.raises(InjectedError), team:
         raise InjectedError
@@ -189,23 +188,23 @@ def test_an_error_that_comes_with_a_signal_is_a_stop():
         requested.append(True)  # the signal reaches the learner a little later
         raise podracer.ActorError("its processes are gone")
 
-    assert crew.stops(lambda: bool(requested), fail)
+    assert actor_pool.stops(lambda: bool(requested), fail)
     with pytest.raises(podracer.ActorError):
-        crew.stops(lambda: False, fail)
-    assert not crew.stops(lambda: False, lambda: None)
+        actor_pool.stops(lambda: False, fail)
+    assert not actor_pool.stops(lambda: False, lambda: None)
 
 
 def stop_after(seconds, monkeypatch):
     """Requests a stop that long after the actors began."""
-    enter = crew.Crew.__enter__
+    enter = actor_pool.ActorPool.__enter__
     requested = []
 
-    def begin(crew):
+    def begin(actor_pool):
         timer = threading.Timer(seconds, lambda: requested.append(time.monotonic()))
         timer.start()
-        return enter(crew)
+        return enter(actor_pool)
 
-    monkeypatch.setattr(crew.Crew, "__enter__", begin)
+    monkeypatch.setattr(actor_pool.ActorPool, "__enter__", begin)
     monkeypatch.setattr(session.StopSignal, "requested", property(lambda self: bool(requested), lambda self, x: None))
     monkeypatch.setattr(session.StopSignal, "number", signal.SIGTERM)
     return requested

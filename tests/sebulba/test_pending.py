@@ -154,15 +154,15 @@ def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
     assert int(counts.pending) == DUE - 2
     assert int(counts.updates) == int(stopped.learner.num_updates[0]) == DUE + 2
     driver, begun = driver_of(mode, threads), int(counts.batches)
-    crew = driver.crew
+    actor_pool = driver.actor_pool
 
     def before_the_updates(*args, **kwargs):
-        made = crew(*args, **kwargs)
-        published = [version.number for version in made.wiring.store.snapshot()]
+        made = actor_pool(*args, **kwargs)
+        published = [version.number for version in made.context.store.snapshot()]
         assert published == [begun - threads + i for i in range(threads)], "the next is what they lead to"
         return made
 
-    driver.crew = before_the_updates
+    driver.actor_pool = before_the_updates
     final, complete, _ = run(driver, stopped)
     assert complete
     assert_same(final, whole(mode, threads))

@@ -9,11 +9,11 @@ import pytest
 
 from podracer import agents, distributions, nets, topology
 from podracer.environments.from_jax import SteppedEnvironments
-from podracer.nets import memory
+from podracer.nets import actor_state
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
-from podracer.sebulba.ready_lanes import Clocks
+from podracer.sebulba.ready_lanes import LaneCursors
 from podracer.types import HostStep
 from tests.support import counting, harness
 
@@ -131,7 +131,7 @@ def test_memory_and_what_was_recorded_belong_to_their_rows(recorded):
 
     @jax.jit
     def unroll(trajectory):
-        inputs = jax.tree.map(lambda x: x[:-1], memory.inputs(network, trajectory))
+        inputs = jax.tree.map(lambda x: x[:-1], actor_state.inputs(network, trajectory))
         outputs, _, core = network.apply(params, inputs, trajectory.actor_state.core)
         return distribution.log_prob(outputs, trajectory.actions), core
 
@@ -170,7 +170,7 @@ def test_every_lane_has_the_rows_that_it_has_where_all_are_waited_for():
 
 def test_lanes_are_a_rollout_apart_at_most():
     rng = np.random.default_rng(0)
-    clocks, rows = Clocks(3, T, 3), np.zeros(3, int)  # of the model: rows of each lane
+    clocks, rows = LaneCursors(3, T, 3), np.zeros(3, int)  # of the model: rows of each lane
     handed = 0
     for _ in range(2000):
         lanes = np.flatnonzero(rng.random(3) < 0.5).astype(np.int32)

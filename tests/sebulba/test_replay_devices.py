@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh
 
 from podracer import topology
 from podracer.learning.learner import Experience
-from podracer.learning.steps import Counts, Elders, Prepared, Steps
+from podracer.learning.replay_steps import Counts, Elders, Prepared, Steps
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.topology import collectives
 from podracer.types import LearnerState

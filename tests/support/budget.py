@@ -4,8 +4,9 @@ Processor seconds are those of the process that runs a test and of its children 
 do not change them much, so they can be compared between machines that are busy and machines that are not. Every run ends
 with its sum per folder; with workers, over all of them. PODRACER_TEST_COSTS names a file for the seconds of each test.
 
-PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it, or a folder, takes a fifth more than the tier
-gives it, and if a test takes longer than `test` seconds, where the tier has such a limit. For that limit alone, the seconds are of
+PODRACER_TEST_BUDGET names a tier of `budget.toml`. The run then fails if it takes a fifth more than the tier gives it, and
+if a test takes longer than `test` seconds, where the tier has such a limit. A folder above its share is named, so that one
+sees where to save; it fails no run, for machines differ in which work they are slow at. For that limit alone, the seconds are of
 real time or of processor time, whichever is less: neighbours make the one longer, threads the other. A test is charged for its
 own set-up and tear-down. What a module or the session shares is charged to the fixture that makes it, by name, and has the
 same limit.
@@ -29,7 +30,7 @@ START = "start"
 """The name of imports and collection among the folders."""
 ALL = "all tests"
 MARGIN = 1.2
-"""Folders may take so much more than their budgets: machines differ, and so does what workers share."""
+"""Runs may take so much more than their budgets: machines differ, and so does what workers share."""
 
 
 class Tier(NamedTuple):
@@ -123,12 +124,18 @@ class Budget:
         """The name of what took too long, its seconds, and those that it may take."""
         if self.allowed is None:
             return []
-        total, folders, test = self.allowed
-        found = [(ALL, sum(self.folders.values()), MARGIN * total)]
-        if folders is not None:  # one without a budget may take nothing
-            found += [(name, spent, MARGIN * folders.get(name, 0.0)) for name, spent in self.folders.most_common()]
-        found += [(name, seconds, test) for name, seconds in self.spent.most_common()]
+        found = [(ALL, sum(self.folders.values()), MARGIN * self.allowed.total)]
+        found += [(name, seconds, self.allowed.test) for name, seconds in self.spent.most_common()]
         return [(name, seconds, may) for name, seconds, may in found if seconds > may]
+
+    @property
+    def large_folders(self) -> list[tuple[str, float, float]]:
+        """The name of each folder above its share of the budget, its seconds and its share."""
+        if self.allowed is None or self.allowed.folders is None:
+            return []
+        shares = self.allowed.folders  # a folder without a share may take nothing
+        spent = [(name, seconds, shares.get(name, 0.0)) for name, seconds in self.folders.most_common()]
+        return [(name, seconds, share) for name, seconds, share in spent if seconds > MARGIN * share]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -145,6 +152,8 @@ class Budget:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         sums = ", ".join(f"{name} {seconds:.0f}" for name, seconds in self.folders.most_common())
         terminalreporter.write_line(f"Processor seconds: {sum(self.folders.values()):.0f} ({sums})")
+        for name, seconds, share in self.large_folders:
+            terminalreporter.write_line(f"Above its share {name}: {seconds:.1f} s, of {share:.1f} s", yellow=True)
         for name, seconds, limit in self.exceeded:
             terminalreporter.write_line(f"OVER BUDGET {name}: {seconds:.1f} s, of {limit:.1f} s", red=True)
         if path := os.environ.get("PODRACER_TEST_COSTS"):

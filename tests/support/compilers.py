@@ -111,10 +111,10 @@ def _lstm(devices: list[Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from podracer.nets import layers
+    from podracer.nets import recurrent
 
     T, B, units = 81, 64, 512
-    module = layers.LSTM(units)
+    module = recurrent.LSTM(units)
     x, first = jax.ShapeDtypeStruct((T, B, units), jnp.float32), jax.ShapeDtypeStruct((T, B), bool)
     state = (jax.ShapeDtypeStruct((B, units), jnp.float32),) * 2
     params = jax.eval_shape(module.init, jax.random.key(0), x, first, state)

@@ -79,18 +79,18 @@ class Thread(Processes):
     def __init__(self, index, count, barrier, board):
         self.index, self.count, self._barrier, self._board = index, count, barrier, board
 
-    def everyones(self, value):
+    def all_gather(self, value):
         self._board[self.index] = json.dumps(value)
         self._barrier.wait()
         said = [json.loads(there) for there in self._board]
         self._barrier.wait()
         return said
 
-    def told(self, value=None):
-        return self.everyones(value)[0]
+    def broadcast(self, value=None):
+        return self.all_gather(value)[0]
 
     def barrier(self):
-        self.everyones(None)
+        self.all_gather(None)
 
 
 def as_threads(function, count=2, seconds=20):

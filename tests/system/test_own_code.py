@@ -68,7 +68,7 @@ def test_a_callback_of_jax_is_told_by_its_own_error():
         "INTERNAL: CpuCallback error calling callback: Traceback (most recent call last):\n"
         f'  File "{own_code.__file__}", line 1, in call\n  File "{__file__}", line 1, in reward\nKeyError: \'b\''
     )
-    assert own_code.told(error).startswith(f"KeyError: 'b', in reward, {__file__}, line 1, `")
+    assert own_code.describe(error).startswith(f"KeyError: 'b', in reward, {__file__}, line 1, `")
 
 
 def test_an_evaluation_that_fails_says_where(shop):

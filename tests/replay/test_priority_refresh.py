@@ -12,7 +12,7 @@ import scipy.stats
 from podracer import nets, replay, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
 from podracer.learning import learner
-from podracer.replay import refresh
+from podracer.replay import priority_refresh
 from podracer.search import prefix_models
 from podracer.types import EnvSpec, Trajectory
 from tests.replay.test_replay import GROUPS, B, eligible, filled, rows_of
@@ -46,7 +46,7 @@ class Sweeper:
         self.spec = spec
         self.plan, self.ring, self.streams = filled(spec, list(order), T=T)
         self.sweep = jax.jit(
-            lambda ring, counts, part, version: refresh.refresh(
+            lambda ring, counts, part, version: priority_refresh.refresh(
                 self.plan,
                 spec,
                 ring,
@@ -79,7 +79,7 @@ class Sweeper:
 @pytest.mark.parametrize("context", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_sweep_renews_all_priorities_at_its_end(context):
     sweeper = Sweeper(rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5, context=context))
-    assert sweeper.plan.slots * 8 > 2 * refresh.SEGMENT, "several segments"
+    assert sweeper.plan.slots * 8 > 2 * priority_refresh.SEGMENT, "several segments"
     before = sweeper.found()
     for part in range(PARTS - 1):
         sweeper(part, 2.0)
@@ -140,7 +140,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     actor = agent.refresh_params(learned, jnp.float32(0))
     renew = functools.partial(agent.refresh, actor)
     sweep = jax.jit(
-        lambda ring: refresh.refresh(
+        lambda ring: priority_refresh.refresh(
             plan, agent.replay, ring, counts.rollouts, renew, jnp.int32(7), (jnp.int32(0), 1), part.observation, 1
         )
     )
@@ -189,7 +189,7 @@ def test_what_comes_during_a_sweep_keeps_its_first_priority():
             assert priority == 1.0
             kinds.add("new")
             continue
-        segment = row % (sweeper.plan.slots * 8) // refresh.SEGMENT
+        segment = row % (sweeper.plan.slots * 8) // priority_refresh.SEGMENT
         ends = {int(c[lane // B]) * 8 for c in counts.values()}
         ages = [np.sqrt(2.0 * (1000 * lane + row + 0.1 * REACH + 1e-2 * (end - row) * GROUPS * B)) for end in ends]
         assert any(priority == pytest.approx(age, rel=1e-5) for age in ages), (lane, row, segment)

@@ -14,7 +14,7 @@ from PIL import Image
 
 import envs_jax
 import podracer
-from podracer.cli import games
+from podracer.cli import elo
 from podracer.evaluation import matches
 from tests.cli.test_cli import complaint, run
 from tests.support import harness
@@ -103,15 +103,15 @@ def test_runs_of_two_games_do_not_meet(command, here, capsys, monkeypatch):
 
 def test_names_of_players(here):
     path = pathlib.Path("ttt")
-    assert games.parse_name("ttt") == games.parse_name("ttt/") == (path, None, False, None)
-    assert games.parse_name("ttt@100") == (path, 100, False, None)
-    assert games.parse_name("ttt@best") == (path, None, True, None)
-    assert games.parse_name("ttt:0") == (path, None, False, 0)
-    assert games.parse_name("ttt@100:25") == (path, 100, False, 25)
-    assert games.parse_name("random") is games.parse_name("mcts:25") is games.parse_name("nowhere@3:4") is None
+    assert elo.parse_name("ttt") == elo.parse_name("ttt/") == (path, None, False, None)
+    assert elo.parse_name("ttt@100") == (path, 100, False, None)
+    assert elo.parse_name("ttt@best") == (path, None, True, None)
+    assert elo.parse_name("ttt:0") == (path, None, False, 0)
+    assert elo.parse_name("ttt@100:25") == (path, 100, False, 25)
+    assert elo.parse_name("random") is elo.parse_name("mcts:25") is elo.parse_name("nowhere@3:4") is None
     pathlib.Path("a@1:2").mkdir(exist_ok=True)
-    assert games.parse_name("a@1:2") == (pathlib.Path("a@1:2"), None, False, None)
-    assert games.parse_name("a@1:2@3:4") == (pathlib.Path("a@1:2"), 3, False, 4)
+    assert elo.parse_name("a@1:2") == (pathlib.Path("a@1:2"), None, False, None)
+    assert elo.parse_name("a@1:2@3:4") == (pathlib.Path("a@1:2"), 3, False, 4)
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def strengths(monkeypatch):
         scores = np.tile([[1.0, 1.0], [0.5, 0.5]], (played // 4, 1))
         return matches.Match((a.name, b.name), scores if rank[0] > rank[1] else 1.0 - scores)
 
-    monkeypatch.setattr(games.matches, "play", play)
+    monkeypatch.setattr(elo.matches, "play", play)
 
 
 def test_ratings_are_a_table_and_a_picture(here, strengths, capsys):

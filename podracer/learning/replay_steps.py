@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from podracer import replay, topology, trajectories
-from podracer.replay import refresh
+from podracer.replay import priority_refresh
 from podracer.topology import collectives
 from podracer.types import Agent, ArrayTree, Batch, LearnerState, Metrics, Replay, Trajectory
 
@@ -337,7 +337,7 @@ def sampled(agent: Agent, spec: Replay, plan: replay.Layout, num_shards: int, ob
         renew = functools.partial(agent.refresh, elders.sweep)
         part = counts.updates % (spec.refresh_interval // group), spec.refresh_interval // group
         age = collectives.global_max((elders.number - ring.version[0]).astype(jnp.float32))
-        refreshed = refresh.refresh(
+        refreshed = priority_refresh.refresh(
             plan, spec, ring, counts.rollouts, renew, elders.sweep.version, part, observations, num_shards
         )
         return refreshed, {"refresh/age": group * age, "refresh/age_max": age}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer.errors import ActorError, failed
-from podracer.sebulba.actor import Actor, Rollout, Wiring
+from podracer.sebulba.actor import Actor, ActorContext, Rollout
 from podracer.system import console
 from podracer.system.stopping import soon
 
@@ -21,12 +21,12 @@ JOIN_SECONDS_AFTER_AN_ERROR = 0.5
 """The same after a failure: one of them may hang, and the other processes of a pod are to learn of it."""
 
 
-class Crew:
+class ActorPool:
     """The actors of a run: started together, watched, and stopped together.
 
     Args:
       actors: not started yet.
-      wiring: what they share.
+      context: what they share.
       environment: its name, for messages.
       timeout: seconds that an environment may take to answer.
       restarts: how often an actor whose environment does not answer is replaced before the run ends.
@@ -36,17 +36,17 @@ class Crew:
     def __init__(
         self,
         actors: list[Actor],
-        wiring: Wiring,
+        context: ActorContext,
         environment: str,
         timeout: float,
         restarts: int,
         replace: Callable[[Actor], Actor],
     ):
-        self.actors, self.wiring, self.restarts = actors, wiring, restarts
+        self.actors, self.context, self.restarts = actors, context, restarts
         self._environment, self._timeout, self._replace = environment, timeout, replace
         self._back = 0.0
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ActorPool:
         for actor in self.actors:
             actor.start()
         return self
@@ -54,8 +54,8 @@ class Crew:
     def __exit__(self, kind: Any = None, *exception: Any) -> None:
         for actor in self.actors:
             actor.stop()
-        self.wiring.channel.close()
-        self.wiring.store.close()
+        self.context.channel.close()
+        self.context.store.close()
         deadline = time.monotonic() + (JOIN_SECONDS if kind is None else JOIN_SECONDS_AFTER_AN_ERROR)
         for actor in self.actors:
             actor.join(max(0.0, deadline - time.monotonic()))
@@ -68,13 +68,13 @@ class Crew:
         Raises:
           ActorError: where an actor failed, or its environment does not answer.
         """
-        wiring, rollouts = self.wiring, []
+        context, rollouts = self.context, []
         while not stops(should_stop, self.check):
-            source = len(rollouts) * wiring.num_actors + number % wiring.num_actors if wiring.ordered else None
-            rollout = wiring.channel.get(POLL_SECONDS, source)
+            source = len(rollouts) * context.num_actors + number % context.num_actors if context.ordered else None
+            rollout = context.channel.get(POLL_SECONDS, source)
             if rollout is not None:
                 rollouts.append(rollout)
-            if len(rollouts) * wiring.num_actors == len(self.actors):
+            if len(rollouts) * context.num_actors == len(self.actors):
                 return rollouts
         return None
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from podracer.topology.mesh import DATA_AXIS, LayoutError
+from podracer.topology.anakin_mesh import DATA_AXIS, LayoutError
 
 
 @dataclasses.dataclass(frozen=True)

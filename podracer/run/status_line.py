@@ -11,7 +11,7 @@ SECONDS = 30.0
 """Seconds without output after which a run without a progress bar prints its status."""
 
 
-class Heartbeat:
+class StatusLine:
     """Prints a run's status after `SECONDS` without other output, from a thread of its own.
 
     Args:
@@ -21,12 +21,12 @@ class Heartbeat:
 
     def __init__(self, say: Callable[[str], None], doing: str):
         self._say, self._ended = say, threading.Event()
-        self.doing(doing)
+        self.set_status(doing)
         self.status = ""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def doing(self, what: str) -> None:
+    def set_status(self, what: str) -> None:
         """Sets the status."""
         self._doing, self._since = what, time.monotonic()
         self.put_off()

@@ -11,8 +11,8 @@ import pytest
 import podracer
 from podracer.environments.gymnasium import GymnasiumEnvironments, GymnasiumOptions
 from podracer.errors import ActorError, Closed
-from podracer.evaluation import watched
-from podracer.sebulba.actors import Crew
+from podracer.evaluation import watchdog
+from podracer.sebulba.actor_pool import ActorPool
 from podracer.system import stopping
 from tests.support import hosts
 
@@ -28,7 +28,7 @@ def test_what_hangs_is_named():
             released.wait(20.0)
 
     with pytest.raises(ActorError, match=r"evaluation: steps has not answered for 0 s; .*env_timeout=0\.2"):
-        watched.watched(work, "steps", timeout=0.2)
+        watchdog.watched(work, "steps", timeout=0.2)
     released.set()
 
 
@@ -43,23 +43,23 @@ def test_who_watches_itself_is_woken():
 
     start = time.monotonic()
     with pytest.raises(Closed):
-        watched.watched(work, "steps", lambda: time.monotonic() - start > 0.3, timeout=0.1)
+        watchdog.watched(work, "steps", lambda: time.monotonic() - start > 0.3, timeout=0.1)
     assert time.monotonic() - start < 1.0
 
 
 def test_a_long_program_is_left_behind_for_a_signal():
     released, start = threading.Event(), time.monotonic()
     with pytest.raises(Closed):
-        watched.watched(lambda watch: released.wait(20.0), "catch", lambda: True)
+        watchdog.watched(lambda watch: released.wait(20.0), "catch", lambda: True)
     assert time.monotonic() - start < 1.0
     released.set()
 
 
 def test_results_and_errors_come_through(monkeypatch):
     monkeypatch.setattr(stopping, "SOON_SECONDS", 0.05)
-    assert watched.watched(lambda watch: 3, "steps") == 3
+    assert watchdog.watched(lambda watch: 3, "steps") == 3
     with pytest.raises(ZeroDivisionError):
-        watched.watched(lambda watch: 1 / 0, "steps")
+        watchdog.watched(lambda watch: 1 / 0, "steps")
 
 
 def fail(watch=None):
@@ -71,11 +71,11 @@ def test_errors_that_come_of_a_signal_are_none():
     looks = iter(range(3))
     late = lambda: next(looks, None) is None  # noqa: E731
     with pytest.raises(Closed):
-        watched.watched(fail, "steps", late)
+        watchdog.watched(fail, "steps", late)
 
-    class Broken(Crew):
+    class Broken(ActorPool):
         def __init__(self):
-            self.wiring, self.actors = None, []
+            self.context, self.actors = None, []
 
         check = fail
 
@@ -85,7 +85,7 @@ def test_errors_that_come_of_a_signal_are_none():
 
 def test_processes_that_environments_start_do_not_hear_ctrl_c():
     blocked = lambda watch: signal.pthread_sigmask(signal.SIG_BLOCK, [])  # noqa: E731 - and so do theirs
-    assert signal.SIGINT in watched.watched(blocked, "steps")
+    assert signal.SIGINT in watchdog.watched(blocked, "steps")
     assert signal.SIGINT not in blocked(None)
 
 
