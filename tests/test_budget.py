@@ -129,7 +129,8 @@ def test_a_run_is_measured_with_its_children(workers, tmp_path):
     assert "3 passed" in done.stdout
     named = [line for line in done.stdout.splitlines() if line.startswith(("OVER BUDGET", "Above"))]
     assert [line.partition(":")[0] for line in named] == ["Above its share agents", f"OVER BUDGET {ALL}"]
-    assert named[0].startswith("Above its share agents: 1.") and named[0].endswith(" s, of 0.5 s")
+    assert named[0].startswith("Above its share agents: 1.")
+    assert named[0].endswith(" s, of 0.5 s")
     costs = json.loads((tmp_path / "costs.json").read_text())
     here, child, waiting = (
         costs[f"tests/agents/test_a.py::test_{name}"] for name in ("here", "in_a_child", "that_waits")
