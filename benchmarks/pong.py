@@ -46,7 +46,7 @@ SETTINGS = {
     # updates, at 1e-4 half of them (docs/adr/0018).
     "dqn": "--preset fast_dqn --agent.torso shallow --agent.optimizer adam --agent.learning-rate 1e-4 "
     "--agent.optimizer-eps 1e-8 --agent.double --agent.n-step 3 "
-    "--agent.replay-min-size 10000 --agent.target-period 2000 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",
+    "--agent.replay-min-size 10000 --agent.target-interval 500 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",
 }
 
 

@@ -67,7 +67,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
-      samples_per_row: samples that begin at a row, on average (paper: 256).
+      replay_ratio: rows sampled to learn from per row added (paper: 256); a sample is one row, that at which it begins.
       replay_capacity: rows that are kept at least, over all devices (paper: all).
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
@@ -104,7 +104,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=1e-4)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(100_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
@@ -229,7 +229,7 @@ def _replay(config: EfficientZeroConfig) -> Replay:
         refresh_interval=config.refresh_interval,
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
         **nets.frame_context(config.frame_stack),

@@ -58,7 +58,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
         discount), with the config's discount, and to max_reward in games for two (paper: 601 bins to 300).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
-      samples_per_row: samples that begin at a row, on average (paper: 0.1; appendix H: 2).
+      replay_ratio: rows sampled to learn from per row added (paper: 0.1; appendix H: 2); a sample is one row, that
+        at which it begins.
       replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
@@ -68,7 +69,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       target_interval: updates between copies to that target network.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
-      adam_eps: of Adam.
+      optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 32).
@@ -84,7 +85,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     max_reward: float = configs.field(1.0, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=1e-4)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(1_000, low=1)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
@@ -93,7 +94,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    adam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
@@ -152,7 +153,7 @@ def make(
     config = config or MuZeroConfig()
     base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
-    rule = optimizer.make("adam", eps=config.adam_eps)
+    rule = optimizer.make("adam", eps=config.optimizer_eps)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
     remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
     others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
@@ -171,7 +172,7 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
         observed=K + n + 1 if config.reanalyse else 1,  # h needs row 0 alone, reanalysis all rows of the targets
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=first_priority if config.priority_exponent else None,

@@ -57,7 +57,7 @@ class PPOConfig(nets.NetworkConfig):
       entropy_cost: weight of the entropy bonus (paper: 0.01).
       learning_rate: of Adam (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
-      adam_eps: Adam's epsilon.
+      optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
       normalize_observations: by running mean and variance, clipped to [-10, 10]. Of named observations only parts of
@@ -80,7 +80,7 @@ class PPOConfig(nets.NetworkConfig):
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    adam_eps: float = configs.field(1e-5, low=0.0)
+    optimizer_eps: float = configs.field(1e-5, low=0.0)
     max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     normalize_observations: bool = False
@@ -241,7 +241,7 @@ def make(
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
         )
-    adam = optimizer.make("adam", eps=config.adam_eps)
+    adam = optimizer.make("adam", eps=config.optimizer_eps)
     return _PPO(spec, config, network, adam, loss, distribution).bundle("ppo")
 
 

@@ -52,7 +52,7 @@ class NetworkConfig:
         return make(stacked, **self._arguments(), **others)
 
     def action_values(
-        self, agent: str, spec: EnvSpec, network: Network | None, *, num_atoms: int = 1, **others: Any
+        self, agent: str, spec: EnvSpec, network: Network | None, *, num_bins: int = 1, **others: Any
     ) -> Network:
         """The network of action values; arguments as in `actor_critic`, `others` those of `make_q`.
 
@@ -61,9 +61,9 @@ class NetworkConfig:
         """
         stacked = stacked_spec(spec, self.frame_stack)
         if network is not None:
-            check(network, stacked, agent, action_values=True, num_atoms=num_atoms)
+            check(network, stacked, agent, action_values=True, num_bins=num_bins)
             return network
-        return make_q(stacked, num_atoms=num_atoms, **self._arguments(), **others)
+        return make_q(stacked, num_bins=num_bins, **self._arguments(), **others)
 
     def _arguments(self) -> dict[str, Any]:
         return {

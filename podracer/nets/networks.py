@@ -151,7 +151,7 @@ def make_q(
     compute_dtype: ComputeDtype = "float32",
     dueling: bool = True,
     norm: bool = False,
-    num_atoms: int = 1,
+    num_bins: int = 1,
     noise: float = 0.0,
     init: Literal["glorot", "uniform"] = "glorot",
 ) -> Network:
@@ -168,7 +168,7 @@ def make_q(
       dueling: True computes action values from a state value and advantages, by a head each (Wang et al. 2016); False
         has one head.
       norm: True puts `layers.LayerNorm` after each layer of the torso, with He's normal weights (Gallici et al. 2024).
-      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
+      num_bins: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
         because only the agent knows the values that such numbers encode.
       noise: sigma_0 of the heads' layers, for `perturb`; 0 for plain layers.
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
@@ -185,7 +185,7 @@ def make_q(
         head_size=head_size,
         num_actions=A,
         dueling=dueling,
-        num_atoms=num_atoms,
+        num_bins=num_bins,
         noise=noise,
     )
     return _network(spec, module, lstm_size)
@@ -358,7 +358,7 @@ class ActionValues(nn.Module):
     head_size: int
     num_actions: int
     dueling: bool = True
-    num_atoms: int = 1
+    num_bins: int = 1
     noise: float = 0.0
 
     @nn.compact
@@ -366,7 +366,7 @@ class ActionValues(nn.Module):
         features = self.body.features("torso", inputs.observation)
         if self.body.lstm_size:
             features, state = self.body.core([features], inputs, state)
-        K, scale = self.num_atoms, "uniform" if self.body.scale == "uniform" else None
+        K, scale = self.num_bins, "uniform" if self.body.scale == "uniform" else None
 
         def head(name: str, size: int) -> jax.Array:
             dense = lambda name, size: Dense(size, scale, noise=self.noise, name=name)  # noqa: E731

@@ -52,9 +52,9 @@ def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
     """Exploration falls from 1 to 0 in the first two periods that are learnt in."""
     config = DQNConfig(
         rollout_length=shape.T,
-        update_period=F,
         batch_size=BATCH,
-        target_period=shape.C,
+        replay_ratio=BATCH / F,
+        target_interval=shape.C // F,
         replay_capacity=shape.capacity,
         replay_min_size=shape.at_first,
         double=False,

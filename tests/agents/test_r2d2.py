@@ -25,7 +25,7 @@ SMALL = {
     "lstm_size": 6,
     "head_size": 8,
     "batch_size": B,
-    "replay_capacity": 40,
+    "replay_capacity": 40 * T,
     "replay_min_size": 1,
 }
 
@@ -237,7 +237,7 @@ def test_shards_learn_as_one():
 
 
 def test_the_target_network_is_copied_now_and_then():
-    agent = made(target_update_interval=3)
+    agent = made(target_interval=3)
     learner, _, _, batch = replayed(agent)
     step = harness.alone(agent.learn)
     kept = learner.params
@@ -255,15 +255,15 @@ def test_paper_settings_are_the_tables():
         "burn_in": 40,
         "trace_length": 80,
         "rollout_length": 80,
-        "replay_capacity": 100_000,
-        "replay_min_size": 5_000,
+        "replay_capacity": 8_000_000,
+        "replay_min_size": 400_000,
         "priority_exponent": 0.9,
         "importance_exponent": 0.6,
         "discount": 0.997,
         "batch_size": 64,
         "learning_rate": 1e-4,
-        "adam_eps": 1e-3,
-        "target_update_interval": 2500,
+        "optimizer_eps": 1e-3,
+        "target_interval": 2500,
         "max_grad_norm": 80.0,
         "n_step": 5,
         "epsilon_base": 0.4,
@@ -278,14 +278,13 @@ def test_paper_settings_are_the_tables():
     }
     assert {name: getattr(config, name) for name in table_8} == table_8
     # Section 4.3: 260K frames and 9.5 updates a second. Every row is in the trace of one sequence, 0.75 times.
-    rows = config.rollout_length * config.batch_size / config.replay_ratio
+    rows = config.trace_length * config.batch_size / config.replay_ratio
     assert rows == pytest.approx(260_000 / 4 / 9.5, rel=0.01)
-    assert config.replay_ratio * config.trace_length / config.rollout_length == 0.75
     assert R2D2Config.atari(lstm_size=0) == dataclasses.replace(config, lstm_size=0)
 
 
 def test_what_does_not_fit_is_said():
-    with pytest.raises(ValueError, match="replay_min_size=500 is more than replay_capacity=100"):
+    with pytest.raises(ValueError, match="replay_min_size=10000 is more than replay_capacity=100"):
         R2D2Config(replay_capacity=100)
     with pytest.raises(ValueError, match="action values need Discrete"):
         agents.r2d2.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

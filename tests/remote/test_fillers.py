@@ -35,7 +35,7 @@ MADE = {
             n_step=3,
             head_size=8,
             batch_size=B,
-            replay_min_size=4,
+            replay_min_size=4 * T,
             **SMALL,
         ),
     ),

@@ -456,10 +456,10 @@ def test_a_run_copies_no_ring(name):
     """Also where a call adds and samples: the program's scratch memory is a small part of the ring."""
     catch = envs_jax.make("catch")
     if name == "vtrace":
-        config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=100_000, rollout_length=5)
+        config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=500_000, rollout_length=5)
         agent = agents.vtrace.make(catch.spec, config)
     else:
-        config = agents.R2D2Config(replay_capacity=50_000, rollout_length=5, burn_in=2, trace_length=8)
+        config = agents.R2D2Config(replay_capacity=250_000, rollout_length=5, burn_in=2, trace_length=8)
         agent = agents.r2d2.make(catch.spec, config)
     prog = harness.make_program(agent, catch, num_envs=8)
     like = prog.like()
@@ -537,15 +537,13 @@ def test_the_ratio_is_counted(ratio, batch):
 
 
 def test_a_ratio_that_never_learns_is_refused():
-    """Also one of an agent's own, and DQN's, which is made of two settings and rounded."""
-    for config, name in (
-        (agents.R2D2Config, "replay_ratio"),
-        (agents.AlphaZeroConfig, "samples_per_row"),
-        (agents.EfficientZeroConfig, "samples_per_row"),
-        (agents.MuZeroConfig, "samples_per_row"),
+    """Also one of an agent's own, and R2D2's, which is made of sequences and rounded."""
+    for config in (
+        *(agents.DQNConfig, agents.R2D2Config, agents.AlphaZeroConfig),
+        *(agents.EfficientZeroConfig, agents.MuZeroConfig),
     ):
-        with pytest.raises(ValueError, match=f"{config.__name__}.{name}=0.0: must be at least 0.0001"):
-            config(**{name: 0.0})
+        with pytest.raises(ValueError, match=f"{config.__name__}.replay_ratio=0.0: must be at least 0.0001"):
+            config(replay_ratio=0.0)
     for ratio in (0.0, 32 / 1e6):
         with pytest.raises(ValueError, match="learns would never learn: it samples .* sequences per sequence added"):
             learner.make(Learns(spec_of(ratio=ratio)), SQUARE, lanes=B, groups=GROUPS, num_shards=1)

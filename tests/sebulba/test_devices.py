@@ -80,7 +80,8 @@ def on_eight_devices(directory):
     )
     assert result.summary["devices"] == 8
     assert result.summary["complete"]
-    config = {"rollout_length": 10, "burn_in": 0, "trace_length": 10, "batch_size": 48, "replay_min_size": 96}
+    config = {"rollout_length": 10, "burn_in": 0, "trace_length": 10, "batch_size": 48, "replay_ratio": 16.0}
+    config |= {"replay_min_size": 960}
     ends = []
     for memory in ("device", "host"):
         result = podracer.train(

@@ -32,26 +32,26 @@ def agent_of(name, lstm_size=0, normalize=True):
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
     if name == "vtrace with replay":
-        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40 * T))
     if name == "r2d2":
-        replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
+        replayed = {"batch_size": 4, "replay_capacity": 100 * T, "replay_min_size": 10 * T, "replay_ratio": 9 / T}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
         return agents.r2d2.make(COUNTING.spec, config)
     if name == "dqn":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "update_period": 20}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         config = agents.DQNConfig(
-            rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
+            rollout_length=T, hidden_sizes=(8,), **replayed, target_interval=3, n_step=3, frame_stack=2
         )
         return agents.dqn.make(COUNTING.spec, config)
     if name == "muzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11}
         config = agents.MuZeroConfig(
             rollout_length=T, **replayed, **sizes, simulations=2, unroll_length=2, n_step=2, frame_stack=2
         )
         return agents.muzero.make(COUNTING.spec, config)
     if name == "efficientzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 4}
         groups = {"reanalyse_group": 2, "target_interval": 4, "refresh_interval": 4}
         config = agents.EfficientZeroConfig(
@@ -338,7 +338,7 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
 def test_agents_that_search_learn_on_the_host(name, environment, mode):
     """As many updates as are due, and in lockstep the same ones again."""
     config = {"rollout_length": T, "hidden_sizes": (8,), "simulations": 2, "n_step": 2, "batch_size": 10}
-    config |= {"samples_per_row": 0.5, "replay_capacity": 400, "replay_min_size": 100}
+    config |= {"replay_ratio": 0.5, "replay_capacity": 400, "replay_min_size": 100}
     run = {"arch": "sebulba", "mode": mode, "num_envs": B, "total_steps": 600, "eval_episodes": 2, "eval_every": 600}
     with harness.shared_programs():
         results = [

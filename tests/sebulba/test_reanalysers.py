@@ -47,7 +47,7 @@ SMALL = {
     "batch_size": 16,
     "replay_min_size": 64,
     "replay_capacity": 2_000,
-    "samples_per_row": 2.0,
+    "replay_ratio": 2.0,
     "target_interval": 8,
     "reanalyse_group": 2,
     "refresh_interval": 4,

@@ -75,7 +75,7 @@ def _vtrace_lstm(devices: list[Any]) -> Any:
 
 def _r2d2(devices: list[Any]) -> Any:
     settings = {"torso": "nature", "frame_stack": 4, "lstm_size": 64, "head_size": 64, "rollout_length": 8}
-    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8192, "replay_ratio": 0.5}
+    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8 * 8192, "replay_ratio": 0.5}
     return _anakin("r2d2", "pixel_catch", 64, settings, devices)
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TOTAL_STEPS = 6_000
 PERIOD = 80
 DQN = (
-    f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.update-period 4 --agent.target-period {PERIOD} "
+    f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-ratio 2 --agent.target-interval {PERIOD // 4} "
     "--agent.replay-capacity 800 --agent.replay-min-size 160"
 )
 CASES = {
@@ -33,7 +33,8 @@ CASES = {
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
     # A replay with its priorities, and a target network.
     "r2d2": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 --agent.trace-length 12 "
-    "--agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 --agent.target-update-interval 7",
+    "--agent.batch-size 8 --agent.replay-ratio 9.6 --agent.replay-capacity 8000 --agent.replay-min-size 800 "
+    "--agent.target-interval 7",
     # Updates that are due and not done: at checkpoints, and wherever in a period a signal comes.
     "dqn": f"{DQN} --mode lockstep",
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
@@ -46,7 +47,7 @@ SEARCH_CASES = {
     # A tree of states is never kept from one action to the next; a replay is, two networks beside the newest, and a sweep
     # that is under way: all that MuZero has, and more.
     "efficientzero": "train efficientzero memory_chain --env.length 3 --arch sebulba --mode lockstep "
-    "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 "
+    "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.replay-ratio 0.5 "
     "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
     "--agent.replay-min-size 100",
 }
@@ -228,7 +229,7 @@ def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
     settings = {
-        "config": {"replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 1.0, "lstm_size": 4},
+        "config": {"replay_capacity": 8_000, "replay_min_size": 2_000, "replay_ratio": 2.0, "lstm_size": 4},
         "arch": arch,
         "num_envs": 8,
         "total_steps": 12_000,
@@ -263,7 +264,7 @@ def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_to
 
     settings = {
         "config": {
-            **{"update_period": 4, "target_period": 80, "batch_size": 8, "rollout_length": 10, "hidden_sizes": (8,)},
+            **{"replay_ratio": 2.0, "target_interval": 20, "batch_size": 8, "rollout_length": 10, "hidden_sizes": (8,)},
             **{"replay_capacity": 800, "replay_min_size": 160},
         },
         "arch": "sebulba",
