@@ -32,7 +32,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
     check_one_player,
@@ -216,7 +216,7 @@ def make(
     rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
-    replay = Replay(
+    replay = ReplaySpec(
         capacity=config.replay_capacity,
         length=config.rollout_length + 1,
         fraction=config.replay_fraction,
