@@ -31,7 +31,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
 )
 
@@ -169,7 +169,7 @@ def make(
     network = network or _network(spec, config)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
     rule = optimizer.make("adam", eps=config.optimizer_eps, l2_cost=config.l2_cost)
-    replay = Replay(
+    replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras

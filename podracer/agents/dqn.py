@@ -49,7 +49,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     check_one_player,
 )
@@ -242,11 +242,11 @@ def make(
     )
 
 
-def _replay(config: DQNConfig) -> Replay:
+def _replay(config: DQNConfig) -> ReplaySpec:
     """Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1)."""
     # beta rises linearly, for importance weights matter most at the end (section 3.4).
     rise = config.importance_exponent_final - config.importance_exponent
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 1,

@@ -39,7 +39,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
     check_one_player,
@@ -215,17 +215,17 @@ def make(
     return functions.bundle("efficientzero", replay=_replay(config), **others)
 
 
-def _replay(config: EfficientZeroConfig) -> Replay:
+def _replay(config: EfficientZeroConfig) -> ReplaySpec:
     """Prioritised replay of windows that begin at any row."""
     K, n, beta = config.unroll_length, config.n_step, config.importance_exponent
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
         observed=K + n + 1 if config.reanalyse else K + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        group=config.reanalyse_group,
+        updates_per_draw=config.reanalyse_group,
         refresh_interval=config.refresh_interval,
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,

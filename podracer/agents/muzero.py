@@ -34,7 +34,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
 )
@@ -162,10 +162,10 @@ def make(
     return functions.bundle("muzero", replay=_replay(config, functions.first_priority), **others)
 
 
-def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> Replay:
+def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> ReplaySpec:
     """Prioritised replay of windows that begin at any row (appendix G)."""
     K, n = config.unroll_length, config.n_step
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # targets need rows 0 to K + n; the last row of a sequence has no policy or value

@@ -39,7 +39,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     check_one_player,
 )
@@ -218,7 +218,7 @@ def make(
     network = config.action_values("r2d2", spec, network, lstm_size=config.lstm_size, head_size=config.head_size)
     functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.optimizer_eps), loss)
     T = config.rollout_length  # a sequence begins every T rows
-    replay = Replay(
+    replay = ReplaySpec(
         capacity=-(-config.replay_capacity // T),
         length=config.burn_in + config.trace_length + 1,
         min_size=-(-config.replay_min_size // T),

@@ -32,7 +32,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
     check_one_player,
@@ -217,7 +217,7 @@ def make(
     rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
-    replay = Replay(
+    replay = ReplaySpec(
         capacity=-(-config.replay_capacity // config.rollout_length),
         length=config.rollout_length + 1,
         fraction=config.replay_fraction,

@@ -192,7 +192,7 @@ class _Updates:
 
     def __call__(self, n: int) -> int:
         self._learner.pending = n
-        self._learner.drain(lambda: False)
+        self._learner.run_pending_updates(lambda: False)
         jax.block_until_ready(self._learner.learner)
         return n
 

@@ -38,23 +38,23 @@ def made(**overrides):
 def replayed(agent, seed=0, rollouts=7, **hyper):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
     learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent, **hyper))
-    plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
+    buffer = replay.make(agent.replay, jnp.zeros(3), rollout_length=T, lanes=B, groups=1, num_shards=1)
     rows = jax.tree.map(np.asarray, harness.timesteps(seed, T * rollouts, B))
     state = jax.jit(lambda: agent.start(jnp.arange(B, dtype=jnp.int32), B))()
     params = jax.jit(agent.actor_params)(learner, jnp.float32(0))
     record = jax.jit(functools.partial(harness.record, agent))
-    add = jax.jit(functools.partial(replay.add, plan, agent.replay))
+    add = jax.jit(buffer.add)
     ring = None
     for i in range(rollouts):
         window = jax.tree.map(lambda x, i=i: x[i * T : (i + 1) * T + 1], rows)
         trajectory, state = record(params, state, window, jax.random.key(100 + i))
         if ring is None:
-            ring = jax.jit(functools.partial(replay.init, plan, agent.replay))(trajectory)
+            ring = jax.jit(buffer.init)(trajectory)
         ring = add(ring, trajectory, np.int32(0), np.int32(i))
     index = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0).astype(np.int32))
-    generation = jax.jit(functools.partial(replay.generation_of, plan))(index, np.array([rollouts], np.int32))[0]
+    generation = jax.jit(buffer.generation_of)(index, np.array([rollouts], np.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
-    sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at, rows.observation)
+    sequences = jax.jit(buffer.gather)(ring, at)
     return learner, ring, at, Batch(sequences, at.weight, at.age)
 
 

@@ -59,11 +59,11 @@ def learnt(agent, devices, made):
     assert layout.mesh.size == devices
     functions = learner_program.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
-    experience = functions.experience()
-    programs = functions.compile(learner, experience, functions.spread(made[0]))
+    replay_state = functions.replay_state()
+    programs = functions.compile(learner, replay_state, functions.spread(made[0]))
     for trajectory in made:
-        learner, experience, metrics = programs.learn(
-            learner, experience, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
+        learner, replay_state, metrics = programs.learn(
+            learner, replay_state, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
         )
         norms.append(float(metrics["grad/norm"]))
     assert min(norms) > 0.01, f"clipping is not active: {norms}"

@@ -193,22 +193,23 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     agent = agent_of(name, lstm_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
-    counts, rings, _ = final.experience
+    counts, rings, _ = final.replay_state
     assert int(counts.batches) * T * B >= 3000
     assert np.min(counts.rollouts) > 3
     assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
     lanes = B // num_shards
     spec = agent.replay._replace(observed=None)  # whatever a window brings, all of its rows are stored
-    plan = replay.layout(spec, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
+    observation = jnp.zeros(rings.rows.observation.shape[3:])
+    buffer = replay.make(spec, observation, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
     seen = []
     for shard in range(num_shards):
         ring = jax.tree.map(lambda x, s=shard: x[s], rings)
         own = [actor * B + shard * lanes + i for actor in range(2) for i in range(lanes)]
         np.testing.assert_array_equal(ring.lane, own)
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
-        generation, newest = replay.generation_of(plan, index, counts.rollouts)
+        generation, newest = buffer.generation_of(index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = harness.numbers_of(replay.gather(plan, spec, ring, at, ring.rows.observation))
+        sequences = harness.numbers_of(buffer.gather(ring, at))
         seen.append(sequences.timesteps.observation[0, :, :2])
         memory = sequences.actor_state
         for i in range(len(index)):
@@ -238,7 +239,7 @@ def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, mon
     for memory in ("device", "host"):
         driver = driver_of(agent_of(name, lstm_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
         final, _, progress, _ = run(driver, total_steps=2000)
-        ends.append(harness.numbers_of((final.learner, final.experience)))
+        ends.append(harness.numbers_of((final.learner, final.replay_state)))
         reports.append([p.metrics for p in progress])
     device, host = ends
     assert device[0].num_updates > 10
@@ -388,8 +389,8 @@ def test_snapshots_compile_nothing_new():
     learner = driver.learner(state).learner
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
-    driver.states.make(driver.learner(state).learner, (), 3, state.experience)
-    driver.states.make(learner, (), 5, state.experience)
+    driver.states.make(driver.learner(state).learner, (), 3, state.replay_state)
+    driver.states.make(learner, (), 5, state.replay_state)
     assert not [event for event in compiled if "backend_compile" in event]
 
 
@@ -442,7 +443,7 @@ def test_the_learner_is_anakins(name, num_shards):
     expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
     driver.compile(driver.init())
     actual, _, found = driver._programs.learn(
-        learner, driver.learning.experience(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
+        learner, driver.learning.replay_state(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), harness.numbers_of(actual), expected
@@ -463,10 +464,10 @@ def test_updates_per_batch_take_every_lane_once():
 
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
 
-    def observed(learner, experience, trajectory, part, progress, key):
-        new, experience, metrics = update(learner, experience, trajectory, part, progress, key)
+    def observed(learner, replay_state, trajectory, part, progress, key):
+        new, replay_state, metrics = update(learner, replay_state, trajectory, part, progress, key)
         seen.append((int(part), float(metrics["lanes"])))
-        return new, experience, metrics
+        return new, replay_state, metrics
 
     driver.compile(driver.init())
     update = driver._programs.learn

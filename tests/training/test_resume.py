@@ -167,7 +167,7 @@ def check_resumed(agent, reference, number, tmp_path):
     for attempt in range(8):
         run_dir = tmp_path / f"run-{attempt}"
         code, error = disturb(agent, run_dir, number)
-        if not inside(agent, number) or 0 < stored(run_dir)["experience.counts.pending"] < PERIOD // 4:
+        if not inside(agent, number) or 0 < stored(run_dir)["replay_state.counts.pending_updates"] < PERIOD // 4:
             break
     else:
         pytest.fail("no signal came between the updates of a period")
@@ -185,7 +185,7 @@ def check_resumed(agent, reference, number, tmp_path):
 
     newest = newest_of(run_dir)
     if agent == "dqn" or (agent.startswith("dqn") and number == signal.SIGKILL):  # between calls, or at a milestone
-        assert stored(run_dir)["experience.counts.pending"] > 0
+        assert stored(run_dir)["replay_state.counts.pending_updates"] > 0
     kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
     # The first goes on writing checkpoints as often, which takes most of the time.
     by_name = agent == "ppo" and number == signal.SIGTERM
@@ -256,7 +256,7 @@ def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
 
 
 def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_told(tmp_path, capsys, monkeypatch):
-    drain = runner.Learner.drain
+    drain = runner.Learner.run_pending_updates
 
     def stopped_behind_the_last_step(self, should_stop, *rest):
         calls = iter(range(3))
@@ -277,7 +277,7 @@ def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_to
         "resume": True,
     }
     with monkeypatch.context() as patched:
-        patched.setattr(runner.Learner, "drain", stopped_behind_the_last_step)
+        patched.setattr(runner.Learner, "run_pending_updates", stopped_behind_the_last_step)
         stopped = podracer.train("dqn", "catch", **settings)
     assert not stopped.summary["complete"]
     left = 20 - int(stopped.summary["updates"]) % 20  # of a period's 20
