@@ -1,7 +1,7 @@
 """A queue of long runs for a spare machine: the next job that is not finished, one at a time, at the lowest priority.
 
     python benchmarks/job_queue.py                      # goes on with the queue, until nothing is left
-    python benchmarks/job_queue.py --only vtrace-pong   # one job, or one run of it: vtrace-pong-0
+    python benchmarks/job_queue.py --only vtrace-pong   # a job, or a run of it (vtrace-pong-0), or several
     python benchmarks/job_queue.py --stop-after 480     # stops in good order after eight hours
     python benchmarks/job_queue.py --list               # the state of each run
     python benchmarks/readme.py                         # writes the results into docs/results/queue.md
@@ -67,17 +67,20 @@ class Queue:
         held = {name for name in names if (read_json(self._results / f"{name}.json") or {}).get("holds")}
         return queue_jobs.runs(self._jobs, held)
 
-    def chosen(self, name: str | None) -> list[Run]:
-        """The runs of one job, or one run; all if None.
+    def chosen(self, names: Sequence[str]) -> list[Run]:
+        """The runs of some jobs, or single runs, in the order of their names; the whole queue without names.
 
         Raises:
           ValueError: for an unknown name.
         """
         every = [Run(job, seed) for job in self._jobs for seed in job.seeds]
-        found = self.runs() if name is None else [run for run in every if name in (run.name, run.job.name)]
-        if not found:
-            raise ValueError(f"--only {name}: no such job; known: {', '.join(job.name for job in self._jobs)}.")
-        return found
+        found = []
+        for name in names:
+            named = [run for run in every if name in (run.name, run.job.name)]
+            if not named:
+                raise ValueError(f"{name}: no such job; known: {', '.join(job.name for job in self._jobs)}.")
+            found += named
+        return found if names else self.runs()
 
     def run_dir(self, run: Run) -> pathlib.Path:
         return self._runs / run.name
@@ -217,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Does the queue, or lists it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="the state of each run, without doing any")
-    parser.add_argument("--only", metavar="NAME", help="a job, or a run of it, such as vtrace-pong-0")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="jobs, or runs such as vtrace-pong-0")
     parser.add_argument("--stop-after", type=float, metavar="MINUTES", help="stop in good order then")
     parser.add_argument("--report", metavar="NAME", help="write the result of a run again, of games that are new")
     parser.add_argument("--runs", type=pathlib.Path, default=ROOT / "runs" / "queue", help="run directories")
@@ -227,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     queue = Queue(arguments.jobs, arguments.runs, arguments.results)
     try:
         if arguments.report:
-            for run in queue.chosen(arguments.report):
+            for run in queue.chosen([arguments.report]):
                 queue.report(run)
             return 0
         if arguments.list:
