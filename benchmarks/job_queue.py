@@ -234,8 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 queue.report(run)
             return 0
         if arguments.list:
-            for run in queue.chosen(arguments.only):
-                print(f"{run.name:40s} {queue.state(run)}")
+            print("\n".join(f"{run.name:40s} {queue.state(run)}" for run in queue.chosen(arguments.only)))
             return 0
         return work(queue, arguments)
     except ValueError as error:

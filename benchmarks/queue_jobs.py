@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What a user would type, but for the run directory."""
+        """The line that a user would type, without the run directory."""
         every = max(1, self.job.steps // EVALUATIONS)
         evaluations = f"--eval-every {every} --eval-episodes {self.job.games} --checkpoint-every {every}"
         return f"podracer train {self.job.train} --total-steps {self.job.steps} --seed {self.seed} {evaluations}"
