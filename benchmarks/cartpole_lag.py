@@ -19,7 +19,7 @@ import numpy as np
 from corrections import lagged
 
 import podracer
-from podracer import agents
+from podracer import agents, environments
 from podracer.agents import VTraceConfig
 from podracer.bench import measure
 from podracer.run.config import Mode
@@ -68,10 +68,11 @@ ARMS = {
 
 def train(arm: Arm, seed: int) -> dict[str, Any]:
     """Trains and evaluates one seed."""
+    env = environments.make(ENV)
     config = VTraceConfig(rollout_length=arm.rollout_length, learning_rate=arm.learning_rate)
     result = podracer.train(
-        lambda spec: lagged(agents.vtrace.make(spec, config), arm.lag),
-        ENV,
+        lagged(agents.vtrace.make(env.spec, config), arm.lag),
+        env,
         total_steps=arm.steps,
         num_envs=arm.lanes,
         actor_threads=arm.threads,
