@@ -91,16 +91,13 @@ def test_a_long_job_that_misses_its_bound_has_no_further_seeds(queue, tmp_path):
 
 
 def test_a_failure_leaves_the_others_alone_and_is_tried_again_at_the_next_start(queue, tmp_path):
-    made = queue(
-        TWO,
-        a_0="rmdir $0/alone; echo 'podracer: error: no such game.' >&2; exit 2".replace(
-            "$0", str(tmp_path / "runs" / "a-0")
-        ),
-    )
+    run_dir, error = tmp_path / "runs" / "a-0", tmp_path / "runs" / "a-0.error.json"
+    made = queue(TWO, a_0=f"rmdir {run_dir}/alone; echo 'podracer: error: no such game.' >&2; exit 2")
     assert [run.name for run in made.follow(made.runs, lambda: False)] == ["a-0"]
     assert order(tmp_path) == ["a-0", "b-0", "b-1"]
     assert made.state(made.chosen(["a-0"])[0]) == "failed: no such game."
-    assert queue(TWO).follow(made.runs, lambda: False) == []
+    again = queue(TWO, a_0=f"test ! -e {error} || exit 9")
+    assert again.follow(again.runs, lambda: False) == [], "it does not say that it failed while it goes on"
     assert order(tmp_path)[3:] == ["a-0", "a-1", "a-2"]
 
 
@@ -122,6 +119,20 @@ def test_a_stop_ends_the_run_in_good_order(queue, tmp_path):
     assert not (tmp_path / "runs" / "a-0" / "alone").exists(), "it had the time to write"
     assert order(tmp_path) == ["a-0"]
     assert made.state(made.chosen(["a-0"])[0]).startswith("going on, 0 of 100 rows")
+
+
+def test_a_run_whose_report_was_cut_off_is_reported_and_not_trained(queue, tmp_path):
+    import job_queue
+
+    run = queue(TWO).chosen(["a-0"])[0]
+    real = job_queue.Queue(tmp_path / "jobs.py", tmp_path / "runs", tmp_path / "results")
+    train, report = real.commands(run)
+    assert train[1:5] == ["-m", "podracer", "train", "vtrace"]
+    assert train[-3:] == ["--run-dir", str(tmp_path / "runs" / "a-0"), "--resume"]
+    (tmp_path / "runs" / "a-0").mkdir(parents=True)
+    for complete, left in ((False, [train, report]), (True, [report])):
+        (tmp_path / "runs" / "a-0" / "summary.json").write_text(json.dumps({"complete": complete}))
+        assert real.commands(run) == left
 
 
 def test_the_process_of_a_killed_queue_ends_first(queue, tmp_path):
