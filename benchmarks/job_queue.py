@@ -248,12 +248,12 @@ def work(queue: Queue, arguments: argparse.Namespace) -> int:
     Raises:
       ValueError: for an unknown name, or where another queue is at work.
     """
-    os.nice(19)
     queue.chosen(arguments.only)
     minutes = arguments.stop_after
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
     lock = RunLock(arguments.runs)
     lock.take()
+    os.nice(19)
     try:
         with StopSignal() as signals:
             stop = lambda: signals.requested or time.monotonic() > deadline  # noqa: E731

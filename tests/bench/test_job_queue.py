@@ -1,5 +1,6 @@
 """The queue of long runs: one at a time, in order, and on from any stop. Fake runs are shell scripts."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -167,6 +168,18 @@ def test_names_and_progress(queue, tmp_path, capsys, monkeypatch):
     ]
     assert job_queue.main([*places, "--list", "--only", "c"]) == 2
     assert capsys.readouterr().err == "job_queue: error: c: no such job; known: a, b.\n"
+
+
+def test_a_second_queue_is_refused(queue, tmp_path, capsys):
+    import job_queue
+
+    queue(TWO)
+    places = ["--jobs", str(tmp_path / "jobs.py"), "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "no")]
+    with contextlib.closing(job_queue.RunLock(tmp_path / "runs")) as first:
+        first.take()
+        assert job_queue.main([*places, "--stop-after", "0"]) == 2
+    assert f"is in use: process {os.getpid()}" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "order").exists()
 
 
 def test_the_jobs_are_commands_that_podracer_takes(monkeypatch):
