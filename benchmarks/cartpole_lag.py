@@ -55,6 +55,7 @@ ARMS = {
     "1 thread, async": Arm(1, "async"),
     "2 threads, serial": Arm(2, "serial"),
     "2 threads, async": Arm(2, "async"),
+    "2 threads, async, again": Arm(2, "async"),  # with threads that race, equal seeds are other runs
     "2 threads, lockstep": Arm(2, "lockstep"),
     "1 thread, serial, 1 update old": Arm(1, "serial", 1),
     "1 thread, serial, 2 updates old": Arm(1, "serial", 2),
