@@ -173,7 +173,7 @@ def make(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=1,
+        observation_rows=1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.replay_ratio,

@@ -329,8 +329,8 @@ class _DQN(base.Functions):
         """Chance of a random action, which falls linearly."""
         config = self.config
         # Counted in updates, so that a run that was stopped goes on where it was.
-        rows = config.batch_size / config.replay_ratio * num_updates.astype(jnp.float32)
-        part = jnp.minimum(rows / max(config.epsilon_decay, 1), 1.0)
+        num_rows = config.batch_size / config.replay_ratio * num_updates.astype(jnp.float32)
+        part = jnp.minimum(num_rows / max(config.epsilon_decay, 1), 1.0)
         return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part
 
     def _with_noise(self, params: ArrayTree, key: jax.Array) -> ArrayTree:

@@ -135,7 +135,7 @@ def loss(
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/reward"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
     metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
-    metrics["value/mean"] = jnp.sum(target.value[0]) / batch_size
+    metrics["value/target_mean"] = jnp.sum(target.value[0]) / batch_size
     return total, metrics | {"loss/total": total}
 
 
@@ -169,7 +169,8 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # targets need rows 0 to K + n; the last row of a sequence has no policy or value
-        observed=K + n + 1 if config.reanalyse else 1,  # h needs row 0 alone, reanalysis all rows of the targets
+        # h needs row 0 alone, reanalysis all rows of the targets.
+        observation_rows=K + n + 1 if config.reanalyse else 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
         ratio=config.replay_ratio,
@@ -219,15 +220,19 @@ class _MuZero(base.Functions):
             target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
             total, metrics = self.loss(predictions, target, batch.weight, self.bins, learner.hyper, config, batch_size)
             # Priorities |v - z| with the network's value v; the paper has the search's nu (appendix G).
-            value = self.bins.expectation(predictions[0][2])
-            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
-            outside = jnp.sum(windows.outside(target, self.bins)) / batch_size
-            return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": outside}, error)
+            value = lax.stop_gradient(self.bins.expectation(predictions[0][2]))
+            error = jnp.abs(value - target.value[0])
+            metrics |= {
+                "value/mean": jnp.sum(value) / batch_size,
+                "value/error": jnp.sum(error) / batch_size,
+                "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
+            }
+            return total, (metrics, error)
 
         # The step, new priorities, and the copy of the parameters that reanalyses.
         rate = update.learning_rate(learner, progress, config.learning_rate_decay)
-        rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
-        return self.update(loss, learner, batch, rate, rows=rows, unrolled=True, copy_every=copy_every)
+        num_rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
+        return self.update(loss, learner, batch, rate, num_rows=num_rows, unrolled=True, copy_every=copy_every)
 
     def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Rewards, policies and values of the model's states 0 to K; see `loss`."""
@@ -252,15 +257,15 @@ class _MuZero(base.Functions):
     def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         # Policies by a new search, values by the network (Schrittwieser et al. 2021).
         K, n = self.config.unroll_length, self.config.n_step
-        rows = {"policies": K + 1, "values": K + n + 1, "observed": 1}
-        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
+        counts = {"policy_rows": K + 1, "value_rows": K + n + 1, "observation_rows": 1}
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **counts)
 
-    def first_priority(self, rows: TimeStep, extras: ArrayTree) -> jax.Array:
+    def first_priority(self, timesteps: TimeStep, extras: ArrayTree) -> jax.Array:
         """Priorities |nu - z| of consecutive rows, by the values that acting recorded."""
         K, n = self.config.unroll_length, self.config.n_step
-        step = windows.transitions(rows, extras["discount"][:-1], self.config.clip_rewards)
-        errors = windows.errors(step, rows.discount, extras["value"], n)
-        return errors[: len(rows.discount) - (K + n + 1)]
+        step = windows.transitions(timesteps, extras["discount"][:-1], self.config.clip_rewards)
+        errors = windows.errors(step, timesteps.discount, extras["value"], n)
+        return errors[: len(timesteps.discount) - (K + n + 1)]
 
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:

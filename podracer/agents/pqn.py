@@ -106,12 +106,19 @@ Loss = Callable[..., tuple[jax.Array, Metrics]]
 
 
 class Samples(NamedTuple):
-    """Transitions [n]: the network's input, the action taken, its target, and 1 for a real transition, else 0."""
+    """Transitions [n].
+
+    Attributes:
+      inputs: of the network.
+      action: int32; taken.
+      target: float32; of its value.
+      weight: float32; 1 for a real transition, else 0. In a minibatch they sum to 1 over all shards.
+    """
 
     inputs: nets.Inputs
     action: jax.Array
     target: jax.Array
-    mask: jax.Array
+    weight: jax.Array
 
 
 def loss(
@@ -188,16 +195,16 @@ class _PQN(base.Functions):
 
         # Epochs of minibatches. Weights of a mean over real transitions, for all minibatches at once.
         config = self.config
-        order = minibatches.minibatches(key, samples.mask.shape[0], config.num_epochs, config.num_minibatches)
-        mask = samples.mask[order]
-        weights = mask / jnp.maximum(collectives.global_sum(jnp.sum(mask, axis=1, keepdims=True)), 1.0)
+        order = minibatches.minibatches(key, samples.weight.shape[0], config.num_epochs, config.num_minibatches)
+        weight = samples.weight[order]
+        weights = weight / jnp.maximum(collectives.global_sum(jnp.sum(weight, axis=1, keepdims=True)), 1.0)
 
-        def minibatch(rows: jax.Array, weight: jax.Array) -> Samples:
-            return jax.tree.map(lambda x: x[rows], samples._replace(mask=()))._replace(mask=weight)
+        def minibatch(indices: jax.Array, weight: jax.Array) -> Samples:
+            return jax.tree.map(lambda x: x[indices], samples._replace(weight=()))._replace(weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             q = self.network.apply(params, jax.tree.map(lambda x: x[None], batch.inputs), ())[0][0]
-            total, metrics = self.loss(q, batch.action, batch.target, batch.mask, learner.hyper, config)
+            total, metrics = self.loss(q, batch.action, batch.target, batch.weight, learner.hyper, config)
             return total, (metrics, ())
 
         return minibatches.run(

@@ -284,13 +284,14 @@ class _R2D2(base.Functions):
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
         # The step, new priorities, and Q- := Q every `target_interval` updates.
-        rate, rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
-        return self.update(loss, learner, batch, rate, rows=rows, copy_every=config.target_interval)
+        rate, num_rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
+        return self.update(loss, learner, batch, rate, num_rows=num_rows, copy_every=config.target_interval)
 
-    def first_priority(self, rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
+    def first_priority(self, timesteps: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
         """The priority of a new sequence, with the actor's greedy value as the bootstrap (Horgan et al. 2018)."""
-        rows, extras = self._after_burn_in((rows, extras))
-        step = returns.Transitions(rows.reward[1:], rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+        timesteps, extras = self._after_burn_in((timesteps, extras))
+        reward, discount, first = timesteps.reward[1:], timesteps.discount[1:], timesteps.first[1:]
+        step = returns.Transitions(reward, discount, 1.0 - first.astype(jnp.float32))
         wanted = targets(extras["q_max"], step, {"discount": extras["discount"][:-1]}, self.config)
         return sequence_priority(wanted - extras["q_taken"][:-1], step.mask, self.config)[None]
 

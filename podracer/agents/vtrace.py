@@ -256,7 +256,7 @@ class _VTrace(base.Functions):
 
         # One gradient step a batch.
         rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, rows=self.config.rollout_length)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
         return learner, metrics | {"grad/learning_rate": rate}
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:

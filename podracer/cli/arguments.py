@@ -106,8 +106,9 @@ def _unbox(box: str) -> tuple[str, str]:
 def _other_name(unknown: str, flags: Iterable[str]) -> str:
     """The flag for a name in `configs.OTHER_NAMES`, with its unit where that is another, or ''."""
     setting = lambda flag: flag.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")  # noqa: E731
-    known = {setting(flag): flag for flag in flags}
-    name = setting(unknown)
+    name, part = setting(unknown), unknown.partition("=")[0].rpartition(".")[0]
+    # A tunable number has two flags: that of the part that was typed is the last, and counts.
+    known = {setting(flag): flag for flag in sorted(flags, key=lambda flag: flag.startswith(f"{part}."))}
     unit = f", {configs.OTHER_UNITS[name]}" if name in configs.OTHER_UNITS else ""
     return next((known[ours] + unit for ours in configs.OTHER_NAMES.get(name, ()) if ours in known), "")
 

@@ -269,7 +269,7 @@ def transitions_since(shape: RingShape, samples: Sample, num_shards: int) -> jax
 
 
 def gather(shape: RingShape, spec: ReplaySpec, ring: Ring, samples: Sample, observations: ArrayTree) -> Trajectory:
-    """Gathers sampled sequences as a trajectory [length - 1, n], with the observations of `ReplaySpec.observed` rows.
+    """Gathers sampled sequences as a trajectory [length - 1, n], with the observations of `ReplaySpec.observation_rows` rows.
 
     Args:
       shape: the ring's shape.
@@ -279,7 +279,7 @@ def gather(shape: RingShape, spec: ReplaySpec, ring: Ring, samples: Sample, obse
       observations: tree of [any, any, ...]; example observations (shapes will do), because the ring stores them flat.
     """
     lane, start = samples.index // shape.starts_per_lane, samples.index % shape.starts_per_lane
-    return cut(shape, spec, ring, lane, start * shape.stride, shape.length, observations, spec.observed)
+    return cut(shape, spec, ring, lane, start * shape.stride, shape.length, observations, spec.observation_rows)
 
 
 def cut(
@@ -290,7 +290,7 @@ def cut(
     start: jax.Array,
     length: int,
     observations: ArrayTree,
-    observed: int | None = None,
+    observation_rows: int | None = None,
 ) -> Trajectory:
     """Cuts a trajectory [length - 1, n] out of the ring; further arguments as in `gather`.
 
@@ -302,7 +302,7 @@ def cut(
       start: int32 [n]; row of each lane's ring to begin at.
       length: rows, the bootstrap row included.
       observations: as in `gather`.
-      observed: number of first rows with observations; None for all.
+      observation_rows: number of first rows with observations; None for all.
     """
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
     # The agent's state before row 0: the stored part of it, and the frames of the context rows.
@@ -313,7 +313,7 @@ def cut(
     context = (observation(context_rows), take(context_rows)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=timesteps._replace(observation=observation(rows[:observed])),
+        timesteps=timesteps._replace(observation=observation(rows[:observation_rows])),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
         actor_state=spec.restore(stored_state, *context),

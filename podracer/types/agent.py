@@ -80,7 +80,7 @@ class ReplaySpec(NamedTuple):
       priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; the first
         priorities of the m sequences that a rollout completes, from the records of acting: m is 1, or with "rows" T,
         each sequence a row later than the one before. None gives them the largest priority so far.
-      observed: number of first rows of a sequence that come with observations; None for all.
+      observation_rows: number of first rows of a sequence that come with observations; None for all.
       starts: "rollouts" begins sequences at row 0 of rollouts, "rows" at every row whose transition is not masked;
         numbers of sequences are then numbers of rows.
       updates_per_draw: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with
@@ -103,7 +103,7 @@ class ReplaySpec(NamedTuple):
     priority_exponent: float = 0.0
     importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
-    observed: int | None = None
+    observation_rows: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
     updates_per_draw: int = 1
     refresh_interval: int = 0

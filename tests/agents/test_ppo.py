@@ -41,7 +41,7 @@ def samples_of(seed: int = 0, shape: tuple[int, int] = (T, B)) -> tuple[np.ndarr
         core=(),
         sample=jnp.asarray(actions),
         log_prob=jnp.asarray(old, jnp.float32),
-        mask=jnp.asarray(mask, jnp.float32),
+        weight=jnp.asarray(mask, jnp.float32),
         **{name: jnp.asarray(x, jnp.float32) for name, x in numbers.items()},
     )
     return logits, rng.normal(size=shape), samples

@@ -148,10 +148,8 @@ def complaint(capsys, command):
             "train dqn catch --agent.target-period 8000",
             "--agent.target-period, 8000; did you mean --agent.target-interval, in updates, each of batch_size / replay_ratio",
         ),
-        (
-            "train pqn catch --agent.radam-eps 1e-8",
-            "did you mean --agent.optimizer-eps? (see podracer train pqn --help)",
-        ),
+        ("train pqn catch --agent.radam-eps 1e-8", "--agent.radam-eps, 1e-8; did you mean --agent.optimizer-eps? (see"),
+        ("train vtrace catch --hyper.lambda_ 1", "--hyper.lambda_, 1; did you mean --hyper.trace-lambda? (see"),
         # What a replay, a distribution and exploration have to be, and who has pending updates.
         (
             "train dqn catch --agent.replay-min-size 30000",
@@ -396,7 +394,7 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
     capsys.readouterr()
     assert run(f"train dqn {game} --preset rainbow --help") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in ("nature,fast_dqn,double,c51,qr,noisy,rainbow", "machado", "(default: 8000)"))
+    assert all(name in shown for name in ("nature,fast_dqn,double,c51,qr,noisy,rainbow", "machado", "(default: 2000)"))
 
 
 def test_envs_and_agents(capsys):

@@ -161,7 +161,7 @@ def test_sequences_are_the_streams(order, context):
 )
 def test_sequences_at_every_row_are_the_streams(length, context, T, order):
     """Rollouts shorter and longer than a sequence and its context; those whose transition is masked are not there."""
-    check_sequences(rows_of(length=length, context=context, observed=2), ORDERS[order], T)
+    check_sequences(rows_of(length=length, context=context, observation_rows=2), ORDERS[order], T)
 
 
 def check_sequences(spec, order, T):
@@ -185,7 +185,7 @@ def check_sequences(spec, order, T):
     for i, (lane, start) in enumerate(zip(lanes, starts)):
         rows = streams.rows[lane][start : start + spec.length]
         for column, got in enumerate(found.timesteps):
-            known = rows[: spec.observed] if column == 0 else rows
+            known = rows[: spec.observation_rows] if column == 0 else rows
             np.testing.assert_array_equal(np.asarray(got)[:, i], np.stack([row[column] for row in known]))
         actions = np.array([row[5] for row in rows[:-1]])
         np.testing.assert_array_equal(np.asarray(found.actions)[:, i], actions)

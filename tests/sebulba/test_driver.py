@@ -198,7 +198,7 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     assert np.min(counts.rollouts) > 3
     assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
     lanes = B // num_shards
-    spec = agent.replay._replace(observed=None)  # whatever a window brings, all of its rows are stored
+    spec = agent.replay._replace(observation_rows=None)  # whatever a window brings, all of its rows are stored
     observation = jnp.zeros(rings.rows.observation.shape[3:])
     buffer = replay.make(spec, observation, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
     seen = []
