@@ -105,8 +105,8 @@ def categorical(num_values: int) -> Distribution:
         return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
 
     def entropy(logits: jax.Array) -> jax.Array:
-        # An impossible action (logit -inf) contributes 0, not 0 * -inf.
-        term = lambda x: jnp.exp(x) * jnp.maximum(x, jnp.finfo(jnp.float32).min)  # noqa: E731
+        # An impossible action (logit -inf) contributes 0, not 0 * -inf; nor has it a gradient at any weight.
+        term = lambda x: jnp.exp(x) * jnp.maximum(x, -1e9)  # noqa: E731
         if few():
             return -functools.reduce(jnp.add, map(term, _log_softmax_of_few(logits)))
         return -jnp.sum(term(jax.nn.log_softmax(logits)), axis=-1)

@@ -21,8 +21,8 @@ def ignored(agent: Agent, spec: EnvSpec) -> list[str]:
     if agent.name not in AGENTS or masks.present(spec):
         return []
     return [
-        f"{agent.name} takes {name} in the observations of {spec.name} for numbers to see and plays illegal actions too: "
-        f"a mask that agents follow is called {masks.NAME}, and is at the top of a Dict."
+        f"{agent.name} takes {name} in the observations of {spec.name} for numbers to see and plays illegal actions: "
+        f"a mask that agents follow is called {masks.NAME} and stands at the top of a Dict."
         for name in _found(spec.observation_space, spec.action_space)
     ][:1]
 
