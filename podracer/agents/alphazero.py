@@ -221,7 +221,7 @@ class _AlphaZero(base.Functions):
         samples = _samples(batch, self.config.n_step, learner.hyper["value_mix"])
         if self.symmetries is not None:
             samples = transform(samples, self.symmetries, key)
-        evaluate = evaluator(self.network)
+        evaluate = evaluator(self.network, self.spec)
 
         # (p, v) = f(s) of each position, and one gradient step.
         def loss(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
@@ -240,22 +240,24 @@ def _network(spec: EnvSpec, config: AlphaZeroConfig) -> nets.Network:
     return nets.make_board(spec, hidden_sizes=config.hidden_sizes, blocks=config.blocks, channels=config.channels)
 
 
-def evaluator(network: nets.Network) -> Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]:
+def evaluator(
+    network: nets.Network, spec: EnvSpec
+) -> Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]:
     """`(params, observation [N]) -> (logits [N, A], value [N], legal bool [N, A])`."""
 
     def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
         row = jax.tree.map(lambda x: x[None], observation)
         zeros = jnp.zeros(row["to_play"].shape)
         logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
-        legal = observation["action_mask"] > 0
-        return jnp.where(legal, logits[0], jnp.finfo(jnp.float32).min), value[0], legal
+        legal = nets.masks.legal(spec, observation)
+        return nets.masks.lower(logits[0], legal), value[0], legal  # type: ignore[return-value]
 
     return evaluate
 
 
 def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Network | None = None) -> search.Planner:
     """The agent's search in the environment's own rules, with a network (the config's if None)."""
-    evaluate = evaluator(network or _network(environment.spec, config))
+    evaluate = evaluator(network or _network(environment.spec, config), environment.spec)
 
     def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
         logits, value, legal = evaluate(params, observation)

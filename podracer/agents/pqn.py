@@ -181,7 +181,7 @@ class _PQN(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)
         epsilon = self.config.evaluation_epsilon if evaluation else actor.aux
-        return epsilon_greedy(q, epsilon, key), {}, state
+        return epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation)), {}, state
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)

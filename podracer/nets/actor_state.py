@@ -12,7 +12,7 @@ from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
-from podracer.nets.networks import Inputs, Network
+from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer import distributions, errors, spaces
-from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
+from podracer.nets.network import Inputs, Network, NetworkError
+from podracer.nets.networks import num_actions
 from podracer.types import ArrayTree, EnvSpec
 
 T, B = 2, 3

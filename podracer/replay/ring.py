@@ -269,7 +269,7 @@ def transitions_since(shape: RingShape, samples: Sample, num_shards: int) -> jax
 
 
 def gather(shape: RingShape, spec: ReplaySpec, ring: Ring, samples: Sample, observations: ArrayTree) -> Trajectory:
-    """Gathers sampled sequences as a trajectory [length - 1, n], with the observations of `ReplaySpec.observation_rows` rows.
+    """Gathers sampled sequences as a trajectory [length - 1, n], observations in `ReplaySpec.observation_rows`.
 
     Args:
       shape: the ring's shape.
