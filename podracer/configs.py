@@ -151,6 +151,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "gamma": ("discount",),
     "learning_starts": ("replay_min_size",),
     "lr": ("learning_rate",),
+    "lstm_size": ("core", "core_size"),
     "n_envs": ("num_envs",),
     "n_epochs": ("num_epochs",),
     "n_steps": ("rollout_length",),
@@ -159,7 +160,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "update_epochs": ("num_epochs",),
     "vf_coef": ("value_cost", "baseline_cost"),
 }
-"""Names of settings in other libraries, and the names here."""
+"""Names of settings in other libraries, or of earlier days, and the names here."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

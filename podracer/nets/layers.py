@@ -55,19 +55,21 @@ class Dense(nn.Module):
     """A dense layer on the last axis; its weights begin as `scale` says (`Weights`).
 
     Parameters are float32; inputs and parameters are converted to `dtype`, and the result is of `dtype`. With `noise`,
-    weights and biases have a sigma for `nets.perturb`, at first `noise` / sqrt(inputs), which is not used here.
+    weights and biases have a sigma for `nets.perturb`, at first `noise` / sqrt(inputs), which is not used here. `bias`
+    is an initialiser of biases in place of that of `scale`.
     """
 
     size: int
     scale: Weights = np.sqrt(2)
     dtype: Any = jnp.float32
     noise: float = 0.0
+    bias: Callable[..., jax.Array] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = initializer(self.scale, orthogonal(self.scale))  # type: ignore[arg-type]
         weights = self.param("kernel", init, (x.shape[-1], self.size))
-        bias = self.param("bias", bias_initializer(self.scale, x.shape[-1]), (self.size,))
+        bias = self.param("bias", self.bias or bias_initializer(self.scale, x.shape[-1]), (self.size,))
         if self.noise:
             for name, array in (("kernel", weights), ("bias", bias)):
                 begin = nn.initializers.constant(self.noise / np.sqrt(x.shape[-1]))

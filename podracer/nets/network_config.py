@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from podracer import configs
 from podracer.nets.actor_state import stacked_spec
+from podracer.nets.cores import CoreName, CoreSettings
 from podracer.nets.network_check import check
 from podracer.nets.networks import ComputeDtype, Network, Torso, make, make_q
 from podracer.types import EnvSpec
@@ -21,6 +22,8 @@ class NetworkConfig:
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
+      core: a memory after the torso, fed with the previous action (one-hot) and the reward too: "none", "lstm" or "gru".
+      core_size: D, units of the core.
       compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
@@ -28,10 +31,17 @@ class NetworkConfig:
     torso: Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
+    core: CoreName = "none"
+    core_size: int = configs.field(64, low=1)
     compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
+
+    @property
+    def core_settings(self) -> CoreSettings:
+        """The core's settings."""
+        return CoreSettings(self.core, self.core_size)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
         """The network of a policy and a value.
@@ -70,5 +80,6 @@ class NetworkConfig:
             "torso": self.torso,
             "hidden_sizes": self.hidden_sizes,
             "activation": self.activation,
+            "core": self.core_settings,
             "compute_dtype": self.compute_dtype,
         }
