@@ -8,10 +8,11 @@ from typing import Any, Literal, Protocol
 import jax
 
 from podracer.nets.layers import Weights
+from podracer.nets.linear_recurrent import LRU, MinGRU
 from podracer.nets.recurrent import GRU, LSTM
 from podracer.types import ArrayTree
 
-CoreName = Literal["none", "lstm", "gru"]
+CoreName = Literal["none", "lstm", "gru", "mingru", "lru"]
 
 
 class Core(Protocol):
@@ -39,8 +40,11 @@ class Core(Protocol):
         ...
 
 
-CORES: dict[str, Any] = {"lstm": LSTM, "gru": GRU}
-"""The classes of cores: `(size, scale, name=...) -> Core`."""
+LAYERED: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
+"""The classes of cores in layers: `(size, scale, layers, name=...) -> Core`."""
+
+CORES: dict[str, Any] = {"lstm": LSTM, "gru": GRU} | LAYERED
+"""The classes of cores; those of one layer are `(size, scale, name=...) -> Core`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +57,21 @@ class CoreSettings:
 
     core: CoreName = "none"
     size: int = 64
+    layers: int = 1
+
+    def __post_init__(self):
+        if self.layers > 1 and self.core not in LAYERED:
+            raise ValueError(
+                f"core_layers={self.layers}: core={self.core!r} has one layer; use 1, or core={' or '.join(LAYERED)}."
+            )
 
     def __bool__(self) -> bool:
         return self.core != "none"
 
     def make(self, scale: Weights = 1.0) -> Core:
         """Makes the core; within a module's compact call, its layer "core"."""
-        return CORES[self.core](self.size, scale, name="core")
+        layers = {"layers": self.layers} if self.core in LAYERED else {}
+        return CORES[self.core](self.size, scale, **layers, name="core")
 
     def start(self, num_lanes: int) -> ArrayTree:
         """Returns the state at an episode's start, () without a core."""
@@ -67,7 +79,8 @@ class CoreSettings:
 
     def describe(self) -> str:
         """Returns the core in words, such as "lstm of 64", or ""."""
-        return f"{self.core} of {self.size}" if self else ""
+        layers = f"{self.layers} layers of " if self.layers > 1 else ""
+        return f"{self.core} of {layers}{self.size}" if self else ""
 
 
 NO_CORE = CoreSettings()

@@ -75,9 +75,13 @@ class Dense(nn.Module):
                 begin = nn.initializers.constant(self.noise / np.sqrt(x.shape[-1]))
                 self.param(f"{name}_sigma", begin, array.shape)
         x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
-        product = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
-        y = product(x.reshape(-1, x.shape[-1]), weights)
-        return y.reshape(*x.shape[:-1], self.size) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
+        return product(x, weights) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
+
+
+def product(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Computes [..., F] times [F, size], as one product of two axes."""
+    multiply = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
+    return multiply(x.reshape(-1, x.shape[-1]), weights).reshape(*x.shape[:-1], weights.shape[-1])
 
 
 # XLA:CPU has a fast kernel for x @ y but not for x.T @ y, which the gradient of the weights is: transposing the
