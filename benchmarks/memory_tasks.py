@@ -16,7 +16,7 @@ from podracer.bench import measure
 from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-SMALL = {"lstm_size": 32, "hidden_sizes": (32,), "head_size": 32}
+SMALL = {"core": "lstm", "core_size": 32, "hidden_sizes": (32,), "head_size": 32}
 TASKS = {
     "memory_chain": {
         "env_options": {"length": 20},
@@ -49,7 +49,7 @@ def main():
     results = {}
     for env, task in TASKS.items():
         histories = {}
-        for label, change in (("LSTM", {}), ("feed-forward", {"lstm_size": 0})):
+        for label, change in (("LSTM", {}), ("feed-forward", {"core": "none"})):
             start = time.perf_counter()
             result = podracer.train(
                 "r2d2",

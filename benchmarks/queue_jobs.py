@@ -121,9 +121,9 @@ JOBS = (
     ),
     Job("r2d2-pixel_catch", "r2d2 pixel_catch", 50_000, 0.9, 1000, 0.1),
     # A frame of this task shows all there is, so that memory is not needed.
-    Job("r2d2-pixel_catch-feed-forward", "r2d2 pixel_catch --agent.lstm-size 0", 50_000, 0.9, 1000, 0.1),
-    Job("r2d2-minigrid_memory", f"{MINIGRID} --agent.lstm-size 128", 1_000_000, 0.8, 1000, 0.25),
-    Job("r2d2-minigrid_memory-feed-forward", f"{MINIGRID} --agent.lstm-size 0", 1_000_000, 0.6, 1000, 0.25, True),
+    Job("r2d2-pixel_catch-feed-forward", "r2d2 pixel_catch --agent.core none", 50_000, 0.9, 1000, 0.1),
+    Job("r2d2-minigrid_memory", f"{MINIGRID} --agent.core lstm --agent.core-size 128", 1_000_000, 0.8, 1000, 0.25),
+    Job("r2d2-minigrid_memory-feed-forward", f"{MINIGRID} --agent.core none", 1_000_000, 0.6, 1000, 0.25, True),
     Job(
         "dqn-pong-fast_dqn",
         f"dqn envpool:Pong-v5 --preset fast_dqn {WHOLE_GAMES}",

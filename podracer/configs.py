@@ -151,6 +151,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "gamma": ("discount",),
     "learning_starts": ("replay_min_size",),
     "lr": ("learning_rate",),
+    "lstm_size": ("core", "core_size"),
     "n_envs": ("num_envs",),
     "n_epochs": ("num_epochs",),
     "n_steps": ("rollout_length",),

@@ -26,8 +26,13 @@ ROWS = {"replay_min_size": 320, "replay_capacity": 3_200, "target_interval": 160
 CASES = {
     "ppo": ("ppo", "catch", {}, 8_000),
     "vtrace": ("vtrace", "pixel_catch", {"torso": "resnet", "rollout_length": 10}, 1_600),
-    "lstm": ("ppo", "memory_chain", {"lstm_size": 16}, 8_000),
-    "r2d2": ("r2d2", "pixel_catch", SEQUENCES | {"torso": "shallow", "lstm_size": 16, "batch_size": 8}, 3_200),
+    "lstm": ("ppo", "memory_chain", {"core": "lstm", "core_size": 16}, 8_000),
+    "r2d2": (
+        "r2d2",
+        "pixel_catch",
+        SEQUENCES | {"torso": "shallow", "core": "lstm", "core_size": 16, "batch_size": 8},
+        3_200,
+    ),
     "dqn": ("dqn", "pixel_catch", ROWS | {"torso": "shallow"}, 1_600),
     "pqn": ("pqn", "catch", {}, 8_000),
     "alphazero": ("alphazero", "tic_tac_toe", SEARCH, 1_600),
@@ -110,7 +115,14 @@ def test_a_replay_is_not_copied(agent):
     """A program's memory is the replay and little else."""
     config = {"torso": "nature", "frame_stack": 4, "replay_capacity": 160_000}
     if agent == "r2d2":
-        config |= {"lstm_size": 64, "rollout_length": 40, "burn_in": 40, "trace_length": 80, "replay_min_size": 20_000}
+        config |= {
+            "core": "lstm",
+            "core_size": 64,
+            "rollout_length": 40,
+            "burn_in": 40,
+            "trace_length": 80,
+            "replay_min_size": 20_000,
+        }
     environment = environments.make("pixel_catch")
     made = make_agent(agent, environment, config)
     layout = topology.make(num_envs=16, envs_per_device=16, devices=jax.local_devices()[:1])

@@ -65,7 +65,6 @@ class PPOConfig(nets.NetworkConfig):
       clip_rewards: to [-1, 1], as is usual for Atari.
       normalize_rewards: by the running standard deviation of the discounted return, clipped to [-10, 10].
       separate: whether policy and value have a torso each.
-      lstm_size: units of an LSTM core, 0 for none.
     """
 
     envs_per_device: int = configs.field(64, low=1)
@@ -88,7 +87,6 @@ class PPOConfig(nets.NetworkConfig):
     normalize_rewards: bool = True
     activation: Literal["relu", "tanh"] = "tanh"
     separate: bool = True
-    lstm_size: int = configs.field(0, low=0)
 
     @classmethod
     def atari(cls, **overrides) -> PPOConfig:
@@ -133,7 +131,7 @@ class Samples(NamedTuple):
 
     Attributes:
       inputs: of the network, [T, n, ...].
-      core: state of the LSTM before row 0, [n, ...]; () without one.
+      core: state of the core before row 0, [n, ...]; () without one.
       sample: the sampled action before it was squashed, or the action, [T, n, ...].
       log_prob: of the acting policy, [T, n].
       value: V before the first gradient step, [T, n].
@@ -235,7 +233,7 @@ def make(
     config = config or PPOConfig()
     check_one_player(spec, "ppo")
     distribution = distributions.for_space(spec.action_space)
-    network = config.actor_critic("ppo", spec, network, separate=config.separate, lstm_size=config.lstm_size)
+    network = config.actor_critic("ppo", spec, network, separate=config.separate)
     floats = [leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(spaces.zeros(spec.observation_space))]
     if config.normalize_observations and not any(floats):
         raise ValueError(

@@ -12,7 +12,7 @@ Deviations from the papers, all of them defaults that a field sets back (`R2D2Co
 *   The target network is copied every 200 updates rather than 2,500.
 
 What no field changes: weights are Glorot's except those of the LSTM's recurrence, which are orthogonal; returns are
-shorter at the end of a sequence, and stop at truncations and breaks, where they bootstrap. With `lstm_size=0` this is
+shorter at the end of a sequence, and stop at truncations and breaks, where they bootstrap. With `core="none"` this is
 the Ape-X form of DQN (Horgan et al. 2018), on sequences.
 """
 
@@ -73,7 +73,7 @@ class R2D2Config(nets.NetworkConfig):
         lane alone as the middle of many, 0.016, also where a trained agent acts that is not greedy.
       epsilon_alpha: (paper: 7).
       evaluation_epsilon: of all lanes in evaluation (paper: 1e-3); greedy policies and exports have 0.
-      lstm_size: units of the LSTM core, 0 for none (paper: 512).
+      core: see `podracer.nets.NetworkConfig` (paper: an LSTM of 512).
       head_size: units of each dueling head (paper: 512).
     """
 
@@ -99,7 +99,7 @@ class R2D2Config(nets.NetworkConfig):
     epsilon_alpha: float = configs.field(7.0, low=0.0)
     evaluation_epsilon: float = configs.field(1e-3, low=0.0, high=1.0)
     hidden_sizes: tuple[int, ...] = configs.field((64,), low=1)
-    lstm_size: int = configs.field(64, low=0)
+    core: nets.CoreName = "lstm"
     head_size: int = configs.field(64, low=1)
 
     def __post_init__(self):
@@ -127,7 +127,8 @@ class R2D2Config(nets.NetworkConfig):
             "target_interval": 2_500,
             "frame_stack": 4,
             "torso": "nature",
-            "lstm_size": 512,
+            "core": "lstm",
+            "core_size": 512,
             "head_size": 512,
         }
         return cls(**(paper | overrides))
@@ -215,7 +216,7 @@ def make(
     """
     config = config or R2D2Config()
     check_one_player(spec, "r2d2")
-    network = config.action_values("r2d2", spec, network, lstm_size=config.lstm_size, head_size=config.head_size)
+    network = config.action_values("r2d2", spec, network, head_size=config.head_size)
     functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.optimizer_eps), loss)
     T = config.rollout_length  # a sequence begins every T rows
     replay = ReplaySpec(

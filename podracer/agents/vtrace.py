@@ -73,7 +73,7 @@ class VTraceConfig(nets.NetworkConfig):
       replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
       replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
         T rows).
-      lstm_size: units of the LSTM core (paper: 0 or 256).
+      core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
     """
 
     envs_per_device: int = configs.field(32, low=1)
@@ -97,7 +97,6 @@ class VTraceConfig(nets.NetworkConfig):
     reward_transform: RewardTransform = "none"
     replay_fraction: float = configs.field(0.0, low=0.0, high=0.5)
     replay_capacity: int = configs.field(200_000, low=1)
-    lstm_size: int = configs.field(0, low=0)
 
     @classmethod
     def atari(cls, **overrides) -> VTraceConfig:
@@ -213,7 +212,7 @@ def make(
     config = config or VTraceConfig()
     check_one_player(spec, "vtrace")
     distribution = distributions.for_space(spec.action_space)
-    network = config.actor_critic("vtrace", spec, network, lstm_size=config.lstm_size)
+    network = config.actor_critic("vtrace", spec, network)
     rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from podracer import configs
 from podracer.nets import masks
 from podracer.nets.actor_state import stacked_spec
+from podracer.nets.cores import CoreName, CoreSettings
 from podracer.nets.network import Network
 from podracer.nets.network_check import check
 from podracer.nets.networks import ComputeDtype, Torso, make, make_q
@@ -23,6 +24,10 @@ class NetworkConfig:
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
+      core: a memory after the torso, fed with the previous action (one-hot) and the reward too: "none", "lstm", "gru",
+        "mingru" or "lru".
+      core_size: D, units of the core.
+      core_layers: layers of mingru and lru; the others have one.
       compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
@@ -30,10 +35,19 @@ class NetworkConfig:
     torso: Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
+    core: CoreName = "none"
+    core_size: int = configs.field(64, low=1)
+    core_layers: int = configs.field(1, low=1)
     compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
+        _ = self.core_settings  # refuses what the core does not have
+
+    @property
+    def core_settings(self) -> CoreSettings:
+        """The core's settings."""
+        return CoreSettings(self.core, self.core_size, self.core_layers)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
         """The network of a policy and a value; illegal outputs are lowered (`masks.masked`).
@@ -78,5 +92,6 @@ class NetworkConfig:
             "torso": self.torso,
             "hidden_sizes": self.hidden_sizes,
             "activation": self.activation,
+            "core": self.core_settings,
             "compute_dtype": self.compute_dtype,
         }

@@ -66,7 +66,7 @@ class Buffer:
         return rings.sample(self.shape, ring, counts, key, n, beta)
 
     def gather(self, ring: Ring, samples: Sample) -> Trajectory:
-        """Gathers n samples as a trajectory [length - 1, n], with the observations of `ReplaySpec.observation_rows` rows."""
+        """Gathers n samples as a trajectory [length - 1, n], observations in `ReplaySpec.observation_rows`."""
         return rings.gather(self.shape, self.spec, ring, samples, self.observations)
 
     def write(self, ring: Ring, counts: jax.Array, samples: Sample, priority: jax.Array) -> tuple[Ring, jax.Array]:

@@ -383,6 +383,6 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         ):
             agents.dqn.make(SPEC, DQNConfig(values=values), plain)
     with pytest.raises(nets.NetworkError, match="dqn replays single rows, .* r2d2 replays sequences"):
-        agents.dqn.make(SPEC, DQNConfig(), nets.make_q(SPEC, hidden_sizes=(4,), lstm_size=3))
+        agents.dqn.make(SPEC, DQNConfig(), nets.make_q(SPEC, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 3)))
     with pytest.raises(ValueError, match="action values need Discrete"):
         agents.dqn.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

@@ -222,7 +222,7 @@ def test_the_papers_settings() -> None:
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"epsilon_final=0\.5 must be at most epsilon_start=0\.2: .* use 0\.2\."):
         PQNConfig(epsilon_start=0.2, epsilon_final=0.5)
-    recurrent = nets.make_q(SPEC, hidden_sizes=(4,), lstm_size=4, head_size=4)
+    recurrent = nets.make_q(SPEC, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 4), head_size=4)
     with pytest.raises(ValueError, match="network= is recurrent, but pqn shuffles single rows"):
         agents.pqn.make(SPEC, network=recurrent)
     with pytest.raises(ValueError, match="action values need Discrete ones"):

@@ -245,10 +245,10 @@ def trained_muzero(environment: Any) -> tuple[Agent, list[LearnerState]]:
 
 @functools.cache
 def trained_actor_critic(
-    name: str, environment: Any, lstm_size: int = 0
+    name: str, environment: Any, core: nets.CoreSettings = nets.NO_CORE
 ) -> tuple[Agent, nets.Network, list[LearnerState]]:
     """An agent with a network that we can ask for values, and the members' learner states."""
-    network = nets.make(environment.spec, hidden_sizes=(16,), activation="tanh", separate=True, lstm_size=lstm_size)
+    network = nets.make(environment.spec, hidden_sizes=(16,), activation="tanh", separate=True, core=core)
     if name == "vtrace":
         agent = agents.vtrace.make(environment.spec, VTraceConfig(**VTRACE), network)
     else:
@@ -306,7 +306,7 @@ def check_policy(agent: Agent, learner: LearnerState, observation: np.ndarray, b
 @pytest.mark.parametrize("name", ["ppo", "vtrace"])
 def test_a_recurrent_network_learns_delayed_rewards(name: str) -> None:
     """Row by row through an episode: the values are gamma and 1 with the memory that acting has there."""
-    _, network, members = trained_actor_critic(name, probes.DelayedReward(), lstm_size=8)
+    _, network, members = trained_actor_critic(name, probes.DelayedReward(), core=nets.CoreSettings("lstm", 8))
     apply = jax.jit(lambda params, rows: network.apply(params, rows, network.start(1))[1][:, 0])
     for member in members:
         for action in (0, 1):

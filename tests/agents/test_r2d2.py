@@ -22,7 +22,8 @@ SMALL = {
     "trace_length": 9,
     "n_step": 3,
     "hidden_sizes": (8,),
-    "lstm_size": 6,
+    "core": "lstm",
+    "core_size": 6,
     "head_size": 8,
     "batch_size": B,
     "replay_capacity": 40 * T,
@@ -66,15 +67,17 @@ def learn(agent, learner, batch):
 
 
 @pytest.mark.parametrize(
-    ("lstm_size", "frame_stack"),
-    [(6, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (0, 3), (6, 1)))],
+    ("core", "frame_stack"),
+    [("lstm", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("none", 1), ("none", 3), ("lstm", 1)))],
 )
-def test_unrolling_from_the_stored_state_gives_the_actors_values(lstm_size, frame_stack):
-    agent = made(lstm_size=lstm_size, frame_stack=frame_stack)
+def test_unrolling_from_the_stored_state_gives_the_actors_values(core, frame_stack):
+    agent = made(core=core, frame_stack=frame_stack)
     learner, _, _, batch = replayed(agent)
     trajectory = batch.trajectory
     assert np.any(trajectory.timesteps.first[1:-1]), "episodes end within sequences"
-    network = nets.make_q(nets.stacked_spec(SPEC, frame_stack), hidden_sizes=(8,), lstm_size=lstm_size, head_size=8)
+    network = nets.make_q(
+        nets.stacked_spec(SPEC, frame_stack), hidden_sizes=(8,), core=agent.config.core_settings, head_size=8
+    )
     q = jax.jit(functools.partial(nets.unroll, network))(learner.params, trajectory)[0]
     np.testing.assert_allclose(jnp.max(q[:-1], -1), trajectory.extras["q_max"], atol=1e-5)
     taken = jnp.take_along_axis(q[:-1], trajectory.actions[..., None], -1)[..., 0]
@@ -134,7 +137,7 @@ def test_burning_in_only_makes_a_state():
     """Learning with a burn-in is learning from the rows behind it, with the state that the burn-in ends in."""
     agent, without = made(learning_rate=0.1), made(learning_rate=0.1, burn_in=0)
     learner, _, _, batch = replayed(agent)
-    network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=6, head_size=8)
+    network = nets.make_q(SPEC, hidden_sizes=(8,), core=nets.CoreSettings("lstm", 6), head_size=8)
     n = agent.config.burn_in
     trajectory = batch.trajectory
     inputs = nets.inputs(network, trajectory)
@@ -154,7 +157,7 @@ def test_burning_in_only_makes_a_state():
 
 
 def test_masked_transitions_change_nothing():
-    agent = made(learning_rate=0.1, lstm_size=0)
+    agent = made(learning_rate=0.1, core="none")
     learner, _, _, batch = replayed(agent)
     steps = batch.trajectory.timesteps
     joins = steps.first[1:]
@@ -179,7 +182,7 @@ def test_the_loss_is_the_oracles():
     other = jax.jit(agent.init)(jax.random.key(9), harness.hyper(agent)).params
     learner = learner._replace(aux=other)
     weight = jnp.asarray(np.random.default_rng(0).random(batch.weight.shape), jnp.float32)
-    network = nets.make_q(SPEC, hidden_sizes=(8,), lstm_size=6, head_size=8)
+    network = nets.make_q(SPEC, hidden_sizes=(8,), core=nets.CoreSettings("lstm", 6), head_size=8)
     unroll = jax.jit(functools.partial(nets.unroll, network))
     online = np.asarray(unroll(learner.params, batch.trajectory)[0], np.float64)
     target = np.asarray(unroll(other, batch.trajectory)[0], np.float64)
@@ -273,14 +276,15 @@ def test_paper_settings_are_the_tables():
         "value_rescaling": True,
         "frame_stack": 4,
         "torso": "nature",
-        "lstm_size": 512,
+        "core": "lstm",
+        "core_size": 512,
         "head_size": 512,
     }
     assert {name: getattr(config, name) for name in table_8} == table_8
     # Section 4.3: 260K frames and 9.5 updates a second. Every row is in the trace of one sequence, 0.75 times.
     rows = config.trace_length * config.batch_size / config.replay_ratio
     assert rows == pytest.approx(260_000 / 4 / 9.5, rel=0.01)
-    assert R2D2Config.atari(lstm_size=0) == dataclasses.replace(config, lstm_size=0)
+    assert R2D2Config.atari(core="none") == dataclasses.replace(config, core="none")
 
 
 def test_what_does_not_fit_is_said():

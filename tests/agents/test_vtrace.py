@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, distributions, returns, spaces
+from podracer import agents, distributions, nets, returns, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
 from podracer.topology import collectives
@@ -209,17 +209,17 @@ SMALL = {"hidden_sizes": (8,), "rollout_length": T}
 
 
 @pytest.mark.parametrize(
-    ("action_space", "lstm_size"),
+    ("action_space", "core"),
     [
-        (SPEC.action_space, 0),
-        pytest.param(SPEC.action_space, 5, marks=pytest.mark.slow),
-        (spaces.Box(-2.0, 1.0, (2,)), 5),
+        (SPEC.action_space, "none"),
+        pytest.param(SPEC.action_space, "lstm", marks=pytest.mark.slow),
+        (spaces.Box(-2.0, 1.0, (2,)), "lstm"),
     ],
     ids=["discrete", "recurrent", "continuous recurrent"],
 )
-def test_ratios_are_one_on_policy(action_space: spaces.Space, lstm_size: int) -> None:
+def test_ratios_are_one_on_policy(action_space: spaces.Space, core: nets.CoreName) -> None:
     """The learner's log-probabilities of a rollout by the same parameters are those that acting recorded."""
-    agent, learner, record, learn = made(VTraceConfig(lstm_size=lstm_size, **SMALL), action_space)
+    agent, learner, record, learn = made(VTraceConfig(core=core, core_size=5, **SMALL), action_space)
     rows = harness.timesteps(1, T, B)
     trajectory = record(learner, rows)
     after, metrics = learn(learner, trajectory, jnp.float32(0))
@@ -234,7 +234,7 @@ def test_ratios_are_one_on_policy(action_space: spaces.Space, lstm_size: int) ->
 
 @pytest.fixture(scope="module")
 def recurrent() -> Any:
-    return made(VTraceConfig(lstm_size=5, learning_rate_decay=True, **SMALL))
+    return made(VTraceConfig(core="lstm", core_size=5, learning_rate_decay=True, **SMALL))
 
 
 def test_masked_rows_change_nothing(recurrent: Any) -> None:
@@ -316,7 +316,7 @@ def test_reward_transforms(name: Any, formula: Callable[[float], float]) -> None
 
 def test_acting_and_learning_transform_rewards_alike() -> None:
     """A recurrent network reads the reward: on-policy ratios are 1 only if both see the transformed one."""
-    _, learner, record, learn = made(VTraceConfig(lstm_size=5, reward_transform="abs_one", **SMALL))
+    _, learner, record, learn = made(VTraceConfig(core="lstm", core_size=5, reward_transform="abs_one", **SMALL))
     rows = harness.timesteps(6, T, B)
     large = rows._replace(reward=50.0 * rows.reward)
     params = jax.tree.map(lambda x: 3.0 * x, learner.params)

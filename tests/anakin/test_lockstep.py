@@ -21,7 +21,7 @@ COUNTING = counting.CountingEnvironment()
 def agent_of():
     replayed = {"batch_size": 8, "replay_capacity": 100 * T, "replay_min_size": 1, "replay_ratio": DUE * 8 / B}
     config = agents.R2D2Config(
-        rollout_length=T, hidden_sizes=(8,), lstm_size=0, head_size=8, burn_in=0, trace_length=T, **replayed
+        rollout_length=T, hidden_sizes=(8,), core="none", head_size=8, burn_in=0, trace_length=T, **replayed
     )
     agent = agents.r2d2.make(COUNTING.spec, config)
 

@@ -105,7 +105,7 @@ def complaint(capsys, command):
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
         ("train vtrace catch more", "Unrecognized options: more"),
         ("train vtrace catch --seed 0 1 2", "--seed takes one value, but got 0 1 2; --seeds trains a run for each"),
-        ("train vtrace catch --quiet --agent.lstm-size=4 5", "--agent.lstm-size takes one value, but got 4 5"),
+        ("train vtrace catch --quiet --agent.core-size=4 5", "--agent.core-size takes one value, but got 4 5"),
         ("train vtrace catch --resume runs --quiet", "--resume takes no value, but got runs"),
         ("train vtrace catch --seed", "Missing value for argument '--seed'"),
         ("train vtrace catch --total-steps many", "--total-steps: 'many' is not an integer"),

@@ -13,7 +13,7 @@ from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
 T, B, LANE, FILLERS = 12, 4, 1, slice(4, 7)
-SMALL = {"hidden_sizes": (8,), "lstm_size": 6}
+SMALL = {"hidden_sizes": (8,), "core": "lstm", "core_size": 6}
 MADE = {
     "vtrace": lambda: agents.vtrace.make(SPEC, agents.VTraceConfig(rollout_length=T, **SMALL)),
     "ppo": lambda: agents.ppo.make(

@@ -27,8 +27,13 @@ COUNTING = counting.CountingEnvironment()
 
 
 @functools.cache
-def agent_of(name, lstm_size=0, normalize=True):
-    common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
+def agent_of(name, core_size=0, normalize=True):
+    common = {
+        "rollout_length": T,
+        "hidden_sizes": (8,),
+        "core_size": core_size or 1,
+        "core": "lstm" if core_size else "none",
+    }
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
     if name == "vtrace with replay":
@@ -190,7 +195,7 @@ def test_trajectories_keep_the_contract(name, threads, mode, replicas):
 @pytest.mark.parametrize(("name", "num_shards"), [("dqn", 2), ("muzero", 2), ("r2d2", 1), ("r2d2", 2)])
 def test_replayed_sequences_keep_the_contract(name, num_shards):
     """Two actors fill a ring in whatever order they come: every sequence is a stretch of one lane's stream."""
-    agent = agent_of(name, lstm_size=4)
+    agent = agent_of(name, core_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
     counts, rings, _ = final.replay_state
@@ -237,7 +242,7 @@ def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, mon
     monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
     ends, reports = [], []
     for memory in ("device", "host"):
-        driver = driver_of(agent_of(name, lstm_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
+        driver = driver_of(agent_of(name, core_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
         final, _, progress, _ = run(driver, total_steps=2000)
         ends.append(harness.numbers_of((final.learner, final.replay_state)))
         reports.append([p.metrics for p in progress])
@@ -292,14 +297,18 @@ def test_episode_sums_are_those_of_the_rows():
 @pytest.mark.parametrize("name", ["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_memory_and_what_was_recorded_belong_to_their_rows(name):
     """With a learning rate of 0, unrolling the network from `actor_state` gives the recorded log-probabilities."""
-    agent = agent_of(name, lstm_size=4, normalize=False)
+    agent = agent_of(name, core_size=4, normalize=False)
     driver = driver_of(agent, hyper={"learning_rate": 0.0})
     final, captured, _, _ = run(driver, total_steps=300)
     params = jax.tree.map(lambda x: x[0], final.learner.params)
     config = agent.config
     separate = {"separate": config.separate} if name == "ppo" else {}
     network = nets.make(
-        COUNTING.spec, hidden_sizes=config.hidden_sizes, activation=config.activation, lstm_size=4, **separate
+        COUNTING.spec,
+        hidden_sizes=config.hidden_sizes,
+        activation=config.activation,
+        core=config.core_settings,
+        **separate,
     )
     distribution = distributions.for_space(COUNTING.spec.action_space)
     for trajectory in captured[0][:6]:
@@ -359,7 +368,7 @@ def test_agents_that_search_learn_on_the_host(name, environment, mode):
 )
 def test_lockstep_resumes_bit_for_bit(threads, milestone):
     """From a state in the middle, in a new driver, as if nothing had happened."""
-    agent = agent_of("ppo", lstm_size=3)
+    agent = agent_of("ppo", core_size=3)
     whole, _, _, states = run(driver_of(agent, threads, mode="lockstep"), milestone=milestone)
     middle = states[0]
     assert int(middle.env_steps.low[0]) < 500
@@ -373,7 +382,7 @@ def test_lockstep_resumes_bit_for_bit(threads, milestone):
 
 def test_a_state_is_like_what_like_says():
     for name, mode, memory in (("ppo", "async", "device"), ("ppo", "lockstep", "device"), ("r2d2", "async", "host")):
-        driver = driver_of(agent_of(name, lstm_size=3), 2, mode, replay_memory=memory)
+        driver = driver_of(agent_of(name, core_size=3), 2, mode, replay_memory=memory)
         state, like = driver.init(), driver.like()
         assert jax.tree.structure(state) == jax.tree.structure(like)
 

@@ -28,7 +28,7 @@ def agent():
     """DUE updates a rollout, once there are two."""
     replayed = {"batch_size": 8, "replay_capacity": 200 * T, "replay_min_size": 8 * T, "replay_ratio": DUE * 8 / B}
     config = agents.R2D2Config(
-        rollout_length=T, hidden_sizes=(8,), lstm_size=0, head_size=8, burn_in=0, trace_length=T, **replayed
+        rollout_length=T, hidden_sizes=(8,), core="none", head_size=8, burn_in=0, trace_length=T, **replayed
     )
     return agents.r2d2.make(COUNTING.spec, config)
 

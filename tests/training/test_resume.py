@@ -28,11 +28,11 @@ DQN = (
 )
 CASES = {
     # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
-    "vtrace": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --agent.optimizer rmsprop "
+    "vtrace": "train vtrace memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.optimizer rmsprop "
     "--agent.momentum 0.9",
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
     # A replay with its priorities, and a target network.
-    "r2d2": "train r2d2 memory_chain --env.length 3 --agent.lstm-size 4 --agent.burn-in 2 --agent.trace-length 12 "
+    "r2d2": "train r2d2 memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.burn-in 2 --agent.trace-length 12 "
     "--agent.batch-size 8 --agent.replay-ratio 9.6 --agent.replay-capacity 8000 --agent.replay-min-size 800 "
     "--agent.target-interval 7",
     # Updates that are due and not done: at checkpoints, and wherever in a period a signal comes.
@@ -40,7 +40,7 @@ CASES = {
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
     "dqn-sebulba-2": f"{DQN} --agent.priority-exponent 0.5 --arch sebulba --mode lockstep --actor-threads 2",
     # Both actors' environments, and the parameters that their next rollouts need.
-    "sebulba": "train vtrace memory_chain --env.length 3 --agent.lstm-size 4 --arch sebulba --mode lockstep "
+    "sebulba": "train vtrace memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",
 }
 SEARCH_CASES = {
@@ -229,7 +229,13 @@ def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
     settings = {
-        "config": {"replay_capacity": 8_000, "replay_min_size": 2_000, "replay_ratio": 2.0, "lstm_size": 4},
+        "config": {
+            "replay_capacity": 8_000,
+            "replay_min_size": 2_000,
+            "replay_ratio": 2.0,
+            "core": "lstm",
+            "core_size": 4,
+        },
         "arch": arch,
         "num_envs": 8,
         "total_steps": 12_000,
