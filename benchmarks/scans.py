@@ -2,7 +2,7 @@
 
     python benchmarks/scans.py [--lanes 16] [--seconds 0.2]
 
-Writes `benchmarks/results/scans.json`, by which `podracer/scans.py` chooses. Ways are measured in turns; times are medians.
+Writes `benchmarks/results/scans.json`, by which `podracer/scans.py` chooses. Ways are measured in turns; medians.
 """
 
 from __future__ import annotations
