@@ -24,10 +24,10 @@ def ignored(agent: Agent, spec: EnvSpec) -> list[str]:
     honours = agent.name in PLANNERS
     if not found or agent.name not in AGENTS or (honours and NAME in found):
         return []
-    said = f"{agent.name} takes {found[0]} in the observations of {spec.name} for numbers to see"
+    message = f"{agent.name} takes {found[0]} in the observations of {spec.name} for numbers to see"
     if honours:
-        return [f"{said}: a mask of legal actions is called {NAME}."]
-    return [f"{said} and plays illegal actions too; {', '.join(PLANNERS)} honour a mask that is called {NAME}."]
+        return [f"{message}: a mask of legal actions is called {NAME}."]
+    return [f"{message} and plays illegal actions too; {', '.join(PLANNERS)} honour a mask that is called {NAME}."]
 
 
 def _masks(space: Any, actions: Any) -> Iterator[str]:
