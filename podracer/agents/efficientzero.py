@@ -327,6 +327,7 @@ class _EfficientZero(base.Functions):
             first, later = (world_models.with_channels(x, 2) for x in (first, later))
             first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
         actions = batch.trajectory.actions[:K]
+        # s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}) with its predictions, and the projections of h(o_k) (section 4.1).
         return prefix_models.unroll(self.network, params, statistics, first, later, actions, self.config.horizon)
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
@@ -389,6 +390,7 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
+    # Prefixes P_k of each horizon (section 4.2), and values z_k of fewer rewards for older samples (section 4.3).
     num_rewards = _rewards_in_values(batch.age, config)
     return windows.of_trajectory(
         batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=config.horizon

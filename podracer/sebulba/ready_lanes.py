@@ -30,7 +30,7 @@ class DoubleBuffer(NamedTuple):
       extras: tree of [2, T, B, ...].
       versions: int32 [2, T, B].
       memory: [B]; the agent's state now.
-      begun: [2, B]; its state before row 0.
+      start_memory: [2, B]; its state before row 0.
     """
 
     rows: HostStep
@@ -38,7 +38,7 @@ class DoubleBuffer(NamedTuple):
     extras: ArrayTree
     versions: jax.Array
     memory: ArrayTree
-    begun: ArrayTree
+    start_memory: ArrayTree
 
 
 class WriteIndex(NamedTuple):
@@ -112,16 +112,16 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
         lanes, half, t, ended = where
         memory = jax.tree.map(lambda x: x.at[lanes].get(mode="clip"), buffers.memory)
         rows = _write_rows(_write_rows(buffers.rows, 1 - half, T, ended, row), half, t, lanes, row)
-        begun = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), buffers.begun, memory)
+        start_memory = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), buffers.start_memory, memory)
         action, extras, memory = agent.act(params, memory, row.timestep, jax.random.fold_in(key, count), False)
-        write = lambda to, what: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, what)  # noqa: E731
+        write = lambda to, value: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, value)  # noqa: E731
         return DoubleBuffer(
             rows,
             write(buffers.actions, action),
             write(buffers.extras, extras),
             write(buffers.versions, jnp.broadcast_to(params.version, lanes.shape)),
             jax.tree.map(lambda x, y: x.at[lanes].set(y, mode="drop"), buffers.memory, memory),
-            begun,
+            start_memory,
         ), action
 
     def finish(
@@ -133,7 +133,7 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
             timesteps=actor_program.timesteps(rows),
             actions=of_half(buffers.actions),
             extras=of_half(buffers.extras),
-            actor_state=of_half(buffers.begun),
+            actor_state=of_half(buffers.start_memory),
             policy_version=buffers.versions[half],
             lane=lanes,
         )
@@ -216,7 +216,7 @@ class PartialActor(Actor):
         buffers, games, key = context.begin[self.device](carry), carry.games, carry.keys[0]
         clocks = LaneCursors(len(self._lanes), context.rollout_length, self._at_once)
         nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        seconds, steps, spoilt = dict(nothing), 0, ""
+        seconds, steps, fault = dict(nothing), 0, ""
         held: list[tuple[np.ndarray, HostStep]] = []
         while True:
             t0 = clock()
@@ -236,7 +236,7 @@ class PartialActor(Actor):
                     continue
                 t0 = clock()
                 where = clocks.advance(lanes, rows.scalars[2] > 0)
-                spoilt = spoilt or not_finite(lanes, rows, int(where.t[0]))
+                fault = fault or not_finite(lanes, rows, int(where.t[0]))
                 now = context.store.newest()
                 rows = _padded(rows, len(lanes), self._at_once)
                 buffers, actions = act(buffers, now.params[self.device], key, np.int32(steps), where, rows)
@@ -254,8 +254,8 @@ class PartialActor(Actor):
                     t1 = clock()
                     seconds["transfer"] = t1 - t0
                     played = clocks.hand_over()
-                    context.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
-                    spoilt = ""
+                    context.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, fault))
+                    fault = ""
                     seconds = nothing | {"queue": clock() - t1}
                     self.number += context.num_actors
                     todo, held = todo + held, []

@@ -130,7 +130,7 @@ matter."""
 def names(agent: str) -> tuple[str, ...]:
     """The presets of an agent by name."""
     of_atari = tuple(papers.SEVERAL.get(agent, ("atari",) if agent in papers.PAPERS else ()))
-    return (*of_atari, *(name for name, tasks in TASKS.items() if any(whose == agent for whose, _ in tasks)))
+    return (*of_atari, *(name for name, tasks in TASKS.items() if any(owner == agent for owner, _ in tasks)))
 
 
 def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
@@ -147,17 +147,17 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
       ValueError: for an unknown name, a preset that another agent has or another environment needs, or a number of
         lanes that does not fit.
     """
-    begun = _find(preset, agent, environment) if preset else Settings()
+    preset_settings = _find(preset, agent, environment) if preset else Settings()
     if protocol:
-        layers = [begun, _of_protocol(protocol, agent, environment, begun)]
-    elif "protocol" in begun.names:  # what the preset says itself goes before its protocol
-        layers = [_of_protocol(begun.names["protocol"], agent, environment, begun), begun]
+        layers = [preset_settings, _of_protocol(protocol, agent, environment, preset_settings)]
+    elif "protocol" in preset_settings.names:  # what the preset says itself goes before its protocol
+        layers = [_of_protocol(preset_settings.names["protocol"], agent, environment, preset_settings), preset_settings]
     else:
-        layers = [begun]
+        layers = [preset_settings]
     parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
     merged = Settings(*parts)
-    if begun.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
-        return _with_periods(agent, merged, begun)
+    if preset_settings.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
+        return _with_periods(agent, merged, preset_settings)
     if agent == "efficientzero" and preset:
         total_steps = configs.from_json(RunConfig, merged.run).total_steps
         fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
@@ -174,10 +174,10 @@ def _find(name: str, agent: str, environment: str) -> Settings:
     if agent not in AGENTS:
         raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
     if name not in names(agent):
-        whose = [other for other in AGENTS if name in names(other)]
-        if whose:
+        owners = [other for other in AGENTS if name in names(other)]
+        if owners:
             has = ", ".join(names(agent)) or "none"
-            raise ValueError(f"preset={name!r} is of {', '.join(whose)}; the presets of {agent}: {has}.")
+            raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
     found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
@@ -194,13 +194,13 @@ def suggestion(agent: Any, environment: Any) -> list[str]:
 def _of_task(name: str, agent: str, environment: str) -> Settings:
     if found := _in_tasks(name, agent, environment):
         return found
-    there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
-    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
+    available = ", ".join(f"{owner} on {known}" for owner, known in TASKS[name])
+    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {available}.")
 
 
 def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
     task = _task(environment).replace("_", "").lower()
-    known = {(whose, known.replace("_", "").lower()): settings for (whose, known), settings in TASKS[name].items()}
+    known = {(owner, known.replace("_", "").lower()): settings for (owner, known), settings in TASKS[name].items()}
     return known.get((agent, task))
 
 
@@ -219,12 +219,12 @@ def _of_atari(name: str, agent: str, environment: str) -> Settings:
     return Settings(changes, goes_with.run, {}, {"protocol": goes_with.protocol})
 
 
-def _of_protocol(name: str, agent: str, environment: str, begun: Settings) -> Settings:
+def _of_protocol(name: str, agent: str, environment: str, preset_settings: Settings) -> Settings:
     protocol = atari.protocol(name)
     _check_game(f"protocol={name!r}", environment)
     if agent not in AGENTS:
         raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
-    settings = vars(configs.from_json(AGENTS[agent][0], begun.agent))
+    settings = vars(configs.from_json(AGENTS[agent][0], preset_settings.agent))
     return Settings(protocol.agent(settings), protocol.run, protocol.env, {"protocol": name})
 
 
@@ -236,7 +236,7 @@ def _check_game(what: str, environment: str) -> None:
     raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
 
 
-def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
+def _with_periods(agent: str, merged: Settings, preset_settings: Settings) -> Settings:
     """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
 
     Raises:
@@ -248,7 +248,7 @@ def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
                 f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
                 "one actor acts; leave it out (or give rollout_length)."
             )
-    num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
+    num_envs = configs.from_json(RunConfig, merged.run).num_envs or preset_settings.run["num_envs"]
     rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], merged.agent), num_envs)
     return merged._replace(
         agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}

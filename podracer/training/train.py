@@ -114,8 +114,8 @@ def train(
         names: Mapping[str, str] = {}
         if preset or protocol:
             if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
-                asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
-                raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+                setting = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+                raise ValueError(f"{setting} needs an agent and an environment by name, and config as a mapping.")
             given = presets.Settings(config or {}, run_settings, env_options or {})
             merged = presets.merge(agent, environment, preset, protocol, given)
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
@@ -253,11 +253,11 @@ def resume(
         stored = shared.by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
-        begun = processes.broadcast(checkpoint.there_are(directory))
-        source = None if begun else stored.get("init_from")
-        how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
+        has_checkpoints = processes.broadcast(checkpoint.has_checkpoints(directory))
+        source = None if has_checkpoints else stored.get("init_from")
+        options = {"log": log, "progress": progress, "topology": processes, "remote": remote}
         try:
-            return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+            return train(**parts, run_dir=directory, resume=True, init_from=source, **options, **run)
         except Interrupted as error:
             interrupted = error
     raise interrupted

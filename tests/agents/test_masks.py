@@ -30,9 +30,9 @@ SPEC = PLAIN._replace(
 )
 
 
-def table(num_atoms: int) -> nets.Network:
+def table(num_bins: int) -> nets.Network:
     """A network whose outputs are w times what is seen; where an action has K numbers, their mean rises with it."""
-    spread = 1.0 + 0.5 * (jnp.arange(num_atoms, dtype=jnp.float32) - num_atoms // 2)
+    spread = 1.0 + 0.5 * (jnp.arange(num_bins, dtype=jnp.float32) - num_bins // 2)
 
     def apply(params: Any, inputs: nets.Inputs, state: Any) -> Any:
         q = params["w"] * inputs.observation["q"]  # type: ignore[index]
@@ -79,8 +79,8 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"epsilon_start": 0.5, "epsilon_final": 0.5}),
     "r2d2": ("r2d2", {"epsilon_base": 0.9, "epsilon_alpha": 0.0}),
     "dqn": ("dqn", {"epsilon_start": 0.5}),
-    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"epsilon_start": 0.5, "values": "quantile", "num_atoms": K}),
+    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "quantile": ("dqn", {"epsilon_start": 0.5, "values": "quantile", "num_bins": K}),
 }
 
 
@@ -89,7 +89,7 @@ def test_no_illegal_action_is_taken_and_the_best_is_the_best_legal_one(case: str
     name, fields = TABLES[case]
     if name in ("dqn", "r2d2"):
         fields = fields | {"evaluation_epsilon": 0.0}
-    agent = made(name, network=table(K if "num_atoms" in fields else 1), **fields)
+    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
     flat = lambda x: jnp.tile(x.reshape(-1, *x.shape[2:]), (10, *(1,) * (x.ndim - 2)))  # noqa: E731
     row = jax.tree.map(flat, rows_of(drawn()))
     N = row.reward.shape[0]
@@ -121,8 +121,8 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "double": ("dqn", {"n_step": 3}),
     "one step": ("dqn", {"n_step": 1}),
     "plain": ("dqn", {"n_step": 3, "double": False}),
-    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"n_step": 3, "values": "quantile", "num_atoms": K, "double": False}),
+    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "quantile": ("dqn", {"n_step": 3, "values": "quantile", "num_bins": K, "double": False}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "n_step": 2, "value_rescaling": False}),
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
 }
@@ -140,7 +140,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
     )
     worth = lambda x: np.asarray(x)  # noqa: E731
     if agent.name == "dqn":
-        kind = value_distributions.make(config.values, max_error=1.0, num_atoms=K, v_max=config.v_max or 1.0)
+        kind = value_distributions.make(config.values, max_error=1.0, num_bins=K, v_max=config.v_max or 1.0)
         worth = lambda x: np.asarray(kind.mean(jnp.asarray(x.reshape(*rows.reward.shape, A, -1))))  # noqa: E731
     q, q_target = worth(outputs), worth(target * outputs)
     # What the learner thinks best among legal actions, or the target network.
@@ -163,7 +163,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
 def test_targets_are_those_of_legal_actions(case: str) -> None:
     """Numbers of the actions that look best and worst would be others, and so are those of the row before."""
     name, fields = TARGETS[case]
-    agent = made(name, network=table(K if "num_atoms" in fields else 1), **fields)
+    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
     length = fields.get("n_step", T) if name == "dqn" else T
     rows = jax.tree.map(lambda x: x[: length + 1], rows_of(drawn()))
     mask = drawn()[: length + 1]
@@ -192,8 +192,8 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "core": "lstm", "core_size": 3, "head_size": 4}),
     "dueling": ("dqn", {"n_step": T, "dueling": True, "noise": 0.5}),
-    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_atoms": K}),
+    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_bins": K}),
 }
 
 

@@ -123,7 +123,7 @@ def _in_its_log(function):
 
     def patched(self, *args):
         experiment, directory, resume, _, *rest = args
-        log = lambda steps, row: function() if checkpoint.there_are(directory) else None  # noqa: E731
+        log = lambda steps, row: function() if checkpoint.has_checkpoints(directory) else None  # noqa: E731
         begin(self, experiment, directory, resume, log, *rest)
 
     mock.patch.object(Session, "__init__", patched).start()
@@ -222,7 +222,7 @@ class Pod:
     def train(self):
         """Waits until there is a checkpoint."""
         pods.until(
-            lambda: checkpoint.there_are(self.run_dir) or self.processes[0].poll() is not None, 120, "checkpoint"
+            lambda: checkpoint.has_checkpoints(self.run_dir) or self.processes[0].poll() is not None, 120, "checkpoint"
         )
         time.sleep(0.5)  # in the midst of updates
         return self
