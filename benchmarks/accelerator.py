@@ -33,7 +33,10 @@ LEARNING = {
     "ppo cartpole": ("ppo cartpole --total-steps 500000", 475),
     "vtrace pixel_catch": ("vtrace pixel_catch --total-steps 100000", 0.9),
     "r2d2 catch": ("r2d2 catch --total-steps 100000", 0.95),
-    "ppo memory_chain, LSTM": ("ppo memory_chain --env.length 10 --agent.lstm-size 64 --total-steps 200000", 0.9),
+    "ppo memory_chain, LSTM": (
+        "ppo memory_chain --env.length 10 --agent.core lstm --agent.core-size 64 --total-steps 200000",
+        0.9,
+    ),
     "dqn catch": ("dqn catch --total-steps 150000", 0.9),
     "pqn cartpole": ("pqn cartpole --total-steps 500000", 475),
     "muzero catch": ("muzero catch --total-steps 30000", 0.9),

@@ -63,8 +63,8 @@ class Row:
 
 MINIGRID = (
     "r2d2 envpool:MiniGrid-MemoryS7-v0 --total-steps 1000000 --agent.discount 0.98 --agent.n-step 10 "
-    "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
-    "--agent.adam-eps 1e-5"
+    "--agent.replay-ratio 16 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
+    "--agent.optimizer-eps 1e-5"
 )
 
 T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --env.max-length 2"
@@ -80,8 +80,12 @@ ROWS = (
     Row("cartpole-ppo", "ppo cartpole", 475),
     Row("cartpole-vtrace", "vtrace cartpole --total-steps 1000000", 475),
     Row("pendulum-ppo", "ppo pendulum --total-steps 1000000 --agent.discount 0.95", -300),
-    Row("memory_chain-ppo-lstm", "ppo memory_chain --env.length 10 --agent.lstm-size 64 --total-steps 200000", 0.9),
-    Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.lstm-size 64", 0.9),
+    Row(
+        "memory_chain-ppo-lstm",
+        "ppo memory_chain --env.length 10 --agent.core lstm --agent.core-size 64 --total-steps 200000",
+        0.9,
+    ),
+    Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.core lstm --agent.core-size 64", 0.9),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
     Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
     Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),
@@ -130,7 +134,7 @@ ROWS = (
     Row(
         "pixel_catch-efficientzero",
         "efficientzero pixel_catch --total-steps 12000 --agent.channels 16 --agent.batch-size 32 "
-        "--agent.samples-per-row 8",
+        "--agent.replay-ratio 8",
         0.9,
     ),
     # A state that is made of one observation cannot know the sign: half of the turns are wrong, and no more, for the
@@ -144,14 +148,14 @@ ROWS = (
     Row("envpool-cartpole-muzero-lockstep", f"{MUZERO_CARTPOLE} --mode lockstep", 475),
     Row(
         "envpool-cartpole-dqn-lockstep",
-        "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-period 1000 "
+        "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-interval 250 "
         "--agent.discount 0.995 --total-steps 300000",
         475,
     ),
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
     # Without memory, half of the episodes end at the wrong object.
-    Row("envpool-minigrid-r2d2", f"{MINIGRID} --agent.lstm-size 128", 0.8),
-    Row("envpool-minigrid-r2d2-feed-forward", f"{MINIGRID} --agent.lstm-size 0", 0.6, at_most=True),
+    Row("envpool-minigrid-r2d2", f"{MINIGRID} --agent.core lstm --agent.core-size 128", 0.8),
+    Row("envpool-minigrid-r2d2-feed-forward", f"{MINIGRID} --agent.core none", 0.6, at_most=True),
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),
     Row("envpool-cartpole-ppo", "ppo envpool:CartPole-v1 --total-steps 1000000", 475),
@@ -230,12 +234,28 @@ def draw(row: Row) -> None:
         curve(row, pathlib.Path(scratch))
 
 
+LATER_FLAGS = {
+    "--agent.target-period 1000": "--agent.target-interval 250",
+    "--agent.samples-per-row": "--agent.replay-ratio",
+    "--agent.replay-ratio 8 --agent.epsilon-base": "--agent.replay-ratio 16 --agent.epsilon-base",
+    "--agent.adam-eps": "--agent.optimizer-eps",
+}
+"""Settings that have another name or another unit since results were stored, as a reader has to type them now."""
+
+
+def typed(command: str) -> str:
+    """A stored command with today's settings."""
+    for stored, today in LATER_FLAGS.items():
+        command = command.replace(stored, today)
+    return command
+
+
 def table() -> list[str]:
     """The lines of docs/results/learning.md: a result for each command."""
     measured = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     lines = ["| command | required | seeds 0 / 1 / 2 | commit |", "|---|---|---|---|"]
     for result in sorted(measured, key=lambda result: result["command"]):
-        command = result["command"].removeprefix("podracer ")
+        command = typed(result["command"].removeprefix("podracer "))
         means = " / ".join(f"{round(seed['mean'], 3) + 0.0:.3g}" for seed in result["seeds"])
         lines.append(f"| `{command}` | {result['claim']} | {means} | {result['commit'][:7]}{result['commit'][12:]} |")
     return lines

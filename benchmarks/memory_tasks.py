@@ -16,13 +16,13 @@ from podracer.bench import measure
 from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-SMALL = {"lstm_size": 32, "hidden_sizes": (32,), "head_size": 32}
+SMALL = {"core": "lstm", "core_size": 32, "hidden_sizes": (32,), "head_size": 32}
 TASKS = {
     "memory_chain": {
         "env_options": {"length": 20},
         "total_steps": 150_000,
         # Episodes have 22 rows with the reset: a sequence is two of them.
-        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 4.0},
+        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 8.0},
     },
     "t_maze": {
         "env_options": {"min_length": 3, "max_length": 7},
@@ -34,7 +34,8 @@ TASKS = {
             "epsilon_alpha": 2.0,
             "burn_in": 0,
             "trace_length": 20,
-            "target_update_interval": 100,
+            "replay_ratio": 16.0,
+            "target_interval": 100,
         },
     },
 }
@@ -48,7 +49,7 @@ def main():
     results = {}
     for env, task in TASKS.items():
         histories = {}
-        for label, change in (("LSTM", {}), ("feed-forward", {"lstm_size": 0})):
+        for label, change in (("LSTM", {}), ("feed-forward", {"core": "none"})):
             start = time.perf_counter()
             result = podracer.train(
                 "r2d2",

@@ -95,7 +95,7 @@ class Arm:
 TASKS = {
     "catch": Task("catch", 0.9, 30_000, 500),
     "cartpole": Task("cartpole", 400.0, 120_000, 2_000),
-    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 16, "batch_size": 32, "samples_per_row": 8.0}),
+    "pixel_catch": Task("pixel_catch", 0.9, 40_000, 1_000, {"channels": 16, "batch_size": 32, "replay_ratio": 8.0}),
 }
 ARMS = {
     # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
@@ -158,7 +158,7 @@ def config_of(name: str, arm: str) -> dict[str, Any]:
     config = ages | task.config | learner.config
     if learner.size > 1:
         default = EfficientZeroConfig()
-        sizes = {name: config.get(name, getattr(default, name)) for name in ("batch_size", "samples_per_row")}
+        sizes = {name: config.get(name, getattr(default, name)) for name in ("batch_size", "replay_ratio")}
         config |= {name: learner.size * value for name, value in sizes.items()}
     return config
 

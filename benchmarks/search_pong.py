@@ -49,7 +49,7 @@ def arguments_of(name: str, batch_size: int, updates: int) -> str:
     per_row = batch_size * (updates - final) / (STEPS - FIRST)
     return (
         f"{agent} envpool:Pong-v5 --preset {preset} --total-steps {STEPS} {own} "
-        f"--agent.batch-size {batch_size} --agent.samples-per-row {per_row:g} --agent.replay-min-size {FIRST} "
+        f"--agent.batch-size {batch_size} --agent.replay-ratio {per_row:g} --agent.replay-min-size {FIRST} "
         "--agent.replay-capacity 4000 --env.evaluation-max-episode-steps 100 --eval-episodes 8"
     )
 

@@ -143,7 +143,7 @@ def _can_i_use(cls: type, make: Callable[..., Any]) -> str:
         rows = {"games for two, by their own rules": True, "other environments": False}
     else:
         rows = {f"{name} actions": _takes(cls, make, space) for name, space in ACTIONS.items()}
-        rows["an LSTM (`lstm_size`)"] = "lstm_size" in fields and len({_memory(cls, make, n) for n in (8, 16)}) == 2
+        rows["a memory (`core`)"] = "core" in fields and _remembers(cls, make)
         rows["stacked frames (`frame_stack`)"] = "frame_stack" in fields
     lines = "".join(f"| {name} | {'yes' if value else 'no'} |\n" for name, value in rows.items())
     return f"| with | |\n|---|---|\n{lines}"
@@ -161,10 +161,12 @@ def _takes(cls: type, make: Callable[..., Any], actions: Any) -> bool:
     return True
 
 
-def _memory(cls: type, make: Callable[..., Any], size: int) -> str:
-    """The shapes of an agent's memory with an LSTM of a size; EfficientZero's LSTM is of its model, and not in it."""
-    agent = make(_spec(ACTIONS["discrete"]), cls(lstm_size=size))
-    return str(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1)))
+def _remembers(cls: type, make: Callable[..., Any]) -> bool:
+    try:
+        agent = make(_spec(ACTIONS["discrete"]), cls(core="lstm"))
+    except ValueError:
+        return False
+    return bool(jax.tree.leaves(jax.eval_shape(lambda: agent.start(jnp.zeros(1, jnp.int32), 1))))
 
 
 def environment_pages() -> Iterator[tuple[str, str]]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from podracer import topology
+from podracer import scans
 from podracer.types import Trajectory
 
 
@@ -101,16 +100,8 @@ def gae(values: jax.Array, step: Transitions, lambda_: jax.Array | float) -> jax
 
 def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
     """Computes y_t = x_t + decay_t * y_{t+1}, with y_T = 0, over the leading axis; x and decay are [T, ...]."""
-
     chex.assert_equal_shape([x, decay])
-
-    def backwards(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        x, decay = inputs
-        y = x + decay * y
-        return y, y
-
-    unroll = topology.unroll(x.shape[0])
-    return lax.scan(backwards, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=unroll)[1]
+    return scans.linear_recurrence(decay, x, jnp.zeros_like(x[0]), reverse=True)
 
 
 def n_step(values: jax.Array, step: Transitions, n: int, horizon: jax.Array | None = None) -> jax.Array:

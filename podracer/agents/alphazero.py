@@ -31,7 +31,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
 )
 
@@ -54,12 +54,12 @@ class AlphaZeroConfig(search.Settings):
       symmetries: whether a sample is turned and mirrored at random, where the game has symmetries (paper: False;
         AlphaGo Zero: True).
       batch_size: positions per update, over all devices (paper: 4,096).
-      samples_per_row: samples of a position, on average.
+      replay_ratio: rows sampled to learn from per row added; a sample is one row, a position.
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth, in steps).
-      adam_eps: of Adam.
+      optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       l2_cost: weight of the parameters' squared norm in the loss (paper: 1e-4).
       hidden_sizes: of the network's dense layers, where it has no tower.
@@ -77,12 +77,12 @@ class AlphaZeroConfig(search.Settings):
     value_cost: float = configs.field(1.0, low=0.0, tunable=True)
     symmetries: bool = True
     batch_size: int = configs.field(512, low=1)
-    samples_per_row: float = configs.field(4.0, low=1e-4)
+    replay_ratio: float = configs.field(4.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(4_000, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = False
-    adam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     l2_cost: float = configs.field(0.0, low=0.0)
     hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)
@@ -168,15 +168,15 @@ def make(
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
     network = network or _network(spec, config)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
-    rule = optimizer.make("adam", eps=config.adam_eps, l2_cost=config.l2_cost)
-    replay = Replay(
+    rule = optimizer.make("adam", eps=config.optimizer_eps, l2_cost=config.l2_cost)
+    replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=1,
+        observation_rows=1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         context=0,
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,

@@ -46,10 +46,10 @@ class PQNConfig(nets.NetworkConfig):
       num_epochs: passes over each batch (paper: 2).
       num_minibatches: gradient steps per pass (paper: 32, of 128 rows each).
       discount: gamma (paper: 0.99).
-      lambda_: of the targets (paper: 0.65).
+      trace_lambda: of the targets (paper: 0.65).
       learning_rate: of RAdam (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
-      radam_eps: RAdam's epsilon (paper: 1e-8).
+      optimizer_eps: RAdam's epsilon (paper: 1e-8).
       max_grad_norm: clip by global norm (paper: 10).
       epsilon_start: probability of a random action at first (paper: 1).
       epsilon_final: probability of a random action in the end (paper: 0.001).
@@ -65,10 +65,10 @@ class PQNConfig(nets.NetworkConfig):
     num_epochs: int = configs.field(4, low=1)
     num_minibatches: int = configs.field(32, low=1)
     discount: float = configs.field(0.995, low=0.0, high=1.0, tunable=True)
-    lambda_: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
+    trace_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    radam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
     epsilon_final: float = configs.field(0.2, low=0.0, high=1.0)
@@ -91,7 +91,7 @@ class PQNConfig(nets.NetworkConfig):
         paper = {
             "num_epochs": 2,
             "discount": 0.99,
-            "lambda_": 0.65,
+            "trace_lambda": 0.65,
             "learning_rate": 2.5e-4,
             "learning_rate_decay": False,
             "epsilon_final": 0.001,
@@ -106,12 +106,19 @@ Loss = Callable[..., tuple[jax.Array, Metrics]]
 
 
 class Samples(NamedTuple):
-    """Transitions [n]: the network's input, the action taken, its target, and 1 for a real transition, else 0."""
+    """Transitions [n].
+
+    Attributes:
+      inputs: of the network.
+      action: int32; taken.
+      target: float32; of its value.
+      weight: float32; 1 for a real transition, else 0. In a minibatch they sum to 1 over all shards.
+    """
 
     inputs: nets.Inputs
     action: jax.Array
     target: jax.Array
-    mask: jax.Array
+    weight: jax.Array
 
 
 def loss(
@@ -154,7 +161,7 @@ def make(
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
     if network.recurrent:
         raise ValueError("network= is recurrent, but pqn shuffles single rows: give a feed-forward one, or use r2d2.")
-    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.radam_eps), loss)
+    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.optimizer_eps), loss)
     return functions.bundle("pqn", best=functions.best)
 
 
@@ -188,16 +195,16 @@ class _PQN(base.Functions):
 
         # Epochs of minibatches. Weights of a mean over real transitions, for all minibatches at once.
         config = self.config
-        order = minibatches.minibatches(key, samples.mask.shape[0], config.num_epochs, config.num_minibatches)
-        mask = samples.mask[order]
-        weights = mask / jnp.maximum(collectives.global_sum(jnp.sum(mask, axis=1, keepdims=True)), 1.0)
+        order = minibatches.minibatches(key, samples.weight.shape[0], config.num_epochs, config.num_minibatches)
+        weight = samples.weight[order]
+        weights = weight / jnp.maximum(collectives.global_sum(jnp.sum(weight, axis=1, keepdims=True)), 1.0)
 
-        def minibatch(rows: jax.Array, weight: jax.Array) -> Samples:
-            return jax.tree.map(lambda x: x[rows], samples._replace(mask=()))._replace(mask=weight)
+        def minibatch(indices: jax.Array, weight: jax.Array) -> Samples:
+            return jax.tree.map(lambda x: x[indices], samples._replace(weight=()))._replace(weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             q = self.network.apply(params, jax.tree.map(lambda x: x[None], batch.inputs), ())[0][0]
-            total, metrics = self.loss(q, batch.action, batch.target, batch.mask, learner.hyper, config)
+            total, metrics = self.loss(q, batch.action, batch.target, batch.weight, learner.hyper, config)
             return total, (metrics, ())
 
         return minibatches.run(
@@ -220,6 +227,6 @@ class _PQN(base.Functions):
         reward = jnp.clip(step.reward, -1.0, 1.0) if self.config.clip_rewards else step.reward
         step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
         # G_t of Peng's Q(lambda) is max_a Q plus the sum of lambda-weighted errors, as with GAE.
-        targets = returns.gae(values, step, learner.hyper["lambda_"]) + values[:-1]
+        targets = returns.gae(values, step, learner.hyper["trace_lambda"]) + values[:-1]
         samples = Samples(jax.tree.map(lambda x: x[:-1], inputs), trajectory.actions, targets, step.mask)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)

@@ -29,8 +29,8 @@ from podracer.anakin.rollout import Actors, Settings, rollout
 from podracer.environments import autoreset
 from podracer.learning import learner
 from podracer.learning.counter import Counter
-from podracer.learning.learner import Experience
-from podracer.learning.replay_steps import Counts, added
+from podracer.learning.learner import ReplayState
+from podracer.learning.replay_steps import Counts, add_metrics
 from podracer.run.driver import RunState, run_keys
 from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, collectives
 from podracer.types import Agent, ArrayTree, Environment, EpisodeStats, LearnerState, Metrics, Trajectory
@@ -47,11 +47,11 @@ class Member(NamedTuple):
     @classmethod
     def from_state(cls, state: RunState) -> Member:
         """Takes the members [P] out of a state."""
-        return cls(state.learner, state.actors, state.env_steps, state.experience.ring)
+        return cls(state.learner, state.actors, state.env_steps, state.replay_state.ring)
 
     def to_state(self, counts: Counts) -> RunState:
         """Puts members [P] and their counts into a state."""
-        return RunState(self.learner, self.actors, self.env_steps, Experience(counts, self.ring))
+        return RunState(self.learner, self.actors, self.env_steps, ReplayState(counts, self.ring))
 
 
 class StepFn(Protocol):
@@ -69,8 +69,8 @@ class Program(NamedTuple):
       init: `(seeds int32 [P], hyper {name: [P]}) -> RunState`, placed on the mesh.
       like: the shapes, dtypes and shardings of a `RunState`, for restoring one without making one.
       step: does updates. The report is whole on every device.
-      finish: the same, of pending updates alone (see `Counts.pending`), until there are none or `max_updates` groups
-        are done; None where there cannot be any.
+      finish: the same, of pending updates alone (see `Counts.pending_updates`), until there are none or `max_updates`
+        draws are done; None where there cannot be any.
       limits: `(until, total_steps, max_updates) -> Limits` of ints; the votes are those of this process's devices.
       like_limits: the shapes, dtypes and shardings of `Limits`, for compiling.
     """
@@ -88,7 +88,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     population, shards = layout.population, layout.num_shards
     observation = spaces.zeros(environment.spec.observation_space)
     learning = learner.make(agent, observation, lanes=layout.envs_per_shard, groups=1, num_shards=shards)
-    if settings.lockstep and not learning.drains:
+    if settings.lockstep and not learning.defers_updates:
         raise ValueError(f"mode='lockstep': {agent.name} has no updates that could wait in Anakin; use mode='async'.")
     state_specs = _by_part(PartitionSpec)
 
@@ -128,7 +128,7 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
     @topology.compiling_for(layout.platform)
     def finish(state: RunState, limits: Limits) -> tuple[RunState, Report]:
         def unfinished(report: Report, counts: Counts) -> jax.Array:
-            return jnp.broadcast_to(counts.pending > 0, report.finite.shape)
+            return jnp.broadcast_to(counts.pending_updates > 0, report.finite.shape)
 
         return _run(functools.partial(_finish_shard, agent, environment, settings, learning), unfinished, state, limits)
 
@@ -151,24 +151,24 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
         init,
         mesh=layout.mesh,
         in_specs=(by_member, by_member),
-        out_specs=state_specs._replace(experience=Experience(replicated, ())),
+        out_specs=state_specs._replace(replay_state=ReplayState(replicated, ())),
         check_vma=False,
     )
     init_jit = jax.jit(mapped_init, compiler_options=topology.quick_to_compile(layout.platform))
 
     def start(seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
-        state, ring = init_jit(seeds, hyper), like().experience.ring
+        state, ring = init_jit(seeds, hyper), like().replay_state.ring
         empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
         # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=layout.sharding(POPULATION_AXIS, DATA_AXIS))
-        return state._replace(experience=state.experience._replace(ring=make_ring()))
+        return state._replace(replay_state=state.replay_state._replace(ring=make_ring()))
 
     @functools.cache  # because it traces a rollout
     def like() -> RunState:
         hyper = {name: jnp.zeros(population) for name in agent.hyper}
         state = jax.eval_shape(init_jit, jnp.zeros(population, jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
-        state = state._replace(experience=state.experience._replace(ring=rings(one)))
+        state = state._replace(replay_state=state.replay_state._replace(ring=rings(one)))
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             state,
@@ -189,13 +189,13 @@ def make(agent: Agent, environment: Environment, layout: Topology, settings: Set
 
     options = topology.compiler_options(layout.platform)
     jitted = lambda function: jax.jit(mapped(function), donate_argnums=0, compiler_options=options)  # noqa: E731
-    return Program(start, like, jitted(step), jitted(finish) if learning.drains else None, limits, like_limits)
+    return Program(start, like, jitted(step), jitted(finish) if learning.defers_updates else None, limits, like_limits)
 
 
 def _by_part(place: Callable[..., Any]) -> RunState:
     """Calls `place(*axes)` with the mesh axes of every part of a state."""
     by_member, by_shard = place(POPULATION_AXIS), place(POPULATION_AXIS, DATA_AXIS)
-    return RunState(by_member, by_shard, by_member, Experience(place(), by_shard))
+    return RunState(by_member, by_shard, by_member, ReplayState(place(), by_shard))
 
 
 def _shardings(layout: Topology) -> RunState:
@@ -205,9 +205,9 @@ def _shardings(layout: Topology) -> RunState:
 def _broadcast(prefix: RunState, state: RunState) -> RunState:
     """Broadcasts a tree prefix of shardings to one sharding per leaf of `state`."""
     broadcast = lambda s, part: jax.tree.map(lambda _: s, part)  # noqa: E731
-    counts, ring = (broadcast(s, part) for s, part in zip(prefix.experience[:2], state.experience))
+    counts, ring = (broadcast(s, part) for s, part in zip(prefix.replay_state[:2], state.replay_state))
     learner, actors, env_steps = (broadcast(s, part) for s, part in zip(prefix[:3], state[:3]))
-    return RunState(learner, actors, env_steps, Experience(counts, ring))
+    return RunState(learner, actors, env_steps, ReplayState(counts, ring))
 
 
 def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: jax.Array, shard: jax.Array) -> Actors:
@@ -249,7 +249,7 @@ def _run(
 
     @jax.jit  # traced once, for the shapes of the metrics and for the loop
     def update(state: RunState) -> tuple[RunState, Metrics, EpisodeStats]:
-        member, counts = Member.from_state(state), state.experience.counts
+        member, counts = Member.from_state(state), state.replay_state.counts
         if jax.tree.leaves(state.env_steps)[0].shape[0] == 1:
             # A batch dimension of one costs a transposed layout here and there; a single run does without.
             member, counts, *numbers = update_member(jax.tree.map(lambda x: x[0], member), counts)
@@ -268,7 +268,7 @@ def _run(
         finite = report.finite & jnp.all(jnp.stack([jnp.isfinite(x) for x in metrics.values()]), axis=0)
         add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
         report = Report(
-            added(report.metrics, metrics),
+            add_metrics(report.metrics, metrics),
             add(report.episodes, episodes),
             report.updates + 1,
             state.learner.num_updates,
@@ -276,7 +276,7 @@ def _run(
             finite,
             report.max_updates,
         )
-        return state, report, goes_on(report, state.experience.counts)
+        return state, report, goes_on(report, state.replay_state.counts)
 
     def goes_on(report: Report, counts: Counts) -> jax.Array:
         # A member that has diverged needs no more updates.
@@ -299,7 +299,7 @@ def _run(
         jnp.full(members, lax.pmin(limits.max_updates[0, 0], (POPULATION_AXIS, DATA_AXIS))),
     )
     state, report, _ = lax.while_loop(
-        lambda carry: carry[2], body, (state, empty_report, goes_on(empty_report, state.experience.counts))
+        lambda carry: carry[2], body, (state, empty_report, goes_on(empty_report, state.replay_state.counts))
     )
     return state, lax.all_gather(report, POPULATION_AXIS, tiled=True)
 
@@ -322,9 +322,11 @@ def _update_shard(
     actors, trajectory, episodes = rollout(agent, environment, settings, state, actors, progress, rollout_keys)
     if settings.lockstep:
         assert learning.steps is not None
-        assert learning.steps.drain is not None
+        assert learning.steps.run_pending_updates is not None
         # As where actors and learners run side by side: learning from earlier rollouts only, then adding the newest.
-        state, counts, ring, metrics = learning.steps.drain(state, counts, ring, counts.pending, progress, learn_key)
+        state, counts, ring, metrics = learning.steps.run_pending_updates(
+            state, counts, ring, counts.pending_updates, progress, learn_key
+        )
         counts, ring, call = learning.steps.add(counts, ring, trajectory, 0)
         metrics |= call
     else:
@@ -346,15 +348,15 @@ def _finish_shard(
     counts: Counts,
     progress: jax.Array,
 ) -> tuple[tuple[Actors, ArrayTree], tuple[LearnerState, Counts, Metrics, EpisodeStats, jax.Array]]:
-    """Does one group of pending updates without acting; returns what `_update_shard` does."""
+    """Does one draw of pending updates without acting; returns what `_update_shard` does."""
     assert learning.steps is not None
-    assert learning.steps.drain is not None
+    assert learning.steps.run_pending_updates is not None
     keys = jax.random.split(actors.key, 2 + settings.rollout_length)
     # No episodes, in the shapes that a rollout gives.
     act = lambda: rollout(agent, environment, settings, state, actors, progress, keys)[2]  # noqa: E731
     episodes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(act))
     key = jax.random.fold_in(actors.key, 0)  # updates fold their own number into it
-    state, counts, ring, metrics = learning.steps.drain(state, counts, ring, 1, progress, key)
+    state, counts, ring, metrics = learning.steps.run_pending_updates(state, counts, ring, 1, progress, key)
     return (actors, ring), (state, counts, metrics, episodes, jnp.int32(0))
 
 

@@ -60,9 +60,18 @@ class Setting:
     config: Mapping[str, Any]
     paced: bool
 
+    @property
+    def rows_per_update(self) -> int:
+        """Rows acted for an update."""
+        return int(self.config["batch_size"] / self.config["replay_ratio"])
+
+    @property
+    def target_rows(self) -> int:
+        """Rows acted between copies to the target network, those of a rollout of all lanes."""
+        return self.config["target_interval"] * self.rows_per_update
+
 
 _COMMON = {
-    "update_period": 4,
     "replay_capacity": 20_000,
     "replay_min_size": 40,
     "epsilon_start": 0.1,
@@ -72,9 +81,11 @@ _IMAGES = {"batch_size": 32, "n_step": 3, "torso": "shallow", "frame_stack": 4, 
 SETTINGS = {
     # Batches so large that what a row costs beside its wait, and a rollout beside its updates, is little.
     "paced": Setting(
-        "envpool:Catch-v0", _COMMON | {"target_period": 40, "batch_size": 4096, "hidden_sizes": (256, 256)}, True
+        "envpool:Catch-v0",
+        _COMMON | {"target_interval": 10, "batch_size": 4096, "replay_ratio": 1024.0, "hidden_sizes": (256, 256)},
+        True,
     ),
-    "pong": Setting("envpool:Pong-v5", _COMMON | _IMAGES | {"target_period": 400}, False),
+    "pong": Setting("envpool:Pong-v5", _COMMON | _IMAGES | {"target_interval": 100, "replay_ratio": 8.0}, False),
 }
 
 
@@ -99,10 +110,10 @@ class DQNArguments:
 
     def __post_init__(self):
         configs.check(self)
-        period = SETTINGS[self.setting].config["target_period"]
+        rows = SETTINGS[self.setting].target_rows
         for lanes in self.lanes:
-            if period % lanes:
-                raise ValueError(f"lanes={lanes} must divide the target period of {period} rows.")
+            if rows % lanes:
+                raise ValueError(f"lanes={lanes} must divide the {rows} rows between copies to the target network.")
 
 
 class Paced:
@@ -181,7 +192,7 @@ class _Updates:
 
     def __call__(self, n: int) -> int:
         self._learner.pending = n
-        self._learner.drain(lambda: False)
+        self._learner.run_pending_updates(lambda: False)
         jax.block_until_ready(self._learner.learner)
         return n
 
@@ -195,8 +206,8 @@ class _Grid:
         self.environments: Any = Paced(source, 0.0) if setting.paced else source
 
     def agent(self, lanes: int) -> Agent:
-        """An agent whose rollouts have the rows of a target period, over all lanes."""
-        rollout_length = self.setting.config["target_period"] // lanes
+        """An agent whose rollouts have the rows between copies to the target network, over all lanes."""
+        rollout_length = self.setting.target_rows // lanes
         return make_agent("dqn", self.environments, {**self.setting.config, "rollout_length": rollout_length})
 
     def driver(self, lanes: int, threads: int, mode: Any, agent: Agent) -> Sebulba:
@@ -221,8 +232,7 @@ def main(arguments: DQNArguments) -> int:
     say("measuring acting and learning alone")
     acting, update, updates = _measure_alone(grid, arguments)
     if setting.paced:
-        period = setting.config["update_period"]
-        grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
+        grid.environments.seconds = update / setting.rows_per_update / LEARNING_OVER_SAMPLING - acting[1]
         if grid.environments.seconds <= 0:
             raise RuntimeError(
                 f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait "
@@ -344,7 +354,7 @@ def _measure_alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, floa
 
 def _predict(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
     """Rows per second of every cell, by the model."""
-    wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.config["update_period"]
+    wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.rows_per_update
     predicted = {}
     for W in lanes:
         sampling = {"threads": (wait + acting[1]) / W, "lanes": (math.ceil(W / CORES) * wait + acting[W]) / W}

@@ -175,8 +175,8 @@ class Updates:
         observation = spaces.zeros(spec.observation_space)
         core = learner.make(agent, observation, lanes=arguments.lanes, groups=1, num_shards=1)
         assert core.steps is not None
-        assert core.steps.drain is not None
-        drain, add_rollout = core.steps.drain, core.steps.add
+        assert core.steps.run_pending_updates is not None
+        drain, add_rollout = core.steps.run_pending_updates, core.steps.add
         hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
         self._state = jax.jit(agent.init)(jax.random.key(0), hyper)
         trajectory = _random(agent, spec, arguments.lanes, self._state)
@@ -198,7 +198,7 @@ class Updates:
         arguments_of = (self._state, self._counts, self._ring, jax.random.key(1))
         self._update = jitted(update, (0, 2)).lower(*arguments_of).compile()
         self._samples = agent.config.batch_size * agent.config.reanalyse_group
-        prepare = functools.partial(core.steps.prepare, core.steps.elders(self._state, jnp.float32(0)))
+        prepare = functools.partial(core.steps.prepare, core.steps.target_params(self._state, jnp.float32(0)))
         prepared = jax.eval_shape(jitted(prepare, ()), self._counts, self._ring, (), jnp.float32(0), jax.random.key(0))
         self._learning = jitted(agent.learn, ()), jax.eval_shape(lambda: self._state), prepared[2].batch
 

@@ -1,4 +1,4 @@
-"""Networks: torsos, an LSTM core with resets, heads, and what an agent remembers for them; your own plug in too.
+"""Networks: torsos, cores with a memory, heads, and what an agent remembers for them; your own plug in too.
 
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
@@ -18,6 +18,7 @@ from podracer.nets.actor_state import (
     without_frames,
 )
 from podracer.nets.boards import make_board
+from podracer.nets.cores import NO_CORE, Core, CoreName, CoreSettings
 from podracer.nets.network import Inputs, Network, NetworkError, feed_forward
 from podracer.nets.network_check import check
 from podracer.nets.network_config import NetworkConfig
@@ -35,8 +36,12 @@ from podracer.nets.noise import perturb
 
 __all__ = [
     "FRAME_STACKER",
+    "NO_CORE",
     "ActorState",
     "ComputeDtype",
+    "Core",
+    "CoreName",
+    "CoreSettings",
     "Inputs",
     "Network",
     "NetworkConfig",

@@ -126,7 +126,7 @@ def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, fram
 
 
 def frame_context(frame_stack: int, state_of: Callable[[Any], ActorState] = lambda memory: memory) -> dict[str, Any]:
-    """The fields of `types.Replay` by which stored frames are shared: a sequence is stored without those before it.
+    """The fields of `types.ReplaySpec` by which stored frames are shared: a sequence is stored without those before it.
 
     Args:
       frame_stack: the number of newest observations that the network sees.

@@ -55,27 +55,33 @@ class Dense(nn.Module):
     """A dense layer on the last axis; its weights begin as `scale` says (`Weights`).
 
     Parameters are float32; inputs and parameters are converted to `dtype`, and the result is of `dtype`. With `noise`,
-    weights and biases have a sigma for `nets.perturb`, at first `noise` / sqrt(inputs), which is not used here.
+    weights and biases have a sigma for `nets.perturb`, at first `noise` / sqrt(inputs), which is not used here. `bias`
+    is an initialiser of biases in place of that of `scale`.
     """
 
     size: int
     scale: Weights = np.sqrt(2)
     dtype: Any = jnp.float32
     noise: float = 0.0
+    bias: Callable[..., jax.Array] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = initializer(self.scale, orthogonal(self.scale))  # type: ignore[arg-type]
         weights = self.param("kernel", init, (x.shape[-1], self.size))
-        bias = self.param("bias", bias_initializer(self.scale, x.shape[-1]), (self.size,))
+        bias = self.param("bias", self.bias or bias_initializer(self.scale, x.shape[-1]), (self.size,))
         if self.noise:
             for name, array in (("kernel", weights), ("bias", bias)):
                 begin = nn.initializers.constant(self.noise / np.sqrt(x.shape[-1]))
                 self.param(f"{name}_sigma", begin, array.shape)
         x, weights, bias = (array.astype(self.dtype) for array in (x, weights, bias))
-        product = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
-        y = product(x.reshape(-1, x.shape[-1]), weights)
-        return y.reshape(*x.shape[:-1], self.size) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
+        return product(x, weights) + bias.reshape((1,) * (x.ndim - 1) + (self.size,))
+
+
+def product(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Computes [..., F] times [F, size], as one product of two axes."""
+    multiply = _product_with_cpu_gradient if topology.on_cpu() else jnp.matmul
+    return multiply(x.reshape(-1, x.shape[-1]), weights).reshape(*x.shape[:-1], weights.shape[-1])
 
 
 # XLA:CPU has a fast kernel for x @ y but not for x.T @ y, which the gradient of the weights is: transposing the

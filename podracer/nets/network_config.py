@@ -8,6 +8,7 @@ from typing import Any, Literal
 from podracer import configs
 from podracer.nets import masks
 from podracer.nets.actor_state import stacked_spec
+from podracer.nets.cores import CoreName, CoreSettings
 from podracer.nets.network import Network
 from podracer.nets.network_check import check
 from podracer.nets.networks import ComputeDtype, Torso, make, make_q
@@ -23,6 +24,10 @@ class NetworkConfig:
       torso: see `podracer.nets.make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
+      core: a memory after the torso, fed with the previous action (one-hot) and the reward too: "none", "lstm", "gru",
+        "mingru" or "lru".
+      core_size: D, units of the core.
+      core_layers: layers of mingru and lru; the others have one.
       compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
@@ -30,10 +35,19 @@ class NetworkConfig:
     torso: Torso = "auto"
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
+    core: CoreName = "none"
+    core_size: int = configs.field(64, low=1)
+    core_layers: int = configs.field(1, low=1)
     compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self):
         configs.check(self)
+        _ = self.core_settings  # refuses what the core does not have
+
+    @property
+    def core_settings(self) -> CoreSettings:
+        """The core's settings."""
+        return CoreSettings(self.core, self.core_size, self.core_layers)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
         """The network of a policy and a value; illegal outputs are lowered (`masks.masked`).
@@ -56,11 +70,11 @@ class NetworkConfig:
         return masks.masked(network, spec)
 
     def action_values(
-        self, agent: str, spec: EnvSpec, network: Network | None, *, num_atoms: int = 1, **others: Any
+        self, agent: str, spec: EnvSpec, network: Network | None, *, num_bins: int = 1, **others: Any
     ) -> Network:
         """The network of action values; arguments as in `actor_critic`, `others` those of `make_q`.
 
-        Values of illegal actions are lowered, but for `num_atoms` above 1, where the agent does so with the means.
+        Values of illegal actions are lowered, but for `num_bins` above 1, where the agent does so with the means.
 
         Raises:
           ValueError: for an action space, torso, network or mask that does not fit.
@@ -68,15 +82,16 @@ class NetworkConfig:
         masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
         if network is None:
-            network = make_q(stacked, num_atoms=num_atoms, **self._arguments(), **others)
+            network = make_q(stacked, num_bins=num_bins, **self._arguments(), **others)
         else:
-            check(network, stacked, agent, action_values=True, num_atoms=num_atoms)
-        return masks.masked(network, spec) if num_atoms == 1 else network
+            check(network, stacked, agent, action_values=True, num_bins=num_bins)
+        return masks.masked(network, spec) if num_bins == 1 else network
 
     def _arguments(self) -> dict[str, Any]:
         return {
             "torso": self.torso,
             "hidden_sizes": self.hidden_sizes,
             "activation": self.activation,
+            "core": self.core_settings,
             "compute_dtype": self.compute_dtype,
         }

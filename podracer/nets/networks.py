@@ -1,4 +1,4 @@
-"""Networks of agents: torsos, an LSTM core with resets, and heads, behind plain `init` and `apply`.
+"""Networks of agents: torsos, a core with a memory, and heads, behind plain `init` and `apply`.
 
 A `Network` is pure functions, so one written in Linen, NNX, Equinox, Haiku (examples/networks) or by hand plugs in
 alike:
@@ -23,9 +23,9 @@ import numpy as np
 from podracer import distributions, spaces
 from podracer.nets import masks
 from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
+from podracer.nets.cores import NO_CORE, CoreSettings
 from podracer.nets.layers import MLP, Dense, Weights
 from podracer.nets.network import Inputs, Network
-from podracer.nets.recurrent import LSTM
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]
@@ -44,10 +44,10 @@ def make(
     hidden_sizes: Sequence[int] = (64, 64),
     activation: Literal["relu", "tanh"] = "relu",
     separate: bool = False,
-    lstm_size: int = 0,
+    core: CoreSettings = NO_CORE,
     compute_dtype: ComputeDtype = "float32",
 ) -> Network:
-    """Makes the standard network for an environment: torso, optional LSTM, a policy head and a value head.
+    """Makes the standard network for an environment: torso, optional core, a policy head and a value head.
 
     Args:
       spec: of the environment.
@@ -58,7 +58,7 @@ def make(
       hidden_sizes: of the MLP.
       activation: of the MLP.
       separate: True gives policy and value a torso each.
-      lstm_size: units of an LSTM after the torso, fed with the previous action (one-hot) and reward too; 0 for none.
+      core: a memory after the torso, fed with the previous action (one-hot) and reward too.
       compute_dtype: "bfloat16" halves a torso's activations, and what its layers read and write, on accelerators; on
         CPU it is slower. Products of float32 are of lower precision there anyway, whose default (TF32 on GPU, bfloat16
         on TPU) the environment variable JAX_DEFAULT_MATMUL_PRECISION sets: "highest" for that of CPU.
@@ -68,12 +68,12 @@ def make(
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
-        body=_body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype),
+        body=_body(spec, torso, hidden_sizes, activation, core, compute_dtype),
         separate=separate,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
     )
-    return _network(spec, module, lstm_size)
+    return _network(spec, module, core)
 
 
 def make_q(
@@ -82,29 +82,29 @@ def make_q(
     torso: Torso = "auto",
     hidden_sizes: Sequence[int] = (64, 64),
     activation: Literal["relu", "tanh"] = "relu",
-    lstm_size: int = 0,
+    core: CoreSettings = NO_CORE,
     head_size: int = 512,
     compute_dtype: ComputeDtype = "float32",
     dueling: bool = True,
     norm: bool = False,
-    num_atoms: int = 1,
+    num_bins: int = 1,
     noise: float = 0.0,
     init: Literal["glorot", "uniform"] = "glorot",
 ) -> Network:
-    """Makes a network of action values, or of K numbers for each action: torso, optional LSTM and head.
+    """Makes a network of action values, or of K numbers for each action: torso, optional core and head.
 
     Args:
       spec: of the environment; its actions are discrete.
       torso: as in `make`.
       hidden_sizes: of the MLP.
       activation: of the MLP.
-      lstm_size: as in `make`.
+      core: as in `make`.
       head_size: units of a hidden layer of each head, 0 for none.
       compute_dtype: as in `make`.
       dueling: True computes action values from a state value and advantages, by a head each (Wang et al. 2016); False
         has one head.
       norm: True puts `layers.LayerNorm` after each layer of the torso, with He's normal weights (Gallici et al. 2024).
-      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
+      num_bins: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
         because only the agent knows the values that such numbers encode.
       noise: sigma_0 of the heads' layers, for `perturb`; 0 for plain layers.
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
@@ -114,17 +114,17 @@ def make_q(
         smaller than it needs.
     """
     A = num_actions(spec)
-    body = _body(spec, torso, hidden_sizes, activation, lstm_size, compute_dtype)
+    body = _body(spec, torso, hidden_sizes, activation, core, compute_dtype)
     scale: Weights = "he" if norm else "uniform" if init == "uniform" else None
     module = ActionValues(
         body=dataclasses.replace(body, scale=scale, norm=norm),
         head_size=head_size,
         num_actions=A,
         dueling=dueling,
-        num_atoms=num_atoms,
+        num_bins=num_bins,
         noise=noise,
     )
-    return _network(spec, module, lstm_size)
+    return _network(spec, module, core)
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -138,17 +138,14 @@ def num_actions(spec: EnvSpec) -> int:
     return spec.action_space.num_values
 
 
-def _network(spec: EnvSpec, module: nn.Module, lstm_size: int) -> Network:
-    def start(num_lanes: int) -> ArrayTree:
-        return (jnp.zeros((num_lanes, lstm_size)), jnp.zeros((num_lanes, lstm_size))) if lstm_size else ()
-
+def _network(spec: EnvSpec, module: nn.Module, core: CoreSettings) -> Network:
     def init(key: jax.Array) -> ArrayTree:
         example = jax.tree.map(lambda x: x[None, None], spaces.zeros(spec.observation_space))
-        action = jax.tree.map(lambda x: x[None, None], spaces.zeros(spec.action_space)) if lstm_size else ()
+        action = jax.tree.map(lambda x: x[None, None], spaces.zeros(spec.action_space)) if core else ()
         inputs = Inputs(example, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), action)
-        return module.init(key, inputs, start(1))
+        return module.init(key, inputs, core.start(1))
 
-    return Network(init, module.apply, start)  # type: ignore[arg-type]
+    return Network(init, module.apply, core.start)  # type: ignore[arg-type]
 
 
 def is_image(space: spaces.Space) -> bool:
@@ -224,7 +221,7 @@ class Body:
     torso: Torso
     hidden_sizes: tuple[int, ...]
     activation: str
-    lstm_size: int
+    core_settings: CoreSettings
     compute_dtype: ComputeDtype = "float32"
     scale: Weights = 2**0.5
     norm: bool = False
@@ -243,13 +240,13 @@ class Body:
         return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
-        """Computes the LSTM, float32 [T, B, lstm_size], and its state, within a module's compact call."""
+        """Computes the core, float32 [T, B, D], and its state, within a module's compact call."""
         # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
         not_first = (~inputs.first).astype(jnp.float32)[..., None]
         action = encode(inputs.previous_action, self.spec.action_space, leading=2) * not_first
         core_inputs = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
         scale = None if self.scale is None else 1.0
-        return LSTM(self.lstm_size, scale, name="core")(core_inputs, inputs.first, state)
+        return self.core_settings.make(scale)(core_inputs, inputs.first, state)
 
 
 def _body(
@@ -257,15 +254,15 @@ def _body(
     torso: Torso,
     hidden_sizes: Sequence[int],
     activation: Literal["relu", "tanh"],
-    lstm_size: int,
+    core: CoreSettings,
     compute_dtype: ComputeDtype,
 ) -> Body:
     torso = choose_torso(spec, torso)
-    return Body(spec, torso, tuple(hidden_sizes), activation, lstm_size, compute_dtype)
+    return Body(spec, torso, tuple(hidden_sizes), activation, core, compute_dtype)
 
 
 class ActorCritic(nn.Module):
-    """Torso, optional LSTM, policy and value heads; see `make`."""
+    """Torso, optional core, policy and value heads; see `make`."""
 
     body: Body
     separate: bool
@@ -276,7 +273,7 @@ class ActorCritic(nn.Module):
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         features = self.body.features("torso", inputs.observation)
         value_features = self.body.features("value_torso", inputs.observation) if self.separate else features
-        if self.body.lstm_size:
+        if self.body.core_settings:
             both = [features, value_features] if self.separate else [features]
             features, state = self.body.core(both, inputs, state)
             value_features = features
@@ -290,7 +287,7 @@ class ActorCritic(nn.Module):
 
 
 class ActionValues(nn.Module):
-    """Torso, optional LSTM, and a head; see `make_q`.
+    """Torso, optional core, and a head; see `make_q`.
 
     Dueling: Q = V + A - mean A, the mean over legal actions (Wang et al. 2016, equation 9).
     """
@@ -299,15 +296,15 @@ class ActionValues(nn.Module):
     head_size: int
     num_actions: int
     dueling: bool = True
-    num_atoms: int = 1
+    num_bins: int = 1
     noise: float = 0.0
 
     @nn.compact
     def __call__(self, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
         features = self.body.features("torso", inputs.observation)
-        if self.body.lstm_size:
+        if self.body.core_settings:
             features, state = self.body.core([features], inputs, state)
-        K, scale = self.num_atoms, "uniform" if self.body.scale == "uniform" else None
+        K, scale = self.num_bins, "uniform" if self.body.scale == "uniform" else None
 
         def head(name: str, size: int) -> jax.Array:
             dense = lambda name, size: Dense(size, scale, noise=self.noise, name=name)  # noqa: E731

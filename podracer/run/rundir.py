@@ -107,10 +107,6 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
         raise LayoutError(f"{str(error).partition('; use ')[0]}; {how}.") from None
 
 
-LATER_FIELDS = {"engine": "podracer"}
-"""Settings of agents that runs from before them lack, with the values that those runs had."""
-
-
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:
     """Makes a run directory, or checks that the existing one is of the same run, which may now be longer.
 
@@ -124,8 +120,6 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
     path = directory / "config.json"
     if path.exists():
         stored = read(directory)
-        later = {name: value for name, value in LATER_FIELDS.items() if name in description["agent_config"]}
-        stored |= {"agent_config": later | stored["agent_config"]}
         before, new_steps = stored["run"]["total_steps"], description["run"]["total_steps"]
         longer = resume and new_steps > before
         same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.learning.learner import Experience, owing
+from podracer.learning.learner import ReplayState, add_updates
 from podracer.run.driver import RunHooks, RunState
 from podracer.sebulba.actor import ActorSnapshot, Rollout
 from podracer.sebulba.actor_pool import ActorPool, stops
@@ -34,13 +34,13 @@ class LoopSettings(NamedTuple):
       key: of the learner.
       parts: of each trajectory, which are learnt from in turn.
       total_steps: where the run ends.
-      final_groups: groups of updates after the last step.
+      final_draws: draws of updates after the last step.
     """
 
     key: jax.Array
     parts: int
     total_steps: int
-    final_groups: int
+    final_draws: int
 
 
 class LoopStart(NamedTuple):
@@ -48,14 +48,14 @@ class LoopStart(NamedTuple):
 
     Attributes:
       learner: without a leading dim.
-      experience: what is replayed, and how much was learnt.
+      replay_state: what is replayed, and how much was learnt.
       rollouts: that were learnt from, of every replica.
       env_steps: real transitions.
       snapshots: where the next rollout of each actor of this process begins, or [].
     """
 
     learner: LearnerState
-    experience: Experience
+    replay_state: ReplayState
     rollouts: int
     env_steps: int
     snapshots: list[ActorSnapshot]
@@ -88,15 +88,15 @@ class Learner:
         start: LoopStart,
     ):
         self._learning, self._programs, self.votes, self._processes = learning, programs, votes, processes
-        self._key, self._total_steps, self._final_groups = settings.key, settings.total_steps, settings.final_groups
+        self._key, self._total_steps, self._final_draws = settings.key, settings.total_steps, settings.final_draws
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
-        self.learner, self.experience, self.rollouts, self.env_steps, self.snapshots = start
+        self.learner, self.replay_state, self.rollouts, self.env_steps, self.snapshots = start
         self._pace = _Pace(programs.at_once, programs.seconds)
-        self._sums = programs.nothing
+        self._sums = programs.zero_sums
         self.pending = self._count_pending()
 
     def _count_pending(self) -> int:
-        return 0 if self._programs.add is None else int(self.experience.counts.pending)
+        return 0 if self._programs.add is None else int(self.replay_state.counts.pending_updates)
 
     @property
     def progress(self) -> float:
@@ -126,7 +126,7 @@ class Learner:
         def finish() -> bool:
             """Does what is pending, and publishes; returns whether it got there."""
             if self.pending:
-                if not self.drain(should_stop, actor_pool.check):
+                if not self.run_pending_updates(should_stop, actor_pool.check):
                     return False
                 self._publish_to(actor_pool)
             return True
@@ -135,7 +135,7 @@ class Learner:
             """The same behind the last step, where there may be many, with a report every now and then."""
             while self.pending:
                 begin, before = time.perf_counter(), self.pending
-                complete = self.drain(should_stop, actor_pool.check, SECONDS_PER_REPORT)
+                complete = self.run_pending_updates(should_stop, actor_pool.check, SECONDS_PER_REPORT)
                 if self.pending < before:
                     times = np.asarray([0.0, 0.0, time.perf_counter() - begin])
                     report.add([], 0, [self._with_sums({})], times, len(actor_pool.context.channel))
@@ -174,9 +174,9 @@ class Learner:
                     metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
                 taken = int(transitions.sum(dtype=np.float64))
                 self.env_steps += taken
-                ended = self._final_groups > 0 and self.env_steps >= self._total_steps
+                ended = self._final_draws > 0 and self.env_steps >= self._total_steps
                 if ended:
-                    self.experience = owing(self.experience, self._final_groups)
+                    self.replay_state = add_updates(self.replay_state, self._final_draws)
                     self.pending = self._count_pending()
                 for place, rollout in enumerate(rollouts):
                     if rollout.resume is not None:
@@ -205,13 +205,13 @@ class Learner:
                 return False
         return True
 
-    def drain(
+    def run_pending_updates(
         self, should_stop: Callable[[], bool], check: Callable[[], None] = lambda: None, seconds: float = math.inf
     ) -> bool:
         """Does pending updates until there are none, so many seconds are over, or `should_stop()`; returns whether it
         was not stopped."""
         progress = jnp.float32(self.progress)
-        assert self._programs.drain is not None
+        assert self._programs.run_pending_updates is not None
         self._pace.restart()
         begin, before = time.perf_counter(), self.pending
         while self.pending:
@@ -224,8 +224,8 @@ class Learner:
                 return True
             number = min(self.pending, int(numbers.min()))
             with self._processes.collective():
-                self.learner, self.experience, self._sums = self._programs.drain(
-                    self.learner, self.experience, self._sums, np.int32(number), progress, self._key
+                self.learner, self.replay_state, self._sums = self._programs.run_pending_updates(
+                    self.learner, self.replay_state, self._sums, np.int32(number), progress, self._key
                 )
                 self._pace.dispatched(number, self._sums)
             self.pending -= number
@@ -235,8 +235,8 @@ class Learner:
         assert self._programs.learn is not None
         progress, metrics = jnp.float32(self.progress), []
         for part in self._parts:
-            self.learner, self.experience, part_metrics = self._programs.learn(
-                self.learner, self.experience, trajectory, part, progress, self._key
+            self.learner, self.replay_state, part_metrics = self._programs.learn(
+                self.learner, self.replay_state, trajectory, part, progress, self._key
             )
             metrics.append(part_metrics)
         self.rollouts += 1
@@ -244,7 +244,7 @@ class Learner:
 
     def _add(self, trajectory: Trajectory) -> Metrics:
         assert self._programs.add is not None
-        self.experience, metrics = self._programs.add(self.experience, trajectory, self.learner.num_updates)
+        self.replay_state, metrics = self._programs.add(self.replay_state, trajectory, self.learner.num_updates)
         self.rollouts += 1
         self.pending = self._count_pending()
         return metrics
@@ -253,7 +253,7 @@ class Learner:
         """The metrics of a rollout, with those of all updates on samples since the last."""
         for sums in self._sums:
             metrics = metrics | sums
-        self._sums = self._programs.nothing
+        self._sums = self._programs.zero_sums
         return metrics
 
     def _publish_to(self, actor_pool: ActorPool) -> None:

@@ -31,10 +31,10 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
     stacked = getattr(config, "frame_stack", 1)
     seen = nets.stacked_spec(spec, stacked)
     if isinstance(config, world_models.Sizes):
-        torso, units = "convolutions" if world_models.takes_convolutions(seen, config.torso) else "mlp", 0
+        torso, core = "convolutions" if world_models.takes_convolutions(seen, config.torso) else "mlp", ""
     else:
-        torso, units = nets.choose_torso(seen, config.torso), getattr(config, "lstm_size", 0)
-    memory = ([f"lstm of {units}"] if units else []) + ([f"{stacked} frames"] if stacked > 1 else [])
+        torso, core = nets.choose_torso(seen, config.torso), config.core_settings.describe()
+    memory = ([core] if core else []) + ([f"{stacked} frames"] if stacked > 1 else [])
     return chosen | {"torso": torso, "memory": " and ".join(memory) or "none"}
 
 

@@ -72,7 +72,7 @@ BOARD = {
         {
             "considered": 7,
             "n_step": 42,
-            "samples_per_row": 2.0,
+            "replay_ratio": 2.0,
             "blocks": 2,
             "channels": 16,
         },
@@ -87,7 +87,7 @@ BOARD = {
             "sampled_plies": 30,
             "n_step": 128,
             "batch_size": 4096,
-            "samples_per_row": 2.0,
+            "replay_ratio": 2.0,
             "replay_capacity": 1_000_000,
             "replay_min_size": 65_536,
             "l2_cost": 1e-4,
@@ -249,8 +249,7 @@ def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
                 "one actor acts; leave it out (or give rollout_length)."
             )
     num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
-    target_period = configs.from_json(AGENTS[agent][0], merged.agent).target_period
-    rollout_length = papers.rollout_length(target_period, num_envs)
+    rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], merged.agent), num_envs)
     return merged._replace(
         agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}
     )

@@ -228,7 +228,7 @@ class Session:
 
     def _in_final_updates(self, state: RunState) -> bool:
         """True for a state that still owes final updates."""
-        return self._experiment.run.final_updates > 0 and bool(local(state.experience.counts.pending))
+        return self._experiment.run.final_updates > 0 and bool(local(state.replay_state.counts.pending_updates))
 
     def _saved_steps(self) -> list[int]:
         return self._checkpoints.steps() if self._checkpoints else []

@@ -207,7 +207,7 @@ def test_a_win_in_one_is_found_without_having_learnt() -> None:
 def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(ValueError, match="one player; use muzero"):
         agents.alphazero.make(envs_jax.make("catch"))
-    recurrent = nets.make(GAME.spec, hidden_sizes=(4,), lstm_size=4)
+    recurrent = nets.make(GAME.spec, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 4))
     with pytest.raises(ValueError, match="feed-forward"):
         agents.alphazero.make(GAME, network=recurrent)
 

@@ -188,10 +188,10 @@ def test_targets_are_those_of_legal_actions(case: str) -> None:
 
 
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ppo": ("ppo", {"num_epochs": 1, "num_minibatches": 1, "lstm_size": 3}),
+    "ppo": ("ppo", {"num_epochs": 1, "num_minibatches": 1, "core": "lstm", "core_size": 3}),
     "vtrace": ("vtrace", {}),
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
-    "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "lstm_size": 3, "head_size": 4}),
+    "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "core": "lstm", "core_size": 3, "head_size": 4}),
     "dueling": ("dqn", {"n_step": T, "dueling": True, "noise": 0.5}),
     "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
     "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_atoms": K}),
@@ -259,7 +259,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "pqn": {"rollout_length": 16, "num_minibatches": 4},
     "dqn": REPLAYED | {"update_period": 32, "target_period": 640, "rollout_length": 8, "n_step": 2, "dueling": True},
     "r2d2": REPLAYED
-    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "lstm_size": 0, "head_size": 8, "replay_min_size": 50}
+    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 50}
     | {"replay_ratio": 4.0, "target_update_interval": 50, "n_step": 2},
 }
 

@@ -20,7 +20,7 @@ SMALL = {
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
     "pqn": {"num_epochs": 1, "num_minibatches": 2},
     "vtrace": {},
-    "r2d2": {"burn_in": 2, "trace_length": 4, "lstm_size": 0},
+    "r2d2": {"burn_in": 2, "trace_length": 4, "core": "none"},
 }
 
 

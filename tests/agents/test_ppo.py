@@ -41,7 +41,7 @@ def samples_of(seed: int = 0, shape: tuple[int, int] = (T, B)) -> tuple[np.ndarr
         core=(),
         sample=jnp.asarray(actions),
         log_prob=jnp.asarray(old, jnp.float32),
-        mask=jnp.asarray(mask, jnp.float32),
+        weight=jnp.asarray(mask, jnp.float32),
         **{name: jnp.asarray(x, jnp.float32) for name, x in numbers.items()},
     )
     return logits, rng.normal(size=shape), samples
@@ -172,10 +172,10 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     ("action_space", "fields"),
     [
         (SPEC.action_space, {}),
-        pytest.param(SPEC.action_space, {"lstm_size": 5}, marks=pytest.mark.slow),
+        pytest.param(SPEC.action_space, {"core": "lstm", "core_size": 5}, marks=pytest.mark.slow),
         pytest.param(
             spaces.Box(-2.0, 1.0, (2,)),
-            {"lstm_size": 5, "separate": False, "normalize_observations": True},
+            {"core": "lstm", "core_size": 5, "separate": False, "normalize_observations": True},
             marks=pytest.mark.slow,
         ),
     ],
@@ -204,14 +204,14 @@ def spoiled(trajectory: Trajectory, **fields: Any) -> Trajectory:
     return trajectory._replace(actions=actions, extras=trajectory.extras | extras, **fields)
 
 
-@pytest.mark.parametrize("lstm_size", [0, 5])
-def test_masked_rows_change_nothing(lstm_size: int) -> None:
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_masked_rows_change_nothing(core: nets.CoreName) -> None:
     """In any epoch; reward and discount of a first row neither (a recurrent network reads its reward)."""
-    _, learner, record, learn = made(small(lstm_size=lstm_size))
+    _, learner, record, learn = made(small(core=core, core_size=5))
     rows = harness.timesteps(2, T, B)
     trajectory, _ = record(learner, rows)
     assert 3 < int(rows.first[1:].sum()) < T * B - 3
-    reward = jnp.where(rows.first, 0.0 if lstm_size else 100.0, rows.reward)
+    reward = jnp.where(rows.first, 100.0 if core == "none" else 0.0, rows.reward)
     garbage = rows._replace(reward=reward, discount=jnp.where(rows.first, 0.0, rows.discount))
     harness.assert_same(learn(learner, trajectory), learn(learner, spoiled(trajectory, timesteps=garbage)))
 
@@ -305,7 +305,7 @@ def test_minibatches_must_divide() -> None:
     trajectory, _ = record(learner, harness.timesteps(7, T, B))
     with pytest.raises(ValueError, match=f"num_minibatches=7 does not divide the {T * B} units"):
         learn(learner, trajectory)
-    _, learner, record, learn = made(small(num_minibatches=3, lstm_size=2))
+    _, learner, record, learn = made(small(num_minibatches=3, core="lstm", core_size=2))
     trajectory, _ = record(learner, harness.timesteps(7, T, B))
     with pytest.raises(ValueError, match=f"num_minibatches=3 does not divide the {B} units .*recurrent networks"):
         learn(learner, trajectory)

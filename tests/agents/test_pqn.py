@@ -88,7 +88,7 @@ def test_targets_are_those_of_a_loop_over_episodes(clip: bool, lambda_: float) -
     rows = jax.tree.map(np.asarray, table_rows())
     ends = rows.last[1:-1] & (rows.discount[1:-1] == 0), rows.last[1:-1] & (rows.discount[1:-1] == 1)
     assert all(np.any(end) for end in (*ends, rows.first[1:] & ~rows.last[:-1])), "terminations, truncations, breaks"
-    agent = table(clip_rewards=clip, lambda_=lambda_, discount=0.9)
+    agent = table(clip_rewards=clip, trace_lambda=lambda_, discount=0.9)
     trajectory = trajectory_of(agent, table_rows())
     before, after, metrics = learnt(agent, trajectory)
     values = np.asarray(before.params).reshape(T + 1, B, A)
@@ -128,7 +128,9 @@ def test_shards_make_one_mean() -> None:
 def test_an_update_is_the_hand_written_one() -> None:
     """Two epochs of three minibatches, twice: targets of the rollout's parameters, means over what is valid, clipping
     by the global norm, RAdam with a learning rate that falls."""
-    config = PQNConfig(discount=0.9, num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, lambda_=0.8)
+    config = PQNConfig(
+        discount=0.9, num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, trace_lambda=0.8
+    )
     agent = agents.pqn.make(SPEC, config, linear(F))
     rows = harness.timesteps(5, T, B, (F,))
     trajectory = trajectory_of(agent, rows)
@@ -213,14 +215,14 @@ def test_exploration_falls_with_progress() -> None:
 def test_the_papers_settings() -> None:
     paper = PQNConfig.atari()
     assert paper.envs_per_device * paper.rollout_length // paper.num_minibatches == 128
-    assert (paper.lambda_, paper.learning_rate, paper.epsilon_final) == (0.65, 2.5e-4, 0.001)
+    assert (paper.trace_lambda, paper.learning_rate, paper.epsilon_final) == (0.65, 2.5e-4, 0.001)
     assert PQNConfig.atari(torso="shallow").torso == "shallow"
 
 
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"epsilon_final=0\.5 must be at most epsilon_start=0\.2: .* use 0\.2\."):
         PQNConfig(epsilon_start=0.2, epsilon_final=0.5)
-    recurrent = nets.make_q(SPEC, hidden_sizes=(4,), lstm_size=4, head_size=4)
+    recurrent = nets.make_q(SPEC, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 4), head_size=4)
     with pytest.raises(ValueError, match="network= is recurrent, but pqn shuffles single rows"):
         agents.pqn.make(SPEC, network=recurrent)
     with pytest.raises(ValueError, match="action values need Discrete ones"):

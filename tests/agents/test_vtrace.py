@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, distributions, returns, spaces
+from podracer import agents, distributions, nets, returns, spaces
 from podracer.agents import VTraceConfig
 from podracer.agents.vtrace import loss, transform_reward
 from podracer.topology import collectives
@@ -22,9 +22,9 @@ T, B, A = 6, 8, 4
 GAMMA = 0.9
 NUMBERS = {
     "discount": GAMMA,
-    "baseline_cost": 0.7,
+    "value_cost": 0.7,
     "entropy_cost": 0.05,
-    "lambda_": 0.9,
+    "trace_lambda": 0.9,
     "rho_bar": 1.2,
     "c_bar": 0.8,
     "rho_bar_pg": 1.1,
@@ -67,7 +67,7 @@ def oracle(
         numbers["discount"] * rows.discount[1:],
         rho if corrected else np.ones_like(rho),
         rows.first,
-        lambda_=numbers["lambda_"],
+        lambda_=numbers["trace_lambda"],
         **clips,
     )
     if config.correction == "one_step":
@@ -83,7 +83,7 @@ def oracle(
         "policy": policy,
         "value": value,
         "entropy": entropies[mask].mean(),
-        "total": policy + numbers["baseline_cost"] * value - numbers["entropy_cost"] * entropy,
+        "total": policy + numbers["value_cost"] * value - numbers["entropy_cost"] * entropy,
         "ratio": np.minimum(numbers["rho_bar"], rho)[mask].mean(),
         "mean": values[:-1][mask].mean(),
         "constants": (mask * scale, targets, advantages, entropies),
@@ -147,7 +147,7 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
     gradient = -weights[..., None] * (advantages[..., None] * score + NUMBERS["entropy_cost"] * d_entropy)
     np.testing.assert_allclose(by_logits[:-1], gradient, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(
-        by_values[:-1], NUMBERS["baseline_cost"] * weights * (values[:-1] - targets), rtol=1e-3, atol=1e-5
+        by_values[:-1], NUMBERS["value_cost"] * weights * (values[:-1] - targets), rtol=1e-3, atol=1e-5
     )
     assert not np.any(by_logits[-1])  # the bootstrap row is nobody's prediction
     assert not np.any(by_values[-1])
@@ -161,7 +161,7 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
         )
         np.testing.assert_allclose(gradient, (high - low) / (2 * width), rtol=2e-2, atol=2e-2, err_msg=name)
     assert abs(float(by_numbers["discount"])) > 1e-2
-    assert abs(float(by_numbers["lambda_"])) > 1e-3
+    assert abs(float(by_numbers["trace_lambda"])) > 1e-3
 
 
 def test_mean_is_over_all_shards() -> None:
@@ -209,17 +209,17 @@ SMALL = {"hidden_sizes": (8,), "rollout_length": T}
 
 
 @pytest.mark.parametrize(
-    ("action_space", "lstm_size"),
+    ("action_space", "core"),
     [
-        (SPEC.action_space, 0),
-        pytest.param(SPEC.action_space, 5, marks=pytest.mark.slow),
-        (spaces.Box(-2.0, 1.0, (2,)), 5),
+        (SPEC.action_space, "none"),
+        pytest.param(SPEC.action_space, "lstm", marks=pytest.mark.slow),
+        (spaces.Box(-2.0, 1.0, (2,)), "lstm"),
     ],
     ids=["discrete", "recurrent", "continuous recurrent"],
 )
-def test_ratios_are_one_on_policy(action_space: spaces.Space, lstm_size: int) -> None:
+def test_ratios_are_one_on_policy(action_space: spaces.Space, core: nets.CoreName) -> None:
     """The learner's log-probabilities of a rollout by the same parameters are those that acting recorded."""
-    agent, learner, record, learn = made(VTraceConfig(lstm_size=lstm_size, **SMALL), action_space)
+    agent, learner, record, learn = made(VTraceConfig(core=core, core_size=5, **SMALL), action_space)
     rows = harness.timesteps(1, T, B)
     trajectory = record(learner, rows)
     after, metrics = learn(learner, trajectory, jnp.float32(0))
@@ -234,7 +234,7 @@ def test_ratios_are_one_on_policy(action_space: spaces.Space, lstm_size: int) ->
 
 @pytest.fixture(scope="module")
 def recurrent() -> Any:
-    return made(VTraceConfig(lstm_size=5, learning_rate_decay=True, **SMALL))
+    return made(VTraceConfig(core="lstm", core_size=5, learning_rate_decay=True, **SMALL))
 
 
 def test_masked_rows_change_nothing(recurrent: Any) -> None:
@@ -316,7 +316,7 @@ def test_reward_transforms(name: Any, formula: Callable[[float], float]) -> None
 
 def test_acting_and_learning_transform_rewards_alike() -> None:
     """A recurrent network reads the reward: on-policy ratios are 1 only if both see the transformed one."""
-    _, learner, record, learn = made(VTraceConfig(lstm_size=5, reward_transform="abs_one", **SMALL))
+    _, learner, record, learn = made(VTraceConfig(core="lstm", core_size=5, reward_transform="abs_one", **SMALL))
     rows = harness.timesteps(6, T, B)
     large = rows._replace(reward=50.0 * rows.reward)
     params = jax.tree.map(lambda x: 3.0 * x, learner.params)
@@ -335,10 +335,10 @@ def test_acting_and_learning_transform_rewards_alike() -> None:
 def test_atari_settings_are_the_papers() -> None:
     config = VTraceConfig.atari(learning_rate=1e-4)
     assert (config.rollout_length, config.envs_per_device, config.discount) == (20, 32, 0.99)
-    assert (config.baseline_cost, config.entropy_cost, config.max_grad_norm) == (0.5, 0.01, 40.0)
+    assert (config.value_cost, config.entropy_cost, config.max_grad_norm) == (0.5, 0.01, 40.0)
     assert (config.optimizer, config.optimizer_eps, config.rmsprop_decay, config.momentum) == ("rmsprop", 0.01, 0.99, 0)
     assert (config.loss_reduction, config.reward_transform, config.torso) == ("sum", "abs_one", "shallow")
-    assert (config.lambda_, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
+    assert (config.trace_lambda, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
     assert config.learning_rate_decay
     assert config.learning_rate == 1e-4
     assert VTraceConfig.atari().learning_rate == 6e-4

@@ -27,8 +27,13 @@ FAR = 10**9
 TOTAL_STEPS = 10_000
 
 
-def agent_of(name: str, lstm_size: int = 0, **fields: Any) -> Agent:
-    common = {"rollout_length": T, "hidden_sizes": (8,), "lstm_size": lstm_size}
+def agent_of(name: str, core_size: int = 0, **fields: Any) -> Agent:
+    common = {
+        "rollout_length": T,
+        "hidden_sizes": (8,),
+        "core_size": core_size or 1,
+        "core": "lstm" if core_size else "none",
+    }
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**(common | fields)))
     if name == "pqn":
@@ -122,7 +127,7 @@ def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool:
 @pytest.fixture(scope="module", params=["vtrace", pytest.param("ppo", marks=pytest.mark.slow)])
 def rolled(request: pytest.FixtureRequest) -> Any:
     """Rollouts of recurrent agents; the runs below are of feed-forward ones."""
-    agent = agent_of(request.param, lstm_size=4)
+    agent = agent_of(request.param, core_size=4)
     return agent, *rollouts(agent, 6)
 
 
@@ -411,7 +416,7 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
 )
 def test_no_key_is_used_twice(name: str, reset_pool: int) -> None:
     """Under JAX's own checker."""
-    _, (_, _, metrics, _, _) = one_update(agent_of(name, lstm_size=3), reset_pool)
+    _, (_, _, metrics, _, _) = one_update(agent_of(name, core_size=3), reset_pool)
     assert np.isfinite(metrics["loss/total"]).all()
 
 

@@ -179,7 +179,9 @@ def test_torsos_compute_in_bfloat16_and_keep_float32_parameters(torso: str) -> N
 def test_every_agent_says_what_its_torso_computes_in(name: str) -> None:
     """Products of the torso are of bfloat16, those of core and heads of float32, and so is all that comes out."""
     environment = envs_jax.make("catch")
-    agent = make_agent(name, environment, {"hidden_sizes": (17,), "lstm_size": 5, "compute_dtype": "bfloat16"})
+    agent = make_agent(
+        name, environment, {"hidden_sizes": (17,), "core": "lstm", "core_size": 5, "compute_dtype": "bfloat16"}
+    )
     hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
     actor = jax.eval_shape(lambda: agent.actor_params(agent.init(KEY, hyper), jnp.float32(0)))
     row = TimeStep(jnp.zeros((2, 10, 5)), jnp.zeros(2), jnp.ones(2), jnp.zeros(2, bool), jnp.zeros(2, bool))

@@ -18,6 +18,7 @@ from tests.support import harness
 
 T, B = 9, 4
 KEY = jax.random.key(0)
+CORE = nets.CoreSettings("lstm", 8)
 VECTOR = spaces.Box(-5.0, 5.0, (3,))
 ACTIONS = {
     "discrete": spaces.Discrete(4),
@@ -54,21 +55,24 @@ def recorded(
 
 
 @pytest.mark.parametrize(
-    ("lstm_size", "frame_stack"),
-    [(8, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (0, 3), (8, 1)))],
+    ("core", "frame_stack"),
+    [
+        (CORE, 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((nets.NO_CORE, 1), (nets.NO_CORE, 3), (CORE, 1))),
+    ],
 )
 @pytest.mark.parametrize("action", ["discrete", "box", pytest.param("multi_discrete", marks=pytest.mark.slow)])
-def test_acting_step_by_step_is_the_unroll(action: str, lstm_size: int, frame_stack: int) -> None:
+def test_acting_step_by_step_is_the_unroll(action: str, core: nets.CoreSettings, frame_stack: int) -> None:
     spec = spec_of(action=ACTIONS[action])
-    network = nets.make(nets.stacked_spec(spec, frame_stack), hidden_sizes=(16,), lstm_size=lstm_size)
+    network = nets.make(nets.stacked_spec(spec, frame_stack), hidden_sizes=(16,), core=core)
     params = scaled(jax.jit(network.init)(KEY))
-    assert network.recurrent == bool(lstm_size)
+    assert network.recurrent == bool(core)
     trajectory, acted, _ = recorded(network, params, spec, frame_stack=frame_stack)
     outputs, values = jax.jit(lambda p, t: nets.unroll(network, p, t))(params, trajectory)
     assert (outputs.shape[:2], values.shape) == ((T + 1, B), (T + 1, B))
     np.testing.assert_allclose(outputs[:-1], acted["outputs"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(values[:-1], acted["values"], rtol=1e-5, atol=1e-6)
-    if not lstm_size and frame_stack == 1:
+    if not core and frame_stack == 1:
         assert jax.tree.leaves(trajectory.actor_state) == []
 
 
@@ -82,7 +86,7 @@ def scaled(params: Any) -> Any:
 @pytest.fixture(scope="module")
 def recurrent() -> tuple[nets.Network, Any, Any]:
     """A network with an LSTM, its parameters, and its compiled unroll of [T+1, B] rows."""
-    network = nets.make(spec_of(), hidden_sizes=(16,), lstm_size=8)
+    network = nets.make(spec_of(), hidden_sizes=(16,), core=nets.CoreSettings("lstm", 8))
     params = scaled(jax.jit(network.init)(KEY))
     return network, params, jax.jit(lambda inputs, state: network.apply(params, inputs, state))
 
@@ -164,7 +168,7 @@ def test_previous_action_and_reward_enter_the_core(recurrent: Any) -> None:
 def test_inputs_are_aligned() -> None:
     """The previous action of row t is the action of row t-1; of row 0, what the memory holds."""
     spec = spec_of()
-    network = nets.make(spec, hidden_sizes=(4,), lstm_size=3)
+    network = nets.make(spec, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 3))
     trajectory, _, after = recorded(network, jax.jit(network.init)(KEY), spec)
     inputs = nets.inputs(network, trajectory)
     np.testing.assert_array_equal(inputs.previous_action[1:], trajectory.actions)
@@ -241,7 +245,7 @@ def test_heads_of_action_values(dueling: bool, head_size: int, norm: bool) -> No
 def test_heads_of_several_numbers_an_action(dueling: bool) -> None:
     """Each of the K numbers is joined from the streams by itself; the first action's come first."""
     A, K = 4, 3
-    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=0, dueling=dueling, num_atoms=K)
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=0, dueling=dueling, num_bins=K)
     params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
     inputs = random_inputs(np.zeros((2, 3), bool))
     outputs, values, _ = network.apply(params, inputs, ())
@@ -300,7 +304,7 @@ def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[in
 def test_images_are_scaled_and_rows_kept_apart() -> None:
     """A convolutional torso sees bytes as [0, 1] and flattens [T, B] in order."""
     image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
-    network = nets.make(spec_of(image), lstm_size=4)
+    network = nets.make(spec_of(image), core=nets.CoreSettings("lstm", 4))
     params = jax.jit(network.init)(KEY)
     frames = np.random.default_rng(5).integers(0, 256, (3, 2, 36, 36, 1), np.uint8)
     zeros, actions = jnp.zeros((3, 2)), jnp.zeros((3, 2), jnp.int32)

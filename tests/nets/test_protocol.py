@@ -209,8 +209,8 @@ def test_stacked_frames_are_what_a_network_sees():
 @pytest.mark.parametrize("action", [DISCRETE, BOX, SEVERAL], ids=lambda spec: type(spec.action_space).__name__)
 def test_right_networks(action):
     spec = action._replace(observation_space=spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}))
-    for lstm_size in (0, 4):
-        nets.check(nets.make(spec, hidden_sizes=(4,), lstm_size=lstm_size), spec, "ppo")
+    for core in (nets.NO_CORE, nets.CoreSettings("lstm", 4)):
+        nets.check(nets.make(spec, hidden_sizes=(4,), core=core), spec, "ppo")
     if action is DISCRETE:
         nets.check(nets.make_q(spec, hidden_sizes=(4,), head_size=4), spec, "r2d2", action_values=True)
         nets.check(recurrent(returns()), spec, "ppo")

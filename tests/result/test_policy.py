@@ -32,10 +32,18 @@ CASES = {
     "ppo box": (agents.ppo.make, agents.PPOConfig(**SMALL, normalize_observations=True), BOX),
     "ppo named": (agents.ppo.make, agents.PPOConfig(**SMALL), NAMED),
     "ppo frames": (agents.ppo.make, agents.PPOConfig(**SMALL, frame_stack=3), VECTOR),
-    "ppo lstm": (agents.ppo.make, agents.PPOConfig(**SMALL, lstm_size=6), BOX),
-    "vtrace lstm frames": (agents.vtrace.make, agents.VTraceConfig(**SMALL, lstm_size=6, frame_stack=2), VECTOR),
+    "ppo lstm": (agents.ppo.make, agents.PPOConfig(**SMALL, core="lstm", core_size=6), BOX),
+    "vtrace lstm frames": (
+        agents.vtrace.make,
+        agents.VTraceConfig(**SMALL, core="lstm", core_size=6, frame_stack=2),
+        VECTOR,
+    ),
     "vtrace images": (agents.vtrace.make, agents.VTraceConfig(torso="shallow", frame_stack=4), IMAGES),
-    "r2d2": (agents.r2d2.make, agents.R2D2Config(**SMALL, lstm_size=6, frame_stack=2, evaluation_epsilon=0.5), VECTOR),
+    "r2d2": (
+        agents.r2d2.make,
+        agents.R2D2Config(**SMALL, core="lstm", core_size=6, frame_stack=2, evaluation_epsilon=0.5),
+        VECTOR,
+    ),
     "dqn": (
         agents.dqn.make,
         agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.5),

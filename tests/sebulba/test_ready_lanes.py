@@ -96,7 +96,7 @@ def trained(agent, environments, total_steps, hyper):
 @pytest.fixture(scope="module")
 def recorded():
     """V-trace with a memory, which learns nothing."""
-    config = agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,), lstm_size=4)
+    config = agents.VTraceConfig(rollout_length=T, hidden_sizes=(8,), core="lstm", core_size=4)
     agent = agents.vtrace.make(COUNTING.spec, config)
     return agent, *trained(agent, Unequal(COUNTING, 3), 300, {"learning_rate": 0.0})
 
@@ -125,7 +125,7 @@ def test_memory_and_what_was_recorded_belong_to_their_rows(recorded):
     params = jax.tree.map(lambda x: x[0], final.learner.params)
     config = agent.config
     network = nets.make(
-        COUNTING.spec, hidden_sizes=config.hidden_sizes, activation=config.activation, lstm_size=config.lstm_size
+        COUNTING.spec, hidden_sizes=config.hidden_sizes, activation=config.activation, core=config.core_settings
     )
     distribution = distributions.for_space(COUNTING.spec.action_space)
 
@@ -157,9 +157,9 @@ def test_every_step_has_the_version_of_the_parameters_that_acted(recorded):
 @pytest.mark.slow
 def test_every_lane_has_the_rows_that_it_has_where_all_are_waited_for():
     """With parameters that do not change, and actions that are not drawn."""
-    replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 0.1}
+    replayed = {"batch_size": 4, "replay_capacity": 100 * T, "replay_min_size": 10 * T, "replay_ratio": 0.1 * 4 / T}
     config = agents.R2D2Config(
-        rollout_length=T, hidden_sizes=(8,), lstm_size=4, head_size=8, burn_in=1, trace_length=4, epsilon_base=0.0, **replayed
+        rollout_length=T, hidden_sizes=(8,), core="lstm", core_size=4, head_size=8, burn_in=1, trace_length=4, epsilon_base=0.0, **replayed
     )  # fmt: skip
     agent = agents.r2d2.make(COUNTING.spec, config)
     run = lambda environments: trained(agent, environments, 200, {"learning_rate": 0.0})[0][:5]  # noqa: E731

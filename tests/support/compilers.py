@@ -70,12 +70,19 @@ def _vtrace(devices: list[Any], lanes: int) -> Any:
 
 
 def _vtrace_lstm(devices: list[Any]) -> Any:
-    return _anakin("vtrace", "memory_chain", 1024, {"rollout_length": 20, "lstm_size": 64}, devices)
+    return _anakin("vtrace", "memory_chain", 1024, {"rollout_length": 20, "core": "lstm", "core_size": 64}, devices)
 
 
 def _r2d2(devices: list[Any]) -> Any:
-    settings = {"torso": "nature", "frame_stack": 4, "lstm_size": 64, "head_size": 64, "rollout_length": 8}
-    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8192, "replay_ratio": 0.5}
+    settings = {
+        "torso": "nature",
+        "frame_stack": 4,
+        "core": "lstm",
+        "core_size": 64,
+        "head_size": 64,
+        "rollout_length": 8,
+    }
+    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8 * 8192, "replay_ratio": 0.5}
     return _anakin("r2d2", "pixel_catch", 64, settings, devices)
 
 

@@ -40,7 +40,7 @@ def test_images_that_pass_for_numbers_are_named(space, name):
 
 def test_choices():
     arch = {"arch": "anakin"}
-    assert said(agents.ppo.make, agents.PPOConfig(frame_stack=4, lstm_size=8), BYTES) == (
+    assert said(agents.ppo.make, agents.PPOConfig(frame_stack=4, core="lstm", core_size=8), BYTES) == (
         arch | {"torso": "shallow", "memory": "lstm of 8 and 4 frames"},
         ["torso: shallow, memory: lstm of 8 and 4 frames"],
     )
@@ -49,7 +49,7 @@ def test_choices():
         "torso": "convolutions",
         "memory": "none",
     }
-    assert said(agents.r2d2.make, agents.R2D2Config(lstm_size=8), spaces.Box(0, 1, (15, 20)))[1] == [
+    assert said(agents.r2d2.make, agents.R2D2Config(core="lstm", core_size=8), spaces.Box(0, 1, (15, 20)))[1] == [
         "torso: mlp, memory: lstm of 8"
     ]
     spec = EnvSpec("seen", BYTES, spaces.Discrete(3))

@@ -637,7 +637,7 @@ def test_a_namesake_is_not_taken_for_the_original(tmp_path):
 
 
 def test_a_recurrent_policy_needs_its_memory():
-    result = untrained("vtrace", "catch", config=AGENT | {"lstm_size": 4})
+    result = untrained("vtrace", "catch", config=AGENT | {"core": "lstm", "core_size": 4})
     with pytest.raises(ValueError, match=r"use actor = result\.actor\(\)"):
         result.policy(np.zeros((10, 5), np.float32))
     actor = result.actor()

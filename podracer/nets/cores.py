@@ -1,0 +1,87 @@
+"""Cores, the memory of networks: their protocol, and each by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, Protocol
+
+import jax
+
+from podracer.nets.layers import Weights
+from podracer.nets.linear_recurrent import LRU, MinGRU
+from podracer.nets.recurrent import GRU, LSTM
+from podracer.types import ArrayTree
+
+CoreName = Literal["none", "lstm", "gru", "mingru", "lru"]
+
+
+class Core(Protocol):
+    """A memory between a network's torso and its heads.
+
+    The state restarts before every `first` row from that of `start`: by a selection, for a product keeps a NaN. So any
+    cut of the rows in two gives the same, and acting is a single row.
+    """
+
+    def start(self, num_lanes: int) -> ArrayTree:
+        """Returns the state at an episode's start, zeros [num_lanes, ...]."""
+        ...
+
+    def __call__(self, x: jax.Array, first: jax.Array, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
+        """Reads rows in their order.
+
+        Args:
+          x: float32 [T, B, F].
+          first: bool [T, B]; the state restarts before these rows.
+          state: [B, ...]; before row 0.
+
+        Returns:
+          The outputs, float32 [T, B, D], and the state after the last row.
+        """
+        ...
+
+
+LAYERED: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
+"""The classes of cores in layers: `(size, scale, layers, name=...) -> Core`."""
+
+CORES: dict[str, Any] = {"lstm": LSTM, "gru": GRU} | LAYERED
+"""The classes of cores; those of one layer are `(size, scale, name=...) -> Core`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreSettings:
+    """A core's settings; see `nets.NetworkConfig`.
+
+    Raises:
+      ValueError: for settings that the core does not have.
+    """
+
+    core: CoreName = "none"
+    size: int = 64
+    layers: int = 1
+
+    def __post_init__(self):
+        if self.layers > 1 and self.core not in LAYERED:
+            raise ValueError(
+                f"core_layers={self.layers}: core={self.core!r} has one layer; use 1, or core={' or '.join(LAYERED)}."
+            )
+
+    def __bool__(self) -> bool:
+        return self.core != "none"
+
+    def make(self, scale: Weights = 1.0) -> Core:
+        """Makes the core; within a module's compact call, its layer "core"."""
+        layers = {"layers": self.layers} if self.core in LAYERED else {}
+        return CORES[self.core](self.size, scale, **layers, name="core")
+
+    def start(self, num_lanes: int) -> ArrayTree:
+        """Returns the state at an episode's start, () without a core."""
+        return self.make().start(num_lanes) if self else ()
+
+    def describe(self) -> str:
+        """Returns the core in words, such as "lstm of 64", or ""."""
+        layers = f"{self.layers} layers of " if self.layers > 1 else ""
+        return f"{self.core} of {layers}{self.size}" if self else ""
+
+
+NO_CORE = CoreSettings()
+"""No memory."""
