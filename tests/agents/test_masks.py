@@ -80,8 +80,8 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"epsilon_start": 0.5, "epsilon_final": 0.5}),
     "r2d2": ("r2d2", {"epsilon_base": 0.9, "epsilon_alpha": 0.0}),
     "dqn": ("dqn", {"epsilon_start": 0.5}),
-    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"epsilon_start": 0.5, "values": "quantile", "num_atoms": K}),
+    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_bins": K, "max_value": 5.0}),
+    "quantile": ("dqn", {"epsilon_start": 0.5, "values": "quantile", "num_bins": K}),
 }
 
 
@@ -90,7 +90,7 @@ def test_no_illegal_action_is_taken_and_the_best_is_the_best_legal_one(case: str
     name, fields = TABLES[case]
     if name in ("dqn", "r2d2"):
         fields = fields | {"evaluation_epsilon": 0.0}
-    agent = made(name, network=table(K if "num_atoms" in fields else 1), **fields)
+    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
     flat = lambda x: jnp.tile(x.reshape(-1, *x.shape[2:]), (10, *(1,) * (x.ndim - 2)))  # noqa: E731
     row = jax.tree.map(flat, rows_of(drawn()))
     N = row.reward.shape[0]
@@ -122,8 +122,8 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "double": ("dqn", {"n_step": 3}),
     "one step": ("dqn", {"n_step": 1}),
     "plain": ("dqn", {"n_step": 3, "double": False}),
-    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"n_step": 3, "values": "quantile", "num_atoms": K, "double": False}),
+    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_bins": K, "max_value": 5.0}),
+    "quantile": ("dqn", {"n_step": 3, "values": "quantile", "num_bins": K, "double": False}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "n_step": 2, "value_rescaling": False}),
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
 }
@@ -141,7 +141,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
     )
     worth = lambda x: np.asarray(x)  # noqa: E731
     if agent.name == "dqn":
-        kind = value_distributions.make(config.values, max_error=1.0, num_atoms=K, v_max=config.v_max or 1.0)
+        kind = value_distributions.make(config.values, max_error=1.0, num_bins=K, max_value=config.max_value or 1.0)
         worth = lambda x: np.asarray(kind.mean(jnp.asarray(x.reshape(*rows.reward.shape, A, -1))))  # noqa: E731
     q, q_target = worth(outputs), worth(target * outputs)
     # What the learner thinks best among legal actions, or the target network.
@@ -153,7 +153,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
         R, G, m = (np.asarray(x) for x in returns.n_step_transition(step, config.n_step))
         return float(np.mean(np.abs(R + G * np.asarray(values)[m, np.arange(B)] - taken[0])))
     if agent.name == "pqn":
-        errors = returns.gae(values, step, config.lambda_) + values[:-1] - taken
+        errors = returns.gae(values, step, config.trace_lambda) + values[:-1] - taken
     else:
         step = jax.tree.map(lambda x: x[config.burn_in :], step)
         errors = returns.n_step(values[config.burn_in :], step, config.n_step) - taken[config.burn_in :]
@@ -164,7 +164,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
 def test_targets_are_those_of_legal_actions(case: str) -> None:
     """Numbers of the actions that look best and worst would be others, and so are those of the row before."""
     name, fields = TARGETS[case]
-    agent = made(name, network=table(K if "num_atoms" in fields else 1), **fields)
+    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
     length = fields.get("n_step", T) if name == "dqn" else T
     rows = jax.tree.map(lambda x: x[: length + 1], rows_of(drawn()))
     mask = drawn()[: length + 1]
@@ -193,8 +193,8 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "core": "lstm", "core_size": 3, "head_size": 4}),
     "dueling": ("dqn", {"n_step": T, "dueling": True, "noise": 0.5}),
-    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_atoms": K, "v_max": 5.0}),
-    "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_atoms": K}),
+    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_bins": K, "max_value": 5.0}),
+    "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_bins": K}),
 }
 
 
@@ -255,12 +255,12 @@ SMALL: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.8, "learning_rate":
 REPLAYED: dict[str, Any] = {"batch_size": 64, "replay_capacity": 4_000}
 PROBES: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 16, "num_epochs": 2, "num_minibatches": 2},
-    "vtrace": {"rollout_length": 8},
+    "vtrace": {"rollout_length": 8, "learning_rate": 3e-2},
     "pqn": {"rollout_length": 16, "num_minibatches": 4},
-    "dqn": REPLAYED | {"update_period": 32, "target_period": 640, "rollout_length": 8, "n_step": 2, "dueling": True},
+    "dqn": REPLAYED | {"replay_ratio": 2.0, "target_interval": 20, "rollout_length": 8, "n_step": 2, "dueling": True},
     "r2d2": REPLAYED
-    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 50}
-    | {"replay_ratio": 4.0, "target_update_interval": 50, "n_step": 2},
+    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 400}
+    | {"replay_ratio": 4.0, "target_interval": 50, "n_step": 2},
 }
 
 
@@ -285,19 +285,10 @@ def probed(name: str, arch: str, **probe: Any) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "arch"), [(name, "anakin") for name in PROBES] + [("ppo", "sebulba"), ("dqn", "sebulba")]
-)
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+@pytest.mark.parametrize("name", PROBES)
 def test_the_masked_probe_is_learnt_without_an_illegal_action(name: str, arch: str) -> None:
     best, illegal = probed(name, arch)
-    assert illegal == 0.0
-    assert best >= 0.99
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(set(PROBES) - {"ppo", "dqn"}))
-def test_sebulba_learns_the_masked_probe_with_every_agent(name: str) -> None:
-    best, illegal = probed(name, "sebulba")
     assert illegal == 0.0
     assert best >= 0.99
 
