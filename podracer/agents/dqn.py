@@ -308,9 +308,7 @@ class _DQN(base.Functions):
             next_row = _row(rows, m, config.n_step)
             outputs_target = self._apply(target, next_row, core)
             outputs_selector = self._apply(selector, next_row, core) if config.double else outputs_target
-            best = jnp.argmax(
-                self._means(outputs_selector, jax.tree.map(lambda x: x[0], next_row.observation)), axis=-1
-            )
+            best = jnp.argmax(self._means(outputs_selector, next_row.observation), axis=-1)
             bootstrap = lax.stop_gradient(_of_actions(outputs_target, best))
             # Q(x_0, a_0), moved to the target.
             outputs = self._apply(self._with_noise(params, key), jax.tree.map(lambda x: x[:1], rows), core)
@@ -345,8 +343,9 @@ class _DQN(base.Functions):
         return self._means(self._by_action(outputs), timestep.observation), state
 
     def _means(self, outputs: jax.Array, observation: ArrayTree) -> jax.Array:
-        """Action values [B, A] of predictions [B, A, K], lowered where an action is illegal."""
-        return nets.masks.lower(self.values.mean(outputs), nets.masks.legal(self.spec, observation))
+        """Action values [B, A] of predictions [B, A, K], lowered where illegal; observations are [..., B]."""
+        q, legal = self.values.mean(outputs), nets.masks.legal(self.spec, observation)
+        return q if legal is None else nets.masks.lower(q, legal.reshape(q.shape))
 
     def _apply(self, params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
         """Predictions [B, A, K] at one row [1, B]."""

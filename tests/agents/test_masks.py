@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,7 +80,7 @@ TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"epsilon_start": 0.5, "epsilon_final": 0.5}),
     "r2d2": ("r2d2", {"epsilon_base": 0.9, "epsilon_alpha": 0.0}),
     "dqn": ("dqn", {"epsilon_start": 0.5}),
-    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "categorical": ("dqn", {"epsilon_start": 0.5, "values": "categorical", "num_bins": K, "max_value": 5.0}),
     "quantile": ("dqn", {"epsilon_start": 0.5, "values": "quantile", "num_bins": K}),
 }
 
@@ -121,7 +122,7 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "double": ("dqn", {"n_step": 3}),
     "one step": ("dqn", {"n_step": 1}),
     "plain": ("dqn", {"n_step": 3, "double": False}),
-    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "categorical": ("dqn", {"n_step": 3, "values": "categorical", "num_bins": K, "max_value": 5.0}),
     "quantile": ("dqn", {"n_step": 3, "values": "quantile", "num_bins": K, "double": False}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "n_step": 2, "value_rescaling": False}),
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
@@ -140,7 +141,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
     )
     worth = lambda x: np.asarray(x)  # noqa: E731
     if agent.name == "dqn":
-        kind = value_distributions.make(config.values, max_error=1.0, num_bins=K, v_max=config.v_max or 1.0)
+        kind = value_distributions.make(config.values, max_error=1.0, num_bins=K, max_value=config.max_value or 1.0)
         worth = lambda x: np.asarray(kind.mean(jnp.asarray(x.reshape(*rows.reward.shape, A, -1))))  # noqa: E731
     q, q_target = worth(outputs), worth(target * outputs)
     # What the learner thinks best among legal actions, or the target network.
@@ -152,7 +153,7 @@ def by_hand(agent: Agent, trajectory: Trajectory, legal: np.ndarray, target: flo
         R, G, m = (np.asarray(x) for x in returns.n_step_transition(step, config.n_step))
         return float(np.mean(np.abs(R + G * np.asarray(values)[m, np.arange(B)] - taken[0])))
     if agent.name == "pqn":
-        errors = returns.gae(values, step, config.lambda_) + values[:-1] - taken
+        errors = returns.gae(values, step, config.trace_lambda) + values[:-1] - taken
     else:
         step = jax.tree.map(lambda x: x[config.burn_in :], step)
         errors = returns.n_step(values[config.burn_in :], step, config.n_step) - taken[config.burn_in :]
@@ -192,7 +193,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "pqn": ("pqn", {"num_epochs": 1, "num_minibatches": 1}),
     "r2d2": ("r2d2", {"burn_in": 1, "trace_length": T - 1, "core": "lstm", "core_size": 3, "head_size": 4}),
     "dueling": ("dqn", {"n_step": T, "dueling": True, "noise": 0.5}),
-    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_bins": K, "v_max": 5.0}),
+    "categorical": ("dqn", {"n_step": T, "dueling": True, "values": "categorical", "num_bins": K, "max_value": 5.0}),
     "quantile": ("dqn", {"n_step": T, "values": "quantile", "num_bins": K}),
 }
 
@@ -228,7 +229,9 @@ def test_illegal_outputs_have_no_gradient_and_a_mask_of_ones_changes_no_bit(case
         actions, learner, metrics = masked.learn(rows_of(np.full((T + 1, B, A), value)))
         shares = {name: float(metrics.pop(name)) for name in ("mask/legal", "mask/none_legal")}
         assert shares == {"mask/legal": value, "mask/none_legal": 1 - value}
-        harness.assert_same(expected, (actions, learner, metrics))
+        # XLA sums the gradient of this one's heads in another order.
+        rtol = 1e-5 if case == "dueling" else 0.0
+        chex.assert_trees_all_close(expected, (actions, learner, metrics), rtol=rtol, atol=1e-3 * rtol)
 
     actions, learner, metrics = masked.learn(rows_of(np.broadcast_to(MASK, (T + 1, B, A))))
     assert set(np.unique(actions)) <= set(np.flatnonzero(MASK))
@@ -252,12 +255,12 @@ SMALL: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.8, "learning_rate":
 REPLAYED: dict[str, Any] = {"batch_size": 64, "replay_capacity": 4_000}
 PROBES: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 16, "num_epochs": 2, "num_minibatches": 2},
-    "vtrace": {"rollout_length": 8},
+    "vtrace": {"rollout_length": 8, "learning_rate": 3e-2},
     "pqn": {"rollout_length": 16, "num_minibatches": 4},
-    "dqn": REPLAYED | {"update_period": 32, "target_period": 640, "rollout_length": 8, "n_step": 2, "dueling": True},
+    "dqn": REPLAYED | {"replay_ratio": 2.0, "target_interval": 20, "rollout_length": 8, "n_step": 2, "dueling": True},
     "r2d2": REPLAYED
-    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 50}
-    | {"replay_ratio": 4.0, "target_update_interval": 50, "n_step": 2},
+    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 400}
+    | {"replay_ratio": 4.0, "target_interval": 50, "n_step": 2},
 }
 
 
@@ -282,19 +285,10 @@ def probed(name: str, arch: str, **probe: Any) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "arch"), [(name, "anakin") for name in PROBES] + [("ppo", "sebulba"), ("dqn", "sebulba")]
-)
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+@pytest.mark.parametrize("name", PROBES)
 def test_the_masked_probe_is_learnt_without_an_illegal_action(name: str, arch: str) -> None:
     best, illegal = probed(name, arch)
-    assert illegal == 0.0
-    assert best >= 0.99
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(set(PROBES) - {"ppo", "dqn"}))
-def test_sebulba_learns_the_masked_probe_with_every_agent(name: str) -> None:
-    best, illegal = probed(name, "sebulba")
     assert illegal == 0.0
     assert best >= 0.99
 
