@@ -18,6 +18,7 @@ from podracer.errors import Closed
 from podracer.run.config import Mode
 from podracer.sebulba.actor_program import ActorCarry
 from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.sebulba.sharding import SpreadFn
 from podracer.system.children import interrupts_blocked
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
@@ -61,7 +62,7 @@ class ActorContext:
       begin: compiled, by device.
       act: compiled, by device.
       finish: compiled, by device.
-      spread: `(trajectory, replica of this process) -> Trajectory`; sends it to the learner devices.
+      spread: sends a trajectory to the learner devices.
       store: where parameters come from.
       channel: where rollouts go, from a place per thread of this process.
       mode: see `publication`.
@@ -71,10 +72,10 @@ class ActorContext:
     """
 
     rollout_length: int
-    begin: dict[Any, Callable[..., Any]]
-    act: dict[Any, Callable[..., Any]]
-    finish: dict[Any, Callable[..., Any]]
-    spread: Callable[[Trajectory, int], Trajectory]
+    begin: dict[Any, jax.stages.Compiled]
+    act: dict[Any, jax.stages.Compiled]
+    finish: dict[Any, jax.stages.Compiled]
+    spread: SpreadFn
     store: ParamsStore
     channel: Channel
     mode: Mode

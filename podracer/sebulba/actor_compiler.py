@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +18,9 @@ from podracer.types import Agent, EnvSpec, HostStep, LearnerState
 class ActorPrograms(NamedTuple):
     """The programs of `actor_program.Acting`, compiled, by the device of the actor."""
 
-    begin: dict[Any, Callable[..., Any]]
-    act: dict[Any, Callable[..., Any]]
-    finish: dict[Any, Callable[..., Any]]
+    begin: dict[Any, jax.stages.Compiled]
+    act: dict[Any, jax.stages.Compiled]
+    finish: dict[Any, jax.stages.Compiled]
 
 
 class Shapes(NamedTuple):

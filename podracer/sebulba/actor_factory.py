@@ -30,7 +30,7 @@ class ActorFactory:
       environments: where each actor's environments come from.
       layout: actors and learners.
       run: settings of the run.
-      start: `(lanes, key) -> actor_program.ActorCarry`; jitted.
+      start: makes the first carry of lanes; jitted.
       at_once: rows that environments return at a time, or None where they return those of all lanes.
     """
 
@@ -39,7 +39,7 @@ class ActorFactory:
         environments: HostEnvironments,
         layout: HostTopology,
         run: RunConfig,
-        start: Callable[..., actor_program.ActorCarry],
+        start: actor_program.StartFn,
         at_once: int | None,
     ):
         self._environments, self._layout, self._run = environments, layout, run

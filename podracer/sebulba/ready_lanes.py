@@ -8,8 +8,7 @@ the other, so lanes are at most a rollout apart, and what is handed over is a `T
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -57,24 +56,69 @@ class WriteIndex(NamedTuple):
     ended: Any
 
 
+class BeginFn(Protocol):
+    """Makes empty buffers."""
+
+    def __call__(self, carry: actor_program.ActorCarry, /) -> DoubleBuffer:
+        """Makes them; lanes begin with the memory of the carry."""
+        ...
+
+
+class StepFn(Protocol):
+    """Acts for the rows of some lanes."""
+
+    def __call__(
+        self,
+        buffers: DoubleBuffer,
+        params: ActorParams,
+        key: jax.Array,
+        count: jax.Array,
+        where: WriteIndex,
+        row: HostStep,
+        /,
+    ) -> tuple[DoubleBuffer, ArrayTree]:
+        """Writes rows, and returns the buffers and the actions [M].
+
+        Args:
+          buffers: consumed; donate them.
+          params: what the learner has published.
+          key: the same at every call.
+          count: int32 []; makes the key another one at every call.
+          where: the places of the rows.
+          row: [M]; the newest rows.
+        """
+        ...
+
+
+class FinishFn(Protocol):
+    """Copies a full trajectory."""
+
+    def __call__(
+        self, buffers: DoubleBuffer, games: actor_program.EpisodeCounters, lanes: jax.Array, half: jax.Array, /
+    ) -> tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters]:
+        """Returns the trajectory in a half, int32 [], its episodes, and the counters after it.
+
+        Args:
+          buffers: left as they are.
+          games: the counters before it.
+          lanes: int32 [B].
+          half: int32 []; 0 or 1.
+        """
+        ...
+
+
 class PartialActing(NamedTuple):
     """The functions of an actor, to be jitted.
 
     Attributes:
       begin: makes empty buffers.
-      act: `(buffers, params, key, count int32 [], index, row [M]) -> (buffers, actions [M])`; donate the buffers.
-        `count` makes the key another one at every call.
-      finish: `(buffers, counters, lanes [B], half int32 []) -> (trajectory, episodes, counters)`; copies a full half.
+      act: acts for the rows of some lanes.
+      finish: copies a full trajectory.
     """
 
-    begin: Callable[[actor_program.ActorCarry], DoubleBuffer]
-    act: Callable[
-        [DoubleBuffer, ActorParams, jax.Array, jax.Array, WriteIndex, HostStep], tuple[DoubleBuffer, ArrayTree]
-    ]
-    finish: Callable[
-        [DoubleBuffer, actor_program.EpisodeCounters, jax.Array, jax.Array],
-        tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters],
-    ]
+    begin: BeginFn
+    act: StepFn
+    finish: FinishFn
 
 
 def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
