@@ -88,7 +88,7 @@ class Asterix(MinAtarGame):
     End: terminates when the player meets an enemy. See `MinAtarGame` for the rest.
     """
 
-    num_words = 2
+    step_words = 2
 
     def __init__(self, options: AsterixOptions = AsterixOptions()):
         super().__init__("minatar_asterix", _CHANNELS, (NOOP, LEFT, UP, RIGHT, DOWN), options)

@@ -54,7 +54,7 @@ class Breakout(MinAtarGame):
     End: terminates when the ball passes the paddle. See `MinAtarGame` for the rest.
     """
 
-    num_words = 1
+    start_words = 1
 
     def __init__(self, options: BreakoutOptions = BreakoutOptions()):
         super().__init__("minatar_breakout", _CHANNELS, (NOOP, LEFT, RIGHT), options)

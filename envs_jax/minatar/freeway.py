@@ -55,7 +55,7 @@ class Freeway(MinAtarGame):
     End: terminates after 2,501 steps. See `MinAtarGame` for the rest.
     """
 
-    num_words = 4
+    start_words, step_words = 4, 4
 
     def __init__(self, options: FreewayOptions = FreewayOptions()):
         super().__init__("minatar_freeway", _CHANNELS, (NOOP, UP, DOWN), options, _STEPS)

@@ -92,8 +92,8 @@ class MinAtarGame:
     End: where the game says so, a termination; after `max_steps`, a truncation.
     """
 
-    num_words = 0
-    """Random words that a step or a start of the game takes."""
+    start_words, step_words = 0, 0
+    """Random words that a start and a step of the game take."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class MinAtarGame:
         )
 
     def start(self, words: jax.Array) -> Any:
-        """Returns the first state of the game, `words` uint32 [num_words]."""
+        """Returns the first state of the game, `words` uint32 [start_words]."""
         raise NotImplementedError
 
     def draw(self, words: jax.Array) -> Any:
-        """Returns the chance of a step, `words` uint32 [num_words]."""
+        """Returns the chance of a step, `words` uint32 [step_words]."""
         raise NotImplementedError
 
     def play(self, game: Any, action: jax.Array, chance: Any) -> tuple[Any, jax.Array, jax.Array]:
@@ -139,12 +139,12 @@ class MinAtarGame:
 
     def reset(self, key: jax.Array) -> MinAtarState:
         """The start of a game."""
-        words = jax.random.bits(key, (self.num_words,), jnp.uint32)
+        words = jax.random.bits(key, (self.start_words,), jnp.uint32)
         return MinAtarState(self.start(words), last_action=jnp.int32(NOOP), steps=jnp.int32(0))
 
     def step(self, state: MinAtarState, action: jax.Array, key: jax.Array) -> tuple[MinAtarState, Transition]:
         """One step, `action` int32 []."""
-        words = jax.random.bits(key, (1 + self.num_words,), jnp.uint32)
+        words = jax.random.bits(key, (1 + self.step_words,), jnp.uint32)
         chosen = action
         for i, known in enumerate(self._actions):
             if known != i:
@@ -162,8 +162,7 @@ class MinAtarGame:
 
     def observe(self, state: MinAtarState) -> jax.Array:
         """uint8 [10, 10, C]."""
-        shifts = np.arange(len(self._channels), dtype=np.int32)[None, None, :]
-        return (self.cells(state.game)[..., None] >> shifts & 1).astype(jnp.uint8)
+        return _planes(self.cells(state.game), len(self._channels))
 
     def render(self, state: MinAtarState) -> jax.Array:
         """The board in colour, uint8 [160, 160, 3]."""
@@ -172,6 +171,18 @@ class MinAtarGame:
         for c, colour in enumerate(self._channels):
             image = jnp.where(planes[..., c, None], np.array(colour, np.uint8)[None, None], image)
         return jnp.repeat(jnp.repeat(image, _PIXELS, axis=0), _PIXELS, axis=1)
+
+
+def _planes(cells: jax.Array, C: int) -> jax.Array:
+    """uint8 [10, 10, C], 1 where bit c of the cells int32 [10, 10] is set.
+
+    Four planes are made at a time, as the bytes of a word. Made one by one, each computes all cells again on CPU.
+    """
+    words = []
+    for c in range(0, C, 4):
+        bits = cells >> c
+        words.append((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21)
+    return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint8).reshape(SIDE, SIDE, -1)[..., :C]
 
 
 def below(word: jax.Array, number: int | jax.Array) -> jax.Array:

@@ -140,7 +140,7 @@ class Seaquest(MinAtarGame):
       `MinAtarGame` for the rest.
     """
 
-    num_words = 2
+    step_words = 2
 
     def __init__(self, options: SeaquestOptions = SeaquestOptions()):
         super().__init__("minatar_seaquest", _CHANNELS, ALL_ACTIONS, options)

@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import envs_jax
 from envs_jax.minatar.asterix import AsterixChance
+from envs_jax.minatar.game import UP, MinAtarState
 from envs_jax.minatar.seaquest import SeaquestChance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -57,7 +59,13 @@ class Original:
 
     def play(self, action: int) -> tuple[int, bool]:
         self.random.given = []
+        self._rows = list(getattr(self.game, "entities", ()))  # Asterix's, of which the empty ones are drawn from
         return self.game.act(action)
+
+    def found(self, like: dict[str, Any]) -> dict[str, Any]:
+        """Its attributes of the same names; the order of enemy bullets has no effect."""
+        values = {name: getattr(self.game, name) for name in like}
+        return values | ({"e_bullets": sorted(values["e_bullets"])} if "e_bullets" in values else {})
 
     def chance(self) -> Any:
         """The chance of the newest step, as our game takes it; any where there was none."""
@@ -66,7 +74,7 @@ class Original:
             return np.array([car[3] for car in self.game.cars], np.int32)
         if self.name == "asterix":
             side, gold, place = (*given, *(0.0, 0.0, 0)[len(given) :])  # without a place where no row is empty
-            empty = sum(x is None for x in self.entities)
+            empty = sum(x is None for x in self._rows)
             word = np.uint32(int((place + 0.5) / max(empty, 1) * 2**24) << 8)
             return AsterixChance(row=word, gold=np.bool_(gold < 1 / 3), right=np.bool_(side < 0.5))
         if self.name == "seaquest":
@@ -82,13 +90,149 @@ class Original:
             )
         return ()
 
-    @property
-    def entities(self) -> list[Any]:
-        """Asterix's, before the newest step."""
-        return self._before
 
-    def remember(self) -> None:
-        self._before = list(getattr(self.game, "entities", ()))
+def compare(name: str, num_lanes: int, num_steps: int, seed: int, later: bool) -> dict[str, int]:
+    """Plays the package and our game side by side with random actions, and asserts that they are equal in every step.
+
+    Equal are the observation, the reward, the end, and all attributes, also those of games that are over.
+
+    Args:
+      name: of the game.
+      num_lanes: games at a time.
+      num_steps: steps of each; a game that is over begins anew.
+      seed: of actions and chance.
+      later: True begins with states that random play seldom sees (`later_state`).
+
+    Returns:
+      The sum of rewards, and the number of games that ended.
+    """
+    environment, rng = envs_jax.make(f"minatar_{name}"), np.random.default_rng(seed)
+
+    @jax.jit
+    @jax.vmap
+    def step(game: Any, action: jax.Array, chance: Any) -> Any:
+        game, reward, over = environment.play(game, action, chance)
+        return game, reward, over, environment.observe(MinAtarState(game, action, action))
+
+    def begin(i: int) -> None:
+        start = jax.tree.map(lambda x: x[i], starts)
+        jax.tree.map(lambda x, y: x.__setitem__(i, y), games, later_state(name, start, rng) if later else start)
+        originals[i].set(jax.tree.map(lambda x: x[i], games))
+
+    words = rng.integers(0, 2**32, (num_lanes, environment.start_words), np.uint32)
+    starts = jax.tree.map(np.array, jax.jit(jax.vmap(environment.start))(words))
+    originals = [Original(name, seed + i) for i in range(num_lanes)]
+    games, found = jax.tree.map(np.copy, starts), {"reward": 0, "ends": 0}
+    for i in range(num_lanes):
+        begin(i)
+    for t in range(num_steps):
+        actions = rng.integers(0, 6, num_lanes).astype(np.int32)
+        if name == "freeway":  # at random, the chicken hardly crosses the road
+            actions[rng.random(num_lanes) < 0.7] = UP
+        theirs = [original.play(int(action)) for original, action in zip(originals, actions)]
+        chance = jax.tree.map(lambda *x: np.stack(x), *[original.chance() for original in originals])
+        games, rewards, over, seen = jax.tree.map(np.array, step(games, actions, chance))
+        for i, original in enumerate(originals):
+            where = f"{name}, lane {i}, step {t}"
+            assert theirs[i] == (rewards[i], over[i]), where
+            np.testing.assert_array_equal(seen[i], original.observe(), where)
+            expected = attributes(name, jax.tree.map(lambda x, i=i: x[i], games))
+            assert same(expected, original.found(expected)), where
+            if over[i]:
+                begin(i)
+        found = {"reward": found["reward"] + int(sum(rewards)), "ends": found["ends"] + int(sum(over))}
+    return found
+
+
+def later_state(name: str, start: Any, rng: np.random.Generator) -> Any:
+    """A state of a game that is fast, crowded or nearly over."""
+    return {"asterix": _late_asterix, "breakout": _late_breakout, "freeway": _late_freeway, "seaquest": _late_seaquest}.get(
+        name, _late_space_invaders
+    )(start, rng)
+
+
+def _late_asterix(game: Any, rng: np.random.Generator) -> Any:
+    return game._replace(
+        spawn_speed=np.int32(rng.integers(1, 11)),
+        spawn_timer=np.int32(0),
+        move_speed=np.int32(rng.integers(1, 6)),
+        ramp_timer=np.int32(rng.integers(-1, 5)),
+        ramp_index=np.int32(rng.integers(0, 9)),
+    )
+
+
+def _late_breakout(game: Any, rng: np.random.Generator) -> Any:
+    few = (0, 1 << int(rng.integers(0, 30)), int(rng.integers(0, 2**30) & rng.integers(0, 2**30)))
+    return game._replace(
+        bricks=np.int32(few[rng.integers(3)]),
+        x=np.int32(rng.integers(0, 10)),
+        y=np.int32(rng.integers(4, 9)),
+        dx=np.int32(rng.choice([-1, 1])),
+        dy=np.int32(rng.choice([-1, 1])),
+        paddle=np.int32(rng.integers(0, 10)),
+    )
+
+
+def _late_freeway(game: Any, rng: np.random.Generator) -> Any:
+    return game._replace(left=np.int32(rng.integers(1, 200)), y=np.int32(rng.integers(1, 10)))
+
+
+def _late_space_invaders(game: Any, rng: np.random.Generator) -> Any:
+    aliens = np.bitwise_and.reduce(rng.integers(0, 1024, (3, 10)))
+    aliens[9] &= rng.choice([0, 1023])
+    if rng.random() < 0.5 or not aliens.any():
+        aliens[:] = 0
+        aliens[rng.integers(10)] = 1 << rng.integers(10)
+    return game._replace(
+        aliens=aliens.astype(np.int32),
+        direction=np.int32(rng.choice([-1, 1])),
+        move_timer=np.int32(rng.integers(0, 4)),
+        enemy_timer=np.int32(rng.integers(0, 4)),
+        interval=np.int32(rng.integers(6, 13)),
+        x=np.int32(rng.integers(0, 10)),
+    )
+
+
+def _late_seaquest(game: Any, rng: np.random.Generator) -> Any:
+    """Half of the time crowded, with several enemies in one cell, and at the highest speed.
+
+    Places of a ring that come next are free, and enemies in the others leave the board before it comes to them.
+    """
+    N, crowded = len(game.sub), rng.random() < 0.5
+    ways, rows = rng.random(10) < 0.5, rng.integers(1, 9, N)  # all enemies of a row go one way
+    next_enemy, next_diver = rng.integers(N), rng.integers(4)
+    enemies = game.enemies._replace(
+        there=(rng.random(N) < 0.9 * crowded) & ((np.arange(N) - next_enemy) % N >= N // 2),
+        x=np.where(ways[rows], rng.integers(5, 10, N), rng.integers(0, 5, N)).astype(np.int32),
+        y=rows.astype(np.int32),
+        right=ways[rows],
+    )
+    return game._replace(
+        x=np.int32(rng.integers(1, 9)),
+        y=np.int32(rng.integers(0, 9)),
+        right=np.bool_(rng.random() < 0.5),
+        surfaced=np.bool_(rng.random() < 0.2),
+        aboard=np.int32(rng.integers(-1, 7)),
+        oxygen=np.int32(rng.integers(0, 201)),
+        spawn_speed=np.int32(rng.integers(1, 21) if rng.random() < 0.5 else 1),
+        spawn_timer=np.int32(rng.integers(0, 3)),
+        diver_timer=np.int32(rng.integers(0, 3)),
+        move_speed=np.int32(2 if crowded else rng.integers(2, 6)),
+        ramp_index=np.int32(rng.integers(0, 9)),
+        enemies=enemies,
+        sub=rng.random(N) < 0.4,
+        enemy_moves=rng.integers(0, 3, N).astype(np.int32),
+        enemy_shoots=rng.integers(0, 11, N).astype(np.int32),
+        next_enemy=np.int32(next_enemy),
+        divers=game.divers._replace(
+            there=(rng.random(4) < 0.6) & (np.arange(4) != next_diver),
+            x=rng.integers(0, 10, 4).astype(np.int32),
+            y=rng.integers(1, 9, 4).astype(np.int32),
+            right=rng.random(4) < 0.5,
+        ),
+        diver_moves=rng.integers(0, 6, 4).astype(np.int32),
+        next_diver=np.int32(next_diver),
+    )
 
 
 def attributes(name: str, game: Any) -> dict[str, Any]:
@@ -100,12 +244,6 @@ def attributes(name: str, game: Any) -> dict[str, Any]:
         "seaquest": _seaquest,
         "space_invaders": _space_invaders,
     }[name](jax.tree.map(lambda x: x.item() if x.ndim == 0 else x, game))
-
-
-def found(original: Original, like: dict[str, Any]) -> dict[str, Any]:
-    """The same attributes of a game of the package; the order of enemy bullets there has no effect."""
-    values = {name: getattr(original.game, name) for name in like}
-    return values | ({"e_bullets": sorted(values["e_bullets"])} if "e_bullets" in values else {})
 
 
 def same(one: Any, other: Any) -> bool:
