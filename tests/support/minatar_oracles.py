@@ -225,7 +225,7 @@ def _late_seaquest(game: Any, rng: np.random.Generator) -> Any:
         enemy_shoots=rng.integers(0, 11, N).astype(np.int32),
         next_enemy=np.int32(next_enemy),
         divers=game.divers._replace(
-            there=(rng.random(4) < 0.6) & (np.arange(4) != next_diver),
+            there=(rng.random(4) < 0.6) & ((np.arange(4) - next_diver) % 4 >= 2),
             x=rng.integers(0, 10, 4).astype(np.int32),
             y=rng.integers(1, 9, 4).astype(np.int32),
             right=rng.random(4) < 0.5,
