@@ -199,6 +199,7 @@ def _late_seaquest(game: Any, rng: np.random.Generator) -> Any:
     Places of a ring that come next are free, and enemies in the others leave the board before it comes to them.
     """
     N, crowded = len(game.sub), rng.random() < 0.5
+    ramps = 19 if crowded else int(rng.integers(20))
     ways, rows = rng.random(10) < 0.5, rng.integers(1, 9, N)  # all enemies of a row go one way
     next_enemy, next_diver = rng.integers(N), rng.integers(4)
     enemies = game.enemies._replace(
@@ -214,11 +215,11 @@ def _late_seaquest(game: Any, rng: np.random.Generator) -> Any:
         surfaced=np.bool_(rng.random() < 0.2),
         aboard=np.int32(rng.integers(-1, 7)),
         oxygen=np.int32(rng.integers(0, 201)),
-        spawn_speed=np.int32(rng.integers(1, 21) if rng.random() < 0.5 else 1),
+        spawn_speed=np.int32(max(20 - ramps, 1)),
         spawn_timer=np.int32(rng.integers(0, 3)),
         diver_timer=np.int32(rng.integers(0, 3)),
-        move_speed=np.int32(2 if crowded else rng.integers(2, 6)),
-        ramp_index=np.int32(rng.integers(0, 9)),
+        move_speed=np.int32(max(5 - ramps // 2, 2)),
+        ramp_index=np.int32(ramps),
         enemies=enemies,
         sub=rng.random(N) < 0.4,
         enemy_moves=rng.integers(0, 3, N).astype(np.int32),
