@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["make", "names", "options"]
 
-# Name, which is also the module's, to class, with its module if that has another name; the options, if there are any, are
-# the class <class>Options beside it.
+# Name, which is also the module's, to class, with its module if that has another name. The options, if there are any,
+# are the class <class>Options beside it.
 _CLASSES = {
     "cartpole": "CartPole",
     "catch": "Catch",

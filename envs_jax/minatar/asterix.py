@@ -119,13 +119,13 @@ class Asterix(MinAtarGame):
         game = self._spawned(game, chance)
         x = moved(game.x, action, LEFT, RIGHT, 0, SIDE - 1)
         y = moved(game.y, action, UP, DOWN, 1, SIDE - 2)
-        met = game.there & (_LANES == y) & (game.thing_x == x)
+        met = game.there & (y == _LANES) & (game.thing_x == x)
         there = game.there & ~(met & game.gold)
 
         moves = game.move_timer == 0
         thing_x = game.thing_x + jnp.where(moves, jnp.where(game.right, jnp.int32(1), -1), 0)
         there = there & (thing_x >= 0) & (thing_x < SIDE)
-        met_later = there & moves & (_LANES == y) & (thing_x == x)
+        met_later = there & moves & (y == _LANES) & (thing_x == x)
         there = there & ~(met_later & game.gold)
         met = met | met_later
         state = game._replace(
@@ -171,6 +171,6 @@ class Asterix(MinAtarGame):
         back = game.thing_x + jnp.where(game.right, jnp.int32(-1), 1)
         kind = jnp.where(game.there, jnp.where(game.gold, jnp.int32(1 << _GOLD), 1 << _ENEMY), 0)
         trail = jnp.where(game.there, jnp.int32(1 << _TRAIL), 0)
-        things = jnp.where(COLUMNS == game.thing_x[:, None], kind[:, None], 0)
-        things = things | jnp.where(COLUMNS == back[:, None], trail[:, None], 0)
+        things = jnp.where(game.thing_x[:, None] == COLUMNS, kind[:, None], 0)
+        things = things | jnp.where(back[:, None] == COLUMNS, trail[:, None], 0)
         return jnp.pad(things, ((1, 1), (0, 0))) | cell(game.x, game.y, _PLAYER)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.minatar.game import COLUMNS, LEFT, NOOP, RIGHT, ROWS, SIDE, MinAtarGame, MinAtarOptions, cell, moved
+from envs_jax.minatar.game import COLUMNS, LEFT, NOOP, RIGHT, ROWS, SIDE, MinAtarGame, MinAtarOptions, moved
 
 _WALL = 2**30 - 1  # three rows of bricks
 _CHANNELS = ((96, 165, 250), (255, 215, 64), (120, 104, 48), (239, 108, 96))
@@ -112,8 +112,10 @@ class Breakout(MinAtarGame):
         return state, breaks.astype(jnp.int32), bottom & ~flat & ~edge
 
     def cells(self, game: BreakoutState) -> jax.Array:
-        places = (SIDE * (ROWS - 1) + COLUMNS).astype(np.int32)
-        in_wall = (places >= 0) & (places < 30)
-        bricks = jnp.where(in_wall, game.bricks >> np.clip(places, 0, 29) & 1, 0) << _BRICK
-        paddle = cell(game.paddle, jnp.int32(SIDE - 1), _PADDLE)
-        return bricks | paddle | cell(game.x, game.y, _BALL) | cell(game.last_x, game.last_y, _TRAIL)
+        places = SIDE * ROWS + COLUMNS
+        in_wall = (places >= SIDE) & (places < 4 * SIDE)
+        bricks = jnp.where(in_wall, game.bricks >> np.clip(places - SIDE, 0, 29) & 1, 0) << _BRICK
+        paddle = jnp.where(places == game.paddle + SIDE * (SIDE - 1), jnp.int32(1 << _PADDLE), 0)
+        ball = jnp.where(places == game.x + SIDE * game.y, jnp.int32(1 << _BALL), 0)
+        trail = jnp.where(places == game.last_x + SIDE * game.last_y, jnp.int32(1 << _TRAIL), 0)
+        return bricks | paddle | ball | trail

@@ -106,6 +106,6 @@ class Freeway(MinAtarGame):
         back = game.x - jnp.sign(game.speed)
         back = jnp.where(back < 0, SIDE - 1, jnp.where(back >= SIDE, 0, back))
         trail = jnp.int32(1) << (_SPEED - 1 + jnp.abs(game.speed))
-        cars = jnp.where(COLUMNS == game.x[:, None], jnp.int32(1 << _CAR), 0)
-        cars = cars | jnp.where(COLUMNS == back[:, None], trail[:, None], 0)
+        cars = jnp.where(game.x[:, None] == COLUMNS, jnp.int32(1 << _CAR), 0)
+        cars = cars | jnp.where(back[:, None] == COLUMNS, trail[:, None], 0)
         return jnp.pad(cars, ((1, 1), (0, 0))) | cell(jnp.int32(_COLUMN), game.y, _CHICKEN)

@@ -162,7 +162,8 @@ class MinAtarGame:
 
     def observe(self, state: MinAtarState) -> jax.Array:
         """uint8 [10, 10, C]."""
-        return _planes(self.cells(state.game), len(self._channels))
+        shifts = np.arange(len(self._channels), dtype=np.int32)[None, None, :]
+        return (self.cells(state.game)[..., None] >> shifts).astype(jnp.uint8) & np.uint8(1)
 
     def render(self, state: MinAtarState) -> jax.Array:
         """The board in colour, uint8 [160, 160, 3]."""
@@ -171,18 +172,6 @@ class MinAtarGame:
         for c, colour in enumerate(self._channels):
             image = jnp.where(planes[..., c, None], np.array(colour, np.uint8)[None, None], image)
         return jnp.repeat(jnp.repeat(image, _PIXELS, axis=0), _PIXELS, axis=1)
-
-
-def _planes(cells: jax.Array, C: int) -> jax.Array:
-    """uint8 [10, 10, C], 1 where bit c of the cells int32 [10, 10] is set.
-
-    Four planes are made at a time, as the bytes of a word. Made one by one, each computes all cells again on CPU.
-    """
-    words = []
-    for c in range(0, C, 4):
-        bits = cells >> c
-        words.append((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21)
-    return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint8).reshape(SIDE, SIDE, -1)[..., :C]
 
 
 def below(word: jax.Array, number: int | jax.Array) -> jax.Array:
@@ -199,5 +188,5 @@ def moved(x: jax.Array, action: jax.Array, negative: int, positive: int, low: in
 
 def cell(x: jax.Array, y: jax.Array, channel: int) -> jax.Array:
     """int32 [10, 10], with the channel's bit at one cell; none where x or y is off the board."""
-    lit = jnp.where(COLUMNS == x, jnp.int32(1 << channel), 0)
-    return jnp.where(ROWS == y, lit, 0)
+    lit = jnp.where(x == COLUMNS, jnp.int32(1 << channel), 0)
+    return jnp.where(y == ROWS, lit, 0)

@@ -234,8 +234,8 @@ class Seaquest(MinAtarGame):
         planes = planes | _lit(divers, np.int32(1 << _DIVER)) | _lit(game.shots, np.int32(1 << _FRIENDLY))
         planes = planes | cell(game.x, game.y, _FRONT)
         planes = planes | cell(game.x + jnp.where(game.right, jnp.int32(-1), 1), game.y, _BACK)
-        air = jnp.where(COLUMNS < game.oxygen * SIDE // _OXYGEN, jnp.int32(1 << _AIR), 0)
-        aboard = (COLUMNS >= SIDE - 1 - game.aboard) & (COLUMNS < SIDE - 1)
+        air = jnp.where(game.oxygen * SIDE // _OXYGEN > COLUMNS, jnp.int32(1 << _AIR), 0)
+        aboard = (SIDE - 1 - game.aboard <= COLUMNS) & (COLUMNS < SIDE - 1)
         bars = air | jnp.where(aboard, jnp.int32(1 << _ABOARD), 0)
         return planes | jnp.where(ROWS == SIDE - 1, bars, 0)
 
@@ -387,5 +387,5 @@ def _at(things: Things, game: SeaquestState) -> jax.Array:
 def _lit(things: Things, bits: np.int32 | jax.Array) -> jax.Array:
     """int32 [10, 10], with `bits` at the cells of things."""
     bits = jnp.where(things.there, bits, 0)
-    rows = jnp.where(ROWS == things.y[None, :], bits[None, :], 0)
-    return jnp.bitwise_or.reduce(jnp.where((ROWS == things.x[None, :])[None], rows[:, None], 0), axis=-1)
+    rows = jnp.where(things.y[None, :] == ROWS, bits[None, :], 0)
+    return jnp.bitwise_or.reduce(jnp.where((things.x[None, :] == ROWS)[None], rows[:, None], 0), axis=-1)

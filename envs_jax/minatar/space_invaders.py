@@ -9,7 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.minatar.game import COLUMNS, FIRE, INDEX, LEFT, NOOP, RIGHT, SIDE, MinAtarGame, RampingOptions, cell, moved
+from envs_jax.minatar.game import (
+    COLUMNS,
+    FIRE,
+    INDEX,
+    LEFT,
+    NOOP,
+    RIGHT,
+    SIDE,
+    MinAtarGame,
+    RampingOptions,
+    cell,
+    moved,
+)
 
 _ALIENS = np.array([0b0011111100] * 4 + [0] * 6, np.int32)
 _INTERVAL, _LEAST_INTERVAL = 12, 6
@@ -100,7 +112,7 @@ class SpaceInvaders(MinAtarGame):
 
         shoots = game.enemy_timer == 0
         row, column = _shooter(aliens, x)
-        enemy = jnp.where(shoots & (INDEX == row), enemy | (jnp.int32(1) << column), enemy)
+        enemy = jnp.where(shoots & (row == INDEX), enemy | (jnp.int32(1) << column), enemy)
 
         struck = aliens & friendly
         aliens, friendly = aliens ^ struck, friendly ^ struck
@@ -142,7 +154,7 @@ def _after_move(game: SpaceInvadersState) -> tuple[jax.Array, jax.Array, jax.Arr
 
 def _shooter(aliens: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Row and column of the lowest alien in the column nearest to `x`, of two such columns the left one."""
-    distance = 2 * jnp.abs(INDEX - x) + (INDEX > x).astype(jnp.int32)
+    distance = 2 * jnp.abs(INDEX - x) + (x < INDEX).astype(jnp.int32)
     nearest = jnp.min(jnp.where(_union(aliens) >> INDEX & 1 == 1, distance, 2 * SIDE))
     column = x + jnp.where(nearest & 1 == 1, nearest >> 1, -(nearest >> 1))
     return jnp.max(jnp.where(aliens >> column & 1 == 1, INDEX, -1)), column

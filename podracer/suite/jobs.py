@@ -16,7 +16,6 @@ from podracer import configs
 from podracer.suite import claims
 from podracer.system import files
 
-
 MINATAR = "minatar_"
 """The prefix of the games of MinAtar; all others are of Atari."""
 

@@ -247,11 +247,11 @@ def test_a_place_of_an_enemy_is_free_when_its_turn_comes_again(gap):
 
 
 GOLDEN = {
-    "asterix": 0x57adb8e5,
-    "breakout": 0x719a3e78,
-    "freeway": 0xb0408488,
-    "seaquest": 0xe655de61,
-    "space_invaders": 0x3116874a,
+    "asterix": 0x57ADB8E5,
+    "breakout": 0x719A3E78,
+    "freeway": 0xB0408488,
+    "seaquest": 0xE655DE61,
+    "space_invaders": 0x3116874A,
 }
 
 

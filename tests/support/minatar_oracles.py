@@ -146,9 +146,12 @@ def compare(name: str, num_lanes: int, num_steps: int, seed: int, later: bool) -
 
 def later_state(name: str, start: Any, rng: np.random.Generator) -> Any:
     """A state of a game that is fast, crowded or nearly over."""
-    return {"asterix": _late_asterix, "breakout": _late_breakout, "freeway": _late_freeway, "seaquest": _late_seaquest}.get(
-        name, _late_space_invaders
-    )(start, rng)
+    return {
+        "asterix": _late_asterix,
+        "breakout": _late_breakout,
+        "freeway": _late_freeway,
+        "seaquest": _late_seaquest,
+    }.get(name, _late_space_invaders)(start, rng)
 
 
 def _late_asterix(game: Any, rng: np.random.Generator) -> Any:
@@ -249,7 +252,9 @@ def attributes(name: str, game: Any) -> dict[str, Any]:
 
 def same(one: Any, other: Any) -> bool:
     """True for equal attributes, of which some are arrays."""
-    return all(np.array_equal(x, other[name]) if isinstance(x, np.ndarray) else x == other[name] for name, x in one.items())
+    return all(
+        np.array_equal(x, other[name]) if isinstance(x, np.ndarray) else x == other[name] for name, x in one.items()
+    )
 
 
 def _breakout(game: Any) -> dict[str, Any]:
@@ -269,7 +274,12 @@ def _breakout(game: Any) -> dict[str, Any]:
 
 def _freeway(game: Any) -> dict[str, Any]:
     cars = zip(game.x.tolist(), range(1, 9), game.timer.tolist(), game.speed.tolist())
-    return {"pos": game.y, "move_timer": game.rest, "terminate_timer": game.left - 1, "cars": [list(car) for car in cars]}
+    return {
+        "pos": game.y,
+        "move_timer": game.rest,
+        "terminate_timer": game.left - 1,
+        "cars": [list(car) for car in cars],
+    }
 
 
 def _asterix(game: Any) -> dict[str, Any]:
