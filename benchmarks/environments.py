@@ -65,7 +65,7 @@ def ours(game: str) -> Loop:
 
 
 def gymnax(game: str) -> Loop:
-    import gymnax
+    import gymnax  # pyright: ignore[reportMissingImports] - installed beside
 
     name = "".join(word.capitalize() for word in game.split("_")) + "-MinAtar"
     environment, params = gymnax.make(name)

@@ -2,8 +2,8 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
-Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. A
+protocol, of which a preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -120,10 +120,10 @@ MUJOCO = Settings(
 
 MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
-# PQN's and PPO's are those of Gallici et al. 2024 for MinAtar, by their code (`pqn_minatar`, `ppo_minatar`). DQN's are of
-# Young and Tian 2019, where RMSProp's 0.01 is outside the root and one lane plays. V-trace has none that are published:
-# these are its defaults with more lanes. All see the planes through the agent's MLP, of the papers' 128 units where those
-# have convolutions before them.
+# PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
+# those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. V-trace
+# has none that are published: these are its defaults, with more lanes. The planes go through an MLP, of two layers of
+# 128 units for PQN and DQN, where the papers have a convolution before one such layer.
 MINATAR: dict[str, Settings] = {
     "ppo": Settings(
         {
