@@ -2,8 +2,8 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
-Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. A
+protocol, of which a preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -118,9 +118,62 @@ MUJOCO = Settings(
     {"num_envs": 16, "total_steps": 1_000_000, "mode": "serial"},
 )
 
+MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+# PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
+# those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. V-trace
+# has none that are published: these are its defaults, with more lanes. The planes go through an MLP, of two layers of
+# 128 units for PQN and DQN, where the papers have a convolution before one such layer.
+MINATAR: dict[str, Settings] = {
+    "ppo": Settings(
+        {
+            "rollout_length": 128,
+            "num_minibatches": 8,
+            "learning_rate": 5e-3,
+            "entropy_cost": 1e-4,
+            "activation": "relu",
+            "normalize_rewards": False,
+        },
+        {"num_envs": 64, "total_steps": 10_000_000},
+    ),
+    "pqn": Settings(
+        {
+            "num_epochs": 2,
+            "discount": 0.99,
+            "lambda_": 0.65,
+            "learning_rate": 5e-4,
+            "epsilon_final": 0.05,
+            "hidden_sizes": (128, 128),
+        },
+        {"num_envs": 128, "total_steps": 10_000_000},
+    ),
+    "dqn": Settings(
+        {
+            "update_period": 1,
+            "batch_size": 32,
+            "target_period": 1_000,
+            "replay_capacity": 100_000,
+            "replay_min_size": 5_000,
+            "double": False,
+            "optimizer": "rmsprop",
+            "learning_rate": 2.5e-4,
+            "learning_rate_decay": False,
+            "optimizer_eps": 0.01**2,
+            "max_grad_norm": float("inf"),
+            "max_error": 1.0,
+            "epsilon_final": 0.1,
+            "epsilon_decay": 100_000,
+            "hidden_sizes": (128, 128),
+        },
+        {"num_envs": 8, "total_steps": 5_000_000},
+    ),
+    "vtrace": Settings({}, {"num_envs": 64, "total_steps": 10_000_000}),
+}
+
 TASKS: dict[str, dict[tuple[str, str], Settings]] = {
     "classic": CLASSIC,
     "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
     "board": BOARD,
 }
 """By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not
