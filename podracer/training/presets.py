@@ -140,7 +140,7 @@ MINATAR: dict[str, Settings] = {
         {
             "num_epochs": 2,
             "discount": 0.99,
-            "lambda_": 0.65,
+            "trace_lambda": 0.65,
             "learning_rate": 5e-4,
             "epsilon_final": 0.05,
             "hidden_sizes": (128, 128),
@@ -149,9 +149,9 @@ MINATAR: dict[str, Settings] = {
     ),
     "dqn": Settings(
         {
-            "update_period": 1,
+            "replay_ratio": 32.0,
             "batch_size": 32,
-            "target_period": 1_000,
+            "target_interval": 1_000,
             "replay_capacity": 100_000,
             "replay_min_size": 5_000,
             "double": False,
