@@ -1,4 +1,4 @@
-"""How fast do our environments step, beside gymnax's and pgx's? Random actions, autoreset, all on one machine in turns.
+"""Speed of our environments' steps beside gymnax's and pgx's: random actions, autoreset, one machine, in turns.
 
     pip install --no-deps --target PEERS gymnax six seaborn    # as gymnax would have its own version of JAX
     PYTHONPATH=PEERS python benchmarks/environments.py         # minutes; writes benchmarks/results/environments.json
