@@ -121,9 +121,8 @@ MUJOCO = Settings(
 MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 # PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
-# those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. V-trace
-# has none that are published: these are its defaults, with more lanes. The planes go through an MLP, of two layers of
-# 128 units for PQN and DQN, where the papers have a convolution before one such layer.
+# those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. The planes
+# go through an MLP, of two layers of 128 units for PQN and DQN, where the papers have a convolution before one such layer.
 MINATAR: dict[str, Settings] = {
     "ppo": Settings(
         {
@@ -167,7 +166,6 @@ MINATAR: dict[str, Settings] = {
         },
         {"num_envs": 8, "total_steps": 5_000_000},
     ),
-    "vtrace": Settings({}, {"num_envs": 64, "total_steps": 10_000_000}),
 }
 
 TASKS: dict[str, dict[tuple[str, str], Settings]] = {
