@@ -22,7 +22,7 @@ from podracer.types import Agent, Batch, EnvSpec, TimeStep, Trajectory
 from tests.support import harness, probes
 
 A, K, T, B = 5, 3, 5, 6
-MASK = np.int8([0, 1, 1, 0, 1])
+MASK = np.array([0, 1, 1, 0, 1], np.int8)
 """The legal actions where all rows have the same."""
 
 PLAIN = EnvSpec("table", spaces.Dict({"q": spaces.Box(-9.0, 9.0, (A,))}), spaces.Discrete(A))
@@ -90,7 +90,7 @@ def test_no_illegal_action_is_taken_and_the_best_is_the_best_legal_one(case: str
     name, fields = TABLES[case]
     if name in ("dqn", "r2d2"):
         fields = fields | {"evaluation_epsilon": 0.0}
-    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
+    agent = made(name, SPEC, table(K if "num_bins" in fields else 1), **fields)
     flat = lambda x: jnp.tile(x.reshape(-1, *x.shape[2:]), (10, *(1,) * (x.ndim - 2)))  # noqa: E731
     row = jax.tree.map(flat, rows_of(drawn()))
     N = row.reward.shape[0]
@@ -278,7 +278,7 @@ def probed(name: str, arch: str, **probe: Any) -> tuple[float, float]:
         eval_episodes=200,
         progress=False,
         check=False,
-        log=lambda steps, row: rows.append(row),
+        log=lambda steps, row: rows.append(dict(row)),
     )
     illegal = [row["episode/illegal"] for row in rows if np.isfinite(row.get("episode/illegal", np.nan))]
     return result.summary["eval_return_mean"], max(illegal)
