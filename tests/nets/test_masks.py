@@ -205,8 +205,13 @@ def test_heads_of_unequal_sizes_are_lowered_each() -> None:
     network = masks.masked(nets.make(spec, hidden_sizes=(4,)), spec)
     mask = jnp.broadcast_to(jnp.int8([0, 1, 1, 0, 1]), (1, 400, 5))
     rows = nets.Inputs(shown(mask), jnp.zeros((1, 400)), jnp.ones((1, 400), bool), ())
-    outputs = network.apply(network.init(jax.random.key(0)), rows, ())[0][0]
-    drawn = np.asarray(distributions.for_space(spec.action_space).sample(outputs, jax.random.key(1)))
+    sample = distributions.for_space(spec.action_space).sample
+
+    @jax.jit
+    def draws(rows: nets.Inputs) -> jax.Array:
+        return sample(network.apply(network.init(jax.random.key(0)), rows, ())[0][0], jax.random.key(1))
+
+    drawn = np.asarray(draws(rows))
     assert {tuple(x) for x in drawn.tolist()} == {(1, 0), (1, 2)}
 
 
@@ -215,13 +220,13 @@ def test_the_mean_of_advantages_is_over_legal_actions(num_atoms: int) -> None:
     """Q - V of legal actions has mean 0 (Wang et al. 2016, equation 9), whatever the illegal ones are."""
     spec = spec_of()
     network = nets.make_q(spec, hidden_sizes=(4,), head_size=0, num_bins=num_atoms)
-    params = network.init(jax.random.key(0))
+    params, apply = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.apply)
     rows = nets.Inputs(shown(SETS[None]), jnp.zeros((1, len(SETS))), jnp.ones((1, len(SETS)), bool), ())
     head = params["params"]["value"]
 
     def rest(params: Any) -> np.ndarray:
         """The mean over legal actions, less V, which is the value head's bias: features are 0."""
-        outputs = np.asarray(network.apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_atoms)
+        outputs = np.asarray(apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_atoms)
         legal = SETS[..., None].astype(np.float64)
         return np.sum(outputs * legal, axis=1) / legal.sum(1) - np.asarray(head["bias"])
 
