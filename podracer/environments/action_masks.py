@@ -101,7 +101,8 @@ def shown(environment: gymnasium.Env, from_info: bool) -> gymnasium.Env:
       environment: one lane.
       from_info: True takes it from `info`, where it is no member; False from a method `action_masks`, if there is one.
     """
-    space, actions = environment.observation_space, environment.action_space
+    # An environment of one's own may have none: the check says so.
+    space, actions = (getattr(environment, f"{name}_space", None) for name in ("observation", "action"))
     choices = gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete | gymnasium.spaces.MultiBinary
     member = isinstance(space, gymnasium.spaces.Dict) and NAME in space.spaces
     if member or not isinstance(actions, choices):

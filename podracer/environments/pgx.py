@@ -39,16 +39,18 @@ PLIES = {
 
 @dataclasses.dataclass(frozen=True)
 class PgxOptions:
-    """Options of a game of pgx for several players; environments for one have none.
+    """Options of a game of pgx; those of games for several players, but `mask`.
 
     Attributes:
       opponent: "self", where an agent plays both sides of a game without chance and hidden cards; or "random", an
         environment for one player whose opponents move at random within `step`.
       opening_plies: largest number of random plies that a game opens with, drawn from 0 on; none of them ends it.
+      mask: False hides `action_mask`, of environments for one player.
     """
 
     opponent: Literal["self", "random"] = "self"
     opening_plies: int = configs.field(0, low=0)
+    mask: bool = True
 
     def __post_init__(self):
         configs.check(self)
@@ -73,16 +75,18 @@ def make(name: str, options: PgxOptions) -> PgxGame | PgxEnvironment:
         raise ValueError(f"pgx has no environment {name!r}; {configs.suggest(name, tasks())}")
     with _default_promotion():  # a game's module computes tables when it is imported
         game = pgx.make(name)  # pyright: ignore[reportArgumentType] - checked above
-    if game.num_players == 1 and options != PgxOptions():
-        raise ValueError(f"pgx:{name} has one player, who makes every move: it takes no options.")
+    if game.num_players == 1 and dataclasses.replace(options, mask=True) != PgxOptions():
+        raise ValueError(f"pgx:{name} has one player, who makes every move: it takes no options but mask.")
     if game.num_players > 1 and options.opponent == "self":
         if name not in PLIES:
             raise ValueError(
                 f"pgx:{name} has chance, hidden cards or more than two players, which an agent cannot play against "
                 "itself; set opponent='random' to play it against random moves."
             )
+        if not options.mask:
+            raise ValueError(f"pgx:{name}: a search needs the mask; mask=False goes with opponent='random'.")
         return PgxGame(name, game, options.opening_plies)
-    return PgxEnvironment(name, game, options.opening_plies)
+    return PgxEnvironment(name, game, options.opening_plies, options.mask)
 
 
 @contextlib.contextmanager
@@ -201,11 +205,12 @@ class PgxEnvironment(_Rules):
     Discount: 1, and 0 at the end; pgx has no time limits. The player's seat is drawn anew for every game.
     """
 
-    def __init__(self, name: str, game: pgx.Env, opening_plies: int = 0):
+    def __init__(self, name: str, game: pgx.Env, opening_plies: int = 0, mask: bool = True):
         super().__init__(name, game, opening_plies)
+        self._shown = [key for key in self._spaces if mask or key != "action_mask"]
         self.spec = EnvSpec(
             name=self._name,
-            observation_space=spaces.Dict(self._spaces),
+            observation_space=spaces.Dict({key: self._spaces[key] for key in self._shown}),
             action_space=self._action_space,
             max_episode_steps=(PLIES[name] + 1) // 2 if name in PLIES else None,
         )
@@ -228,7 +233,8 @@ class PgxEnvironment(_Rules):
 
     def observe(self, state: Any) -> dict[str, jax.Array]:
         """The observation."""
-        return self._board_and_mask(state, jnp.int32(0))
+        shown = self._board_and_mask(state, jnp.int32(0))
+        return {key: shown[key] for key in self._shown}
 
     def _others_move(self, state: Any) -> jax.Array:
         return ~state.terminated & (state.current_player != 0)

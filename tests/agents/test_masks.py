@@ -6,6 +6,7 @@ A mask is used in several places of an agent. Each of the tests below fails if o
 from __future__ import annotations
 
 import functools
+import pathlib
 from typing import Any
 
 import chex
@@ -22,7 +23,7 @@ from podracer.types import Agent, Batch, EnvSpec, TimeStep, Trajectory
 from tests.support import harness, probes
 
 A, K, T, B = 5, 3, 5, 6
-MASK = np.int8([0, 1, 1, 0, 1])
+MASK = np.array([0, 1, 1, 0, 1], np.int8)
 """The legal actions where all rows have the same."""
 
 PLAIN = EnvSpec("table", spaces.Dict({"q": spaces.Box(-9.0, 9.0, (A,))}), spaces.Discrete(A))
@@ -90,7 +91,7 @@ def test_no_illegal_action_is_taken_and_the_best_is_the_best_legal_one(case: str
     name, fields = TABLES[case]
     if name in ("dqn", "r2d2"):
         fields = fields | {"evaluation_epsilon": 0.0}
-    agent = made(name, network=table(K if "num_bins" in fields else 1), **fields)
+    agent = made(name, SPEC, table(K if "num_bins" in fields else 1), **fields)
     flat = lambda x: jnp.tile(x.reshape(-1, *x.shape[2:]), (10, *(1,) * (x.ndim - 2)))  # noqa: E731
     row = jax.tree.map(flat, rows_of(drawn()))
     N = row.reward.shape[0]
@@ -220,7 +221,12 @@ class Learner:
         self.learn = harness.alone(learn)
 
 
-@pytest.mark.parametrize("case", LEARNERS)
+QUICK = ("ppo", "r2d2", "categorical")
+
+
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in LEARNERS if case not in QUICK)]
+)
 def test_illegal_outputs_have_no_gradient_and_a_mask_of_ones_changes_no_bit(case: str) -> None:
     plain, masked = Learner(case, PLAIN), Learner(case, SPEC)
     harness.assert_same(plain.init, masked.init)
@@ -264,8 +270,8 @@ PROBES: dict[str, dict[str, Any]] = {
 }
 
 
-def probed(name: str, arch: str, **probe: Any) -> tuple[float, float]:
-    """The return of the last evaluation of a run on the probe, and illegal actions an episode in training."""
+def probed(name: str, arch: str, **probe: Any) -> tuple[podracer.Result, float]:
+    """The result of a run on the probe, and the most illegal actions an episode in training."""
     rows: list[dict[str, Any]] = []
     result = podracer.train(
         name,
@@ -278,24 +284,38 @@ def probed(name: str, arch: str, **probe: Any) -> tuple[float, float]:
         eval_episodes=200,
         progress=False,
         check=False,
-        log=lambda steps, row: rows.append(row),
+        log=lambda steps, row: rows.append(dict(row)),
     )
     illegal = [row["episode/illegal"] for row in rows if np.isfinite(row.get("episode/illegal", np.nan))]
-    return result.summary["eval_return_mean"], max(illegal)
+    return result, max(illegal)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 @pytest.mark.parametrize("name", PROBES)
 def test_the_masked_probe_is_learnt_without_an_illegal_action(name: str, arch: str) -> None:
-    best, illegal = probed(name, arch)
+    result, illegal = probed(name, arch)
     assert illegal == 0.0
-    assert best >= 0.99
+    assert result.summary["eval_return_mean"] >= 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", PROBES)
 def test_the_probe_needs_its_mask(name: str) -> None:
-    best, illegal = probed(name, "anakin", mask=False)
+    result, illegal = probed(name, "anakin", mask=False)
     assert illegal > 0.0
-    assert best < 0.9
+    assert result.summary["eval_return_mean"] < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_an_export_takes_the_best_legal_action(name: str, tmp_path: pathlib.Path) -> None:
+    probed(name, "anakin")[0].export(tmp_path / "policy", episodes=0)
+    actor, rng = podracer.load_policy(tmp_path / "policy"), np.random.default_rng(0)
+    for _ in range(50):
+        mask = np.append(rng.random(7) < 0.3, True)
+        rng.shuffle(mask)
+        seen = {"seen": np.zeros(1, np.float32), "action_mask": mask.astype(np.int8)}
+        assert actor(seen) == np.flatnonzero(mask)[-1]

@@ -127,7 +127,8 @@ def test_a_mask_in_info_is_used_when_asked_for_and_none_hides_all(capsys: pytest
     hidden = environments.adopt(Pairs, {"mask": "none"}).spec
     assert hidden.observation_space == spaces.Dict({"t": spaces.Discrete(99)})
     assert hidden.action_space == spaces.MultiDiscrete((3, 2), (5, 0))
-    running = environments.adopt(Wheel).make(1, 0)
+    wheel: Any = environments.adopt(Wheel)
+    running = wheel.make(1, 0)
     running.recv()
     running.close()
     assert "has action_mask in its info, which agents do not follow" in capsys.readouterr().err
@@ -193,7 +194,7 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
 def test_masks_of_envpool_fit_the_actions(task: str, actions: Any) -> None:
     from podracer.nets import masks
 
-    made = environments.make(f"envpool:{task}")
+    made: Any = environments.make(f"envpool:{task}")
     assert made.spec.action_space == actions
     masks.check(made.spec)
     running = made.make(LANES, 0)

@@ -247,7 +247,13 @@ def test_other_players_move_until_it_is_ones_turn():
 def test_networks_do_not_see_what_is_there_for_searches():
     env = make("tic_tac_toe")
     features = nets.encode(spaces.zeros(env.spec.observation_space), env.spec.observation_space, leading=0)
-    assert features.shape == (18 + 9 + 2,)
+    assert features.shape == (18 + 2,), "neither the mask nor the state"
+
+
+def test_the_mask_can_be_hidden_from_one_player():
+    env = environments.make("pgx:2048", mask=False)
+    state = jax.jit(env.reset)(jax.random.key(0))
+    assert set(env.observe(state)) == {"board"} == {name for name, _ in env.spec.observation_space.items}
 
 
 def test_what_cannot_be_played_is_said():
@@ -255,7 +261,11 @@ def test_what_cannot_be_played_is_said():
         ("go_9", {}, "pgx has no environment 'go_9'; did you mean 'go_9x9'"),
         ("bridge_bidding", {}, "pgx has no environment 'bridge_bidding'; "),
         ("kuhn_poker", {}, "pgx:kuhn_poker has chance, hidden cards or more than two players, which .*='random'"),
-        ("2048", {"opponent": "random"}, "pgx:2048 has one player, who makes every move: it takes no options."),
+        (
+            "2048",
+            {"opponent": "random"},
+            "pgx:2048 has one player, who makes every move: it takes no options but mask.",
+        ),
         ("hex", {"opponent": "mcts"}, "opponent='mcts'"),
         ("hex", {"opening_plies": -1}, "opening_plies=-1"),
         ("hex", {"size": 9}, "size"),

@@ -46,9 +46,9 @@ def platform(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def test_a_choice_without_a_legal_value_may_take_any() -> None:
     legal = lambda spec, mask: np.asarray(masks.legal(spec, shown(mask))).astype(int).tolist()  # noqa: E731
-    assert legal(spec_of(), np.int8([[0, 1, 0, 0, 1, 0], [0] * 6])) == [[0, 1, 0, 0, 1, 0], [1] * 6]
+    assert legal(spec_of(), np.array([[0, 1, 0, 0, 1, 0], [0] * 6], np.int8)) == [[0, 1, 0, 0, 1, 0], [1] * 6]
     heads = spec_of(spaces.MultiDiscrete((2, 3, 1)))
-    assert legal(heads, np.int8([0, 0, 0, 1, 1, 0])) == [1, 1, 0, 1, 1, 1]
+    assert legal(heads, np.array([0, 0, 0, 1, 1, 0], np.int8)) == [1, 1, 0, 1, 1, 1]
     assert legal(spec_of(spaces.Discrete(2), spaces.Box(0, 1, (2,), np.bool_)), np.array([True, False])) == [1, 0]
     plain = EnvSpec("shop", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(A))
     assert masks.legal(plain, jnp.zeros(3)) is None
@@ -56,7 +56,7 @@ def test_a_choice_without_a_legal_value_may_take_any() -> None:
 
 
 def test_shares_are_those_of_the_weighted_rows() -> None:
-    rows = shown(np.int8([[1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6]))
+    rows = shown(np.array([[1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6], np.int8))
     found = masks.shares(spec_of(), rows, jnp.array([1.0, 1.0, 0.0]))
     assert {name: float(x) for name, x in found.items()} == pytest.approx({"mask/legal": 1 / 3, "mask/none_legal": 1.0})
 
@@ -89,7 +89,7 @@ def test_masks_that_do_not_fit_are_refused(spec: EnvSpec, message: str) -> None:
 def test_networks_do_not_see_the_mask_but_a_member_of_a_member() -> None:
     inner = {"action_mask": spaces.Box(0, 1, (2,), np.int8)}
     space = spec_of(inner=spaces.Dict(inner)).observation_space
-    value = shown(np.int8([5] * A)) | {"inner": {"action_mask": jnp.int8([7, 7])}}
+    value = shown(np.array([5] * A, np.int8)) | {"inner": {"action_mask": jnp.int8([7, 7])}}
     assert nets.encode(value, space, leading=0).tolist() == [7.0, 7.0, 0.0, 0.0, 0.0]
 
 
@@ -205,8 +205,13 @@ def test_heads_of_unequal_sizes_are_lowered_each() -> None:
     network = masks.masked(nets.make(spec, hidden_sizes=(4,)), spec)
     mask = jnp.broadcast_to(jnp.int8([0, 1, 1, 0, 1]), (1, 400, 5))
     rows = nets.Inputs(shown(mask), jnp.zeros((1, 400)), jnp.ones((1, 400), bool), ())
-    outputs = network.apply(network.init(jax.random.key(0)), rows, ())[0][0]
-    drawn = np.asarray(distributions.for_space(spec.action_space).sample(outputs, jax.random.key(1)))
+    sample = distributions.for_space(spec.action_space).sample
+
+    @jax.jit
+    def draws(rows: nets.Inputs) -> jax.Array:
+        return sample(network.apply(network.init(jax.random.key(0)), rows, ())[0][0], jax.random.key(1))
+
+    drawn = np.asarray(draws(rows))
     assert {tuple(x) for x in drawn.tolist()} == {(1, 0), (1, 2)}
 
 
@@ -215,13 +220,13 @@ def test_the_mean_of_advantages_is_over_legal_actions(num_bins: int) -> None:
     """Q - V of legal actions has mean 0 (Wang et al. 2016, equation 9), whatever the illegal ones are."""
     spec = spec_of()
     network = nets.make_q(spec, hidden_sizes=(4,), head_size=0, num_bins=num_bins)
-    params = network.init(jax.random.key(0))
+    params, apply = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.apply)
     rows = nets.Inputs(shown(SETS[None]), jnp.zeros((1, len(SETS))), jnp.ones((1, len(SETS)), bool), ())
     head = params["params"]["value"]
 
     def rest(params: Any) -> np.ndarray:
         """The mean over legal actions, less V, which is the value head's bias: features are 0."""
-        outputs = np.asarray(network.apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_bins)
+        outputs = np.asarray(apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_bins)
         legal = SETS[..., None].astype(np.float64)
         return np.sum(outputs * legal, axis=1) / legal.sum(1) - np.asarray(head["bias"])
 
