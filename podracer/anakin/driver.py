@@ -64,7 +64,7 @@ class Anakin:
 
     def check(self) -> None:
         like = self.program.like()
-        require_room(like.experience, self.devices)
+        require_room(like.experience, self.devices, memory=like.actors.agent)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
         if self._final_groups and self.program.finish:
             jax.eval_shape(self.program.finish, like, self.program.like_limits())
