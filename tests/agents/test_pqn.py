@@ -185,7 +185,7 @@ def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     def loss(params: Any, lanes: jax.Array) -> jax.Array:
         taken = jnp.take_along_axis(unroll(params)[:-1], trajectory.actions[..., None], -1)[..., 0]
         errors = jnp.where(valid, jnp.nan_to_num(jnp.asarray(wanted, jnp.float32)) - taken, 0.0)[:, lanes]
-        return 0.5 * jnp.sum(jnp.square(errors)) / jnp.sum(valid[:, lanes])
+        return 0.5 * jnp.sum(jnp.square(errors)) / jnp.sum(valid[:, lanes].astype(jnp.float32))
 
     params, gradient = before.params, jax.jit(jax.grad(loss))
     for lanes in order:
