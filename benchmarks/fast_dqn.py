@@ -2,9 +2,9 @@
 
     python benchmarks/fast_dqn.py [--seeds 5]
 
-Five seeds side by side on catch, with equal update and target periods: rollouts of a target period, acted by the
-target network and learnt from afterwards (lockstep), and rollouts of an update period, acted by the newest parameters
-(serial).
+Five seeds side by side on catch, with equal updates and target copies: rollouts of the rows between two copies, acted
+by the target network and learnt from afterwards (lockstep), and rollouts of the rows of an update, acted by the newest
+parameters (serial).
 Writes curves and the mean return over the whole of training (the area under the curve) to
 `benchmarks/results/fast_dqn-catch.png` and `fast_dqn.json`.
 """
@@ -22,7 +22,7 @@ from podracer.bench import measure
 from podracer.result import plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-STEPS, LANES, PERIOD, TARGET_PERIOD, BOUND = 20_000, 8, 8, 1000, 0.9
+STEPS, LANES, BATCH, PERIOD, TARGET_PERIOD, BOUND = 20_000, 8, 64, 8, 1000, 0.9
 RANDOM = -0.6
 """The mean return of random play: the paddle is under the ball in one game of five."""
 
@@ -40,8 +40,9 @@ def main() -> int:
             "dqn",
             "catch",
             config={
-                "update_period": PERIOD,
-                "target_period": TARGET_PERIOD,
+                "batch_size": BATCH,
+                "replay_ratio": BATCH / PERIOD,
+                "target_interval": TARGET_PERIOD // PERIOD,
                 "rollout_length": rollout_length,
             },
             mode=mode,

@@ -67,7 +67,7 @@ SEARCH = {"hidden_sizes": (8,), "simulations": 4, "rollout_length": 8}
 SMALL: dict[str, dict[str, Any]] = {
     "ppo": {"hidden_sizes": (8,), "rollout_length": 8, "num_epochs": 2, "num_minibatches": 2},
     "vtrace": {"hidden_sizes": (8,), "rollout_length": 8},
-    "dqn": {**REPLAY, "hidden_sizes": (8,), "target_period": 32, "epsilon_decay": 200},
+    "dqn": {**REPLAY, "hidden_sizes": (8,), "replay_ratio": 2.0, "target_interval": 8, "epsilon_decay": 200},
     "pqn": {"hidden_sizes": (8,), "rollout_length": 8, "num_epochs": 2, "num_minibatches": 2},
     "r2d2": {
         **REPLAY,
@@ -78,17 +78,18 @@ SMALL: dict[str, dict[str, Any]] = {
         "burn_in": 2,
         "trace_length": 5,
         "n_step": 2,
-        "replay_min_size": 16,
+        "replay_capacity": 5 * 256,
+        "replay_min_size": 5 * 16,
         "replay_ratio": 2.0,
-        "target_update_interval": 4,
+        "target_interval": 4,
     },
-    "alphazero": {**REPLAY, **SEARCH, "samples_per_row": 0.5},
-    "muzero": {**REPLAY, **SEARCH, **MODEL, "samples_per_row": 0.5},
+    "alphazero": {**REPLAY, **SEARCH, "replay_ratio": 0.5},
+    "muzero": {**REPLAY, **SEARCH, **MODEL, "replay_ratio": 0.5},
     "efficientzero": {
         **REPLAY,
         **SEARCH,
         **MODEL,
-        "samples_per_row": 0.5,
+        "replay_ratio": 0.5,
         "lstm_size": 8,
         "projection_size": 8,
         "forecast_size": 8,
@@ -166,13 +167,13 @@ def variants() -> dict[str, Case]:
         "vtrace.envpool": Case("vtrace", "envpool:CartPole-v1", run=host),
         "vtrace.lstm": Case("vtrace", "memory_chain", {"core": "lstm", "core_size": 8, "optimizer": "rmsprop"}),
         "vtrace.lstm.sebulba": Case("vtrace", "memory_chain", {"core": "lstm", "core_size": 8}, host),
-        "vtrace.replay": Case("vtrace", config={"replay_fraction": 0.5, "replay_capacity": 32}),
+        "vtrace.replay": Case("vtrace", config={"replay_fraction": 0.5, "replay_capacity": 8 * 32}),
         "vtrace.replay.sebulba": Case(
-            "vtrace", config={"replay_fraction": 0.5, "replay_capacity": 32}, run=host | {"actor_threads": 2}
+            "vtrace", config={"replay_fraction": 0.5, "replay_capacity": 8 * 32}, run=host | {"actor_threads": 2}
         ),
         "dqn.population": Case("dqn", run=two, others={"hyper": {"discount": [0.9, 0.99]}}),
-        "dqn.categorical": Case("dqn", config={"values": "categorical", "num_atoms": 5, "n_step": 3}),
-        "dqn.quantile": Case("dqn", config={"values": "quantile", "num_atoms": 5, "max_error": 1.0}),
+        "dqn.categorical": Case("dqn", config={"values": "categorical", "num_bins": 5, "n_step": 3}),
+        "dqn.quantile": Case("dqn", config={"values": "quantile", "num_bins": 5, "max_error": 1.0}),
         "dqn.noisy": Case(
             "dqn", config={"noise": 0.5, "dueling": True, "head_size": 8, "epsilon_start": 0.0, "epsilon_final": 0.0}
         ),

@@ -63,8 +63,8 @@ class Row:
 
 MINIGRID = (
     "r2d2 envpool:MiniGrid-MemoryS7-v0 --total-steps 1000000 --agent.discount 0.98 --agent.n-step 10 "
-    "--agent.replay-ratio 8 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
-    "--agent.adam-eps 1e-5"
+    "--agent.replay-ratio 16 --agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 "
+    "--agent.optimizer-eps 1e-5"
 )
 
 T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --env.max-length 2"
@@ -134,7 +134,7 @@ ROWS = (
     Row(
         "pixel_catch-efficientzero",
         "efficientzero pixel_catch --total-steps 12000 --agent.channels 16 --agent.batch-size 32 "
-        "--agent.samples-per-row 8",
+        "--agent.replay-ratio 8",
         0.9,
     ),
     # A state that is made of one observation cannot know the sign: half of the turns are wrong, and no more, for the
@@ -148,7 +148,7 @@ ROWS = (
     Row("envpool-cartpole-muzero-lockstep", f"{MUZERO_CARTPOLE} --mode lockstep", 475),
     Row(
         "envpool-cartpole-dqn-lockstep",
-        "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-period 1000 "
+        "dqn envpool:CartPole-v1 --mode lockstep --num-envs 8 --agent.rollout-length 125 --agent.target-interval 250 "
         "--agent.discount 0.995 --total-steps 300000",
         475,
     ),
@@ -234,12 +234,28 @@ def draw(row: Row) -> None:
         curve(row, pathlib.Path(scratch))
 
 
+LATER_FLAGS = {
+    "--agent.target-period 1000": "--agent.target-interval 250",
+    "--agent.samples-per-row": "--agent.replay-ratio",
+    "--agent.replay-ratio 8 --agent.epsilon-base": "--agent.replay-ratio 16 --agent.epsilon-base",
+    "--agent.adam-eps": "--agent.optimizer-eps",
+}
+"""Settings that have another name or another unit since results were stored, as a reader has to type them now."""
+
+
+def typed(command: str) -> str:
+    """A stored command with today's settings."""
+    for stored, today in LATER_FLAGS.items():
+        command = command.replace(stored, today)
+    return command
+
+
 def table() -> list[str]:
     """The lines of docs/results/learning.md: a result for each command."""
     measured = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     lines = ["| command | required | seeds 0 / 1 / 2 | commit |", "|---|---|---|---|"]
     for result in sorted(measured, key=lambda result: result["command"]):
-        command = result["command"].removeprefix("podracer ")
+        command = typed(result["command"].removeprefix("podracer "))
         means = " / ".join(f"{round(seed['mean'], 3) + 0.0:.3g}" for seed in result["seeds"])
         lines.append(f"| `{command}` | {result['claim']} | {means} | {result['commit'][:7]}{result['commit'][12:]} |")
     return lines

@@ -22,7 +22,7 @@ TASKS = {
         "env_options": {"length": 20},
         "total_steps": 150_000,
         # Episodes have 22 rows with the reset: a sequence is two of them.
-        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 4.0},
+        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 8.0},
     },
     "t_maze": {
         "env_options": {"min_length": 3, "max_length": 7},
@@ -34,7 +34,8 @@ TASKS = {
             "epsilon_alpha": 2.0,
             "burn_in": 0,
             "trace_length": 20,
-            "target_update_interval": 100,
+            "replay_ratio": 16.0,
+            "target_interval": 100,
         },
     },
 }

@@ -18,7 +18,6 @@ a signal ended it.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import pathlib
 import signal
@@ -28,10 +27,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-import podracer
+import run_result
+
 from podracer.bench import measure
-from podracer.result import plots
-from podracer.run import rundir
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "atari"
 BOUND = 18.0
@@ -46,7 +44,7 @@ SETTINGS = {
     # updates, at 1e-4 half of them (docs/adr/0018).
     "dqn": "--preset fast_dqn --agent.torso shallow --agent.optimizer adam --agent.learning-rate 1e-4 "
     "--agent.optimizer-eps 1e-8 --agent.double --agent.n-step 3 "
-    "--agent.replay-min-size 10000 --agent.target-period 2000 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",
+    "--agent.replay-min-size 10000 --agent.target-interval 500 --agent.epsilon-final 0.02 --agent.epsilon-decay 100000",
 }
 
 
@@ -102,49 +100,23 @@ def follow(command: Sequence[str]) -> int:
 
 def report(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     """Plays games with the newest checkpoint and the best one; writes JSON and a picture."""
-    newest = podracer.load(arguments.run_dir)
-    checkpoints = {"best": podracer.load(arguments.run_dir, step="best"), "newest": newest}
-    rows = [row for row in newest.history if "time/cpu_seconds" in row]
-    evaluations = [row for row in newest.history if "eval/return_mean" in row]
-    steps, train_seconds, cpu_seconds = (
-        rows[-1][name] for name in ("env_steps", "time/train_seconds", "time/cpu_seconds")
-    )
+    found = run_result.read(arguments.run_dir, GAMES, seed=arguments.seed + 1)
     results: dict[str, Any] = {
         "command": f"python benchmarks/pong.py {arguments.agent} --run-dir RUN: podracer "
         + " ".join(command).replace(str(arguments.run_dir), "RUN"),
+        **found,
         **json.loads((arguments.run_dir / "started.json").read_text()),
-        "podracer": podracer.__version__,
-        "versions": measure.versions() | {"envpool": importlib.metadata.version("envpool")},
-        "settings": rundir.read(arguments.run_dir),
-        "env_steps": steps,
         "total_steps": arguments.steps or STEPS[arguments.agent],
-        "train_seconds": train_seconds,
-        "cpu_seconds": cpu_seconds,
-        "rows_per_second": steps / train_seconds,
-        "rows_per_cpu_second": steps / cpu_seconds,
-        "evaluations": [
-            {"env_steps": row["env_steps"]} | {name: row[name] for name in row if name.startswith("eval/")}
-            for row in evaluations
-        ],
-        "protocol": protocol(rundir.read(arguments.run_dir)),
+        "protocol": protocol(found["settings"]),
         "bound": BOUND,
     }
-    for name, result in checkpoints.items():
-        played = result.evaluate(GAMES, seed=arguments.seed + 1)
-        results[f"{name}_checkpoint"] = {
-            "env_steps": max(row["env_steps"] for row in result.history),
-            "mean": played.mean,
-            "std": played.std,
-            "interval": played.interval,
-            "episodes": played.episodes,
-            "unfinished": played.unfinished,
-        }
-        print(f"{name}: {played}", flush=True)
+    for name in ("best", "newest"):
+        print(f"{name}: {results[f'{name}_checkpoint']}", flush=True)
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"pong-{arguments.agent}.json"
     path.write_text(json.dumps(results, indent=2, default=str) + "\n")
     title = f"{arguments.agent} on Pong, shallow network, seed {arguments.seed}"
-    plots.learning_curve(newest.curves(), path.with_suffix(".png"), title=title)
+    run_result.draw(arguments.run_dir, path.with_suffix(".png"), title)
     print(f"wrote {path}")
     return 0 if results["best_checkpoint"]["mean"] >= BOUND else 1
 

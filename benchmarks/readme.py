@@ -14,7 +14,19 @@ from types import ModuleType
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 
-RESULT_PAGES = ("learning", "mujoco", "atari", "games", "speed", "gpu", "efficientzero", "remote", "scaling", "faults")
+RESULT_PAGES = (
+    "learning",
+    "mujoco",
+    "atari",
+    "queue",
+    "games",
+    "speed",
+    "gpu",
+    "efficientzero",
+    "remote",
+    "scaling",
+    "faults",
+)
 
 PAGES: dict[pathlib.Path, ModuleType] = {
     ROOT / "README.md": importlib.import_module("pages.front"),

@@ -147,7 +147,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "clip_eps": ("clip_epsilon",),
     "clip_range": ("clip_epsilon",),
     "ent_coef": ("entropy_cost",),
-    "gae_lambda": ("gae_lambda", "lambda_"),
+    "gae_lambda": ("gae_lambda", "trace_lambda"),
     "gamma": ("discount",),
     "learning_starts": ("replay_min_size",),
     "lr": ("learning_rate",),
@@ -158,9 +158,26 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "net_arch": ("hidden_sizes",),
     "num_steps": ("rollout_length",),
     "update_epochs": ("num_epochs",),
-    "vf_coef": ("value_cost", "baseline_cost"),
+    "vf_coef": ("value_cost",),
+    # Of earlier versions:
+    "adam_eps": ("optimizer_eps",),
+    "baseline_cost": ("value_cost",),
+    "lambda_": ("trace_lambda", "gae_lambda"),
+    "num_atoms": ("num_bins",),
+    "radam_eps": ("optimizer_eps",),
+    "samples_per_row": ("replay_ratio",),
+    "target_period": ("target_interval",),
+    "target_update_interval": ("target_interval",),
+    "update_period": ("replay_ratio",),
+    "v_max": ("max_value",),
 }
-"""Names of settings in other libraries, or of earlier days, and the names here."""
+"""Names of settings in other libraries and in earlier versions, and the names here."""
+
+OTHER_UNITS = {
+    "target_period": "in updates, each of batch_size / replay_ratio rows",
+    "update_period": "batch_size / update_period",
+}
+"""Values of settings in `OTHER_NAMES` whose unit is another here."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -169,7 +186,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in names}
     close = [other for other in OTHER_NAMES.get(name, ()) if other in names]
     close = close or [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(repr(c) for c in close)}? " if close else ""
+    unit = f", {OTHER_UNITS[name]}" if name in OTHER_UNITS else ""
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}{unit}? " if close else ""
     return f"{hint}known: {', '.join(names)}."
 
 

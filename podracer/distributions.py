@@ -105,8 +105,8 @@ def categorical(num_values: int) -> Distribution:
         return jnp.sum(jnp.where(chosen, logits, 0.0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
 
     def entropy(logits: jax.Array) -> jax.Array:
-        # An impossible action (logit -inf) contributes 0, not 0 * -inf.
-        term = lambda x: jnp.exp(x) * jnp.maximum(x, jnp.finfo(jnp.float32).min)  # noqa: E731
+        # An impossible action (logit -inf) contributes 0, not 0 * -inf; nor has it a gradient at any weight.
+        term = lambda x: jnp.exp(x) * jnp.maximum(x, -1e9)  # noqa: E731
         if few():
             return -functools.reduce(jnp.add, map(term, _log_softmax_of_few(logits)))
         return -jnp.sum(term(jax.nn.log_softmax(logits)), axis=-1)
@@ -276,20 +276,29 @@ def greedy(q: jax.Array) -> jax.Array:
     return jnp.argmax(q, axis=-1).astype(jnp.int32)
 
 
-def epsilon_greedy(q: jax.Array, epsilon: jax.Array | float, key: jax.Array) -> jax.Array:
-    """Draws the actions of largest value, or with probability epsilon any action, uniformly.
+def epsilon_greedy(
+    q: jax.Array, epsilon: jax.Array | float, key: jax.Array, legal: jax.Array | None = None
+) -> jax.Array:
+    """Draws the actions of largest value, or with probability epsilon any legal action, uniformly.
 
     Args:
-      q: [B, A]; action values.
+      q: [B, A]; action values, lowered where an action is illegal.
       epsilon: [B], or one for all lanes.
       key: consumed.
+      legal: bool [B, A], at least one of each row; None if all actions are legal.
 
     Returns:
       int32 [B].
     """
     B, A = q.shape
     chance, choice = jax.random.uniform(key, (2, B))
-    any_action = jnp.minimum(jnp.floor(choice * A).astype(jnp.int32), A - 1)
+    if legal is None:
+        any_action = jnp.minimum(jnp.floor(choice * A).astype(jnp.int32), A - 1)
+    else:  # the action before which floor(u n) of the n legal ones are
+        up_to = jnp.cumsum(legal, axis=-1, dtype=jnp.int32)
+        n = up_to[:, -1]
+        number = jnp.minimum(jnp.floor(choice * n.astype(jnp.float32)).astype(jnp.int32), n - 1)
+        any_action = jnp.sum(up_to <= number[:, None], axis=-1, dtype=jnp.int32)
     return jnp.where(chance < epsilon, any_action, greedy(q))
 
 

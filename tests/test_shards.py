@@ -47,7 +47,7 @@ CONFIGS = {
     "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
     # One update per rollout, once the first sequences of 15 rows are complete.
-    "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.5, "replay_min_size": 1},
+    "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.6, "replay_min_size": 1},
     "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5},
     "efficientzero": {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
@@ -86,9 +86,9 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     agent = case.partition("-")[0]
     config |= CONFIGS[case] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
     if agent == "dqn":  # one update per rollout
-        config |= {"update_period": 10 * num_envs, "target_period": 20 * num_envs}
+        config |= {"replay_ratio": 16 / (10 * num_envs), "target_interval": 2}
     if agent in ("alphazero", "efficientzero", "muzero"):
-        config["samples_per_row"] = 16 / (10 * num_envs)
+        config["replay_ratio"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     plain = mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity()))
     with contextlib.ExitStack() as stack:

@@ -38,11 +38,27 @@ def over_training() -> list[str]:
     return table(("what", "with", "beside", "seeds", "commit"), lines)
 
 
+def threads() -> list[str]:
+    """Returns of V-trace on EnvPool's CartPole by actor threads, lanes and the age of the acting policy."""
+    found = read("cartpole_lag")
+    rows = []
+    for arm, seeds in sorted(found["results"].items(), key=lambda item: -_mean(item[1], "over_training")):
+        areas = [seed["over_training"] for seed in seeds]
+        ends = " / ".join(f"{seed['return']:.0f}" for seed in seeds)
+        old = f"{_mean(seeds, 'policy_lag'):.1f}"
+        rows.append((arm, old, f"{statistics.fmean(areas):.0f} ({to(areas, '.0f')})", ends, commit(found)))
+    return table(("acting", "updates old", "mean return over training", "at the end, by seed", "commit"), rows)
+
+
+def _mean(seeds: list[dict], key: str) -> float:
+    return statistics.fmean(seed[key] for seed in seeds)
+
+
 def _areas(results: dict, arm: str) -> list[float]:
     """Mean returns over training of an arm's seeds."""
     areas = results.get("mean_return_over_training", {})
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
-TABLES = {"learning": learn.table, "memory": memory, "over-training": over_training}
+TABLES = {"learning": learn.table, "memory": memory, "over-training": over_training, "threads": threads}
 VALUES = {}

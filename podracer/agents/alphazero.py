@@ -31,7 +31,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
 )
 
@@ -54,12 +54,12 @@ class AlphaZeroConfig(search.Settings):
       symmetries: whether a sample is turned and mirrored at random, where the game has symmetries (paper: False;
         AlphaGo Zero: True).
       batch_size: positions per update, over all devices (paper: 4,096).
-      samples_per_row: samples of a position, on average.
+      replay_ratio: rows sampled to learn from per row added; a sample is one row, a position.
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth, in steps).
-      adam_eps: of Adam.
+      optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       l2_cost: weight of the parameters' squared norm in the loss (paper: 1e-4).
       hidden_sizes: of the network's dense layers, where it has no tower.
@@ -77,12 +77,12 @@ class AlphaZeroConfig(search.Settings):
     value_cost: float = configs.field(1.0, low=0.0, tunable=True)
     symmetries: bool = True
     batch_size: int = configs.field(512, low=1)
-    samples_per_row: float = configs.field(4.0, low=1e-4)
+    replay_ratio: float = configs.field(4.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(4_000, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = False
-    adam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     l2_cost: float = configs.field(0.0, low=0.0)
     hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)
@@ -168,15 +168,15 @@ def make(
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
     network = network or _network(spec, config)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
-    rule = optimizer.make("adam", eps=config.adam_eps, l2_cost=config.l2_cost)
-    replay = Replay(
+    rule = optimizer.make("adam", eps=config.optimizer_eps, l2_cost=config.l2_cost)
+    replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=1,
+        observation_rows=1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         context=0,
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,
@@ -221,7 +221,7 @@ class _AlphaZero(base.Functions):
         samples = _samples(batch, self.config.n_step, learner.hyper["value_mix"])
         if self.symmetries is not None:
             samples = transform(samples, self.symmetries, key)
-        evaluate = evaluator(self.network)
+        evaluate = evaluator(self.network, self.spec)
 
         # (p, v) = f(s) of each position, and one gradient step.
         def loss(params: ArrayTree, part: tuple[Samples, jax.Array]) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
@@ -240,22 +240,24 @@ def _network(spec: EnvSpec, config: AlphaZeroConfig) -> nets.Network:
     return nets.make_board(spec, hidden_sizes=config.hidden_sizes, blocks=config.blocks, channels=config.channels)
 
 
-def evaluator(network: nets.Network) -> Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]:
+def evaluator(
+    network: nets.Network, spec: EnvSpec
+) -> Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array, jax.Array]]:
     """`(params, observation [N]) -> (logits [N, A], value [N], legal bool [N, A])`."""
 
     def evaluate(params: ArrayTree, observation: ArrayTree) -> tuple[jax.Array, jax.Array, jax.Array]:
         row = jax.tree.map(lambda x: x[None], observation)
         zeros = jnp.zeros(row["to_play"].shape)
         logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
-        legal = observation["action_mask"] > 0
-        return jnp.where(legal, logits[0], jnp.finfo(jnp.float32).min), value[0], legal
+        legal = nets.masks.legal(spec, observation)
+        return nets.masks.lower(logits[0], legal), value[0], legal  # type: ignore[return-value]
 
     return evaluate
 
 
 def planner(environment: Environment, config: AlphaZeroConfig, network: nets.Network | None = None) -> search.Planner:
     """The agent's search in the environment's own rules, with a network (the config's if None)."""
-    evaluate = evaluator(network or _network(environment.spec, config))
+    evaluate = evaluator(network or _network(environment.spec, config), environment.spec)
 
     def root(params: ArrayTree, observation: ArrayTree) -> search.Root:
         logits, value, legal = evaluate(params, observation)

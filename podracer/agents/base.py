@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from podracer import configs, nets, spaces
+from podracer import configs, nets, returns, spaces
 from podracer.learning import update
-from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics
+from podracer.topology import collectives
+from podracer.types import ActorParams, Agent, ArrayTree, Caution, EnvSpec, LearnerState, Metrics, Trajectory
+
+NONE_LEGAL = Caution(
+    "mask/none_legal", 0.0, "in this share of steps action_mask has no legal action, and any of them may be taken"
+)
+"""A warning for runs in which an agent had to act where nothing is legal."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,8 +73,14 @@ class Functions(abc.ABC):
         """`learning.update.apply` with the agent's optimiser; `how` are its further arguments."""
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
 
-    def bundle(self, name: str, **others: Any) -> Agent:
-        """The agent of these functions; `others` are further fields of it."""
+    def bundle(self, name: str, *, cautions: tuple[Caution, ...] = (), **others: Any) -> Agent:
+        """The agent of these functions; `others` are further fields of it.
+
+        Raises:
+          ValueError: for a mask of actions that does not fit the actions.
+        """
+        nets.masks.check(self.spec)
+        masked = nets.masks.present(self.spec)
         return Agent(
             name=name,
             config=self.config,
@@ -75,10 +88,25 @@ class Functions(abc.ABC):
             actor_params=self.actor_params,
             start=self.start,
             act=self.act,
-            learn=self.learn,
+            learn=self._learn_with_mask if masked else self.learn,
             hyper=configs.tunables(self.config),
+            cautions=(*cautions, NONE_LEGAL) if masked else cautions,
             **others,
         )
+
+    def _learn_with_mask(
+        self, learner: LearnerState, experience: Any, progress: jax.Array, key: jax.Array
+    ) -> tuple[Any, ...]:
+        """`learn`, with metrics of the mask of actions."""
+        learner, metrics, *priorities = self.learn(learner, experience, progress, key)
+        trajectory: Trajectory = getattr(experience, "trajectory", experience)
+        observation, weight = trajectory.timesteps.observation, returns.transitions(trajectory).mask
+        # The rows from which an action was taken, as far as they come with observations (`Replay.observed`).
+        n = min(weight.shape[0], jax.tree.leaves(observation)[0].shape[0])
+        sums = nets.masks.shares(self.spec, jax.tree.map(lambda x: x[:n], observation), weight[:n])
+        sums, count = collectives.global_sum((sums, jnp.sum(weight[:n])))
+        shares = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
+        return learner, metrics | shares, *priorities
 
 
 def check_discrete(spec: EnvSpec, agent: str) -> None:

@@ -21,9 +21,9 @@ Deviations from Mnih et al. 2015, all of them defaults that a field sets back:
 *   Double Q-learning, Adam with a learning rate that falls to 0, and gradients clipped by their norm.
 
 What no field changes: the loss is a mean over the batch; masked transitions are never replayed; exploration is by
-updates (row t of a run is t / `update_period` updates after the replay was ready, and before that play is as random as
-at the beginning), so that a run that was stopped goes on where it was; noise is drawn once for all lanes of a step, and
-none in evaluation.
+updates (row t of a run is t * replay_ratio / batch_size updates after the replay was ready, and before that play is as
+random as at the beginning), so that a run that was stopped goes on where it was; noise is drawn once for all lanes of a
+step, and none in evaluation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     check_one_player,
 )
@@ -63,10 +63,11 @@ class DQNConfig(nets.NetworkConfig):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 1).
       rollout_length: T, rows of a lane between one round of updates and the next (paper: 4).
-      update_period: F, rows of all lanes per update (paper: 4).
       batch_size: transitions per update, over all devices (paper: 32).
-      target_period: C, rows of all lanes between copies to the target network, a multiple of F (paper: 10,000 updates;
-        10,000 rows in most that followed).
+      replay_ratio: rows sampled to learn from per row added (paper: 8, an update of 32 every 4 rows). An update
+        comes every batch_size / replay_ratio rows of all lanes.
+      target_interval: updates between copies to the target network (paper: 10,000; most that followed: 2,500, which
+        are 10,000 rows).
       replay_capacity: rows that are kept at least, over all devices (paper: 1,000,000); rollouts are kept whole.
       replay_min_size: N, rows before the first update (paper: 50,000).
       discount: gamma (paper: 0.99).
@@ -81,9 +82,10 @@ class DQNConfig(nets.NetworkConfig):
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       max_error: the largest error of a mean value that its gradient follows, inf for squared errors (paper: 1).
       values: "mean", or the distribution of returns: "categorical" or "quantile".
-      num_atoms: of a distribution (C51: 51; QR-DQN: 200).
-      v_max: the largest return that a categorical distribution knows, the least being -v_max (C51: 10). None for
-        1 / (1 - discount), the largest return of rewards in [-1, 1], by the config's discount even if others are tuned.
+      num_bins: numbers of a distribution, its atoms or its quantiles (C51: 51; QR-DQN: 200).
+      max_value: the largest return that a categorical distribution knows, the least being -max_value (C51: 10). None
+        for 1 / (1 - discount), the largest return of rewards in [-1, 1], by the config's discount even if others are
+        tuned.
       noise: sigma_0 of noisy layers in the heads, 0 for none (Fortunato et al.: 0.5; Rainbow: 0.5, or 0.1).
       priority_exponent: alpha, 0 to replay all alike (Rainbow: 0.5).
       importance_exponent: beta in the beginning (Rainbow: 0.4).
@@ -101,9 +103,9 @@ class DQNConfig(nets.NetworkConfig):
 
     envs_per_device: int = configs.field(16, low=1)
     rollout_length: int = configs.field(4, low=1)
-    update_period: int = configs.field(4, low=1)
     batch_size: int = configs.field(64, low=1)
-    target_period: int = configs.field(1_000, low=1)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
+    target_interval: int = configs.field(250, low=1)
     replay_capacity: int = configs.field(20_000, low=1)
     replay_min_size: int = configs.field(1_000, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
@@ -117,8 +119,8 @@ class DQNConfig(nets.NetworkConfig):
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     max_error: float = configs.field(float("inf"), low=1e-6)
     values: value_distributions.Kind = "mean"
-    num_atoms: int = configs.field(51, low=2)
-    v_max: float | None = configs.field(None)  # above 0, which no inclusive limit says
+    num_bins: int = configs.field(51, low=2)
+    max_value: float | None = configs.field(None)  # above 0, which no inclusive limit says
     noise: float = configs.field(0.0, low=0.0)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
@@ -133,17 +135,13 @@ class DQNConfig(nets.NetworkConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        F, C = self.update_period, self.target_period
-        if C % F:
-            fits = " or ".join(str(x) for x in (C // F * F, -(-C // F) * F) if x)
-            raise ValueError(f"target_period={C} must be a multiple of update_period={F}, such as {fits}.")
         if self.replay_min_size > self.replay_capacity:
             raise ValueError(
                 f"replay_min_size={self.replay_min_size} must be at most replay_capacity={self.replay_capacity}, or "
                 f"learning would never begin; use {self.replay_capacity}."
             )
-        if self.v_max is not None and not 0.0 < self.v_max < float("inf"):
-            raise ValueError(f"v_max={self.v_max} must be finite and above 0, such as 10.0.")
+        if self.max_value is not None and not 0.0 < self.max_value < float("inf"):
+            raise ValueError(f"max_value={self.max_value} must be finite and above 0, such as 10.0.")
         if self.epsilon_final > self.epsilon_start:
             raise ValueError(
                 f"epsilon_final={self.epsilon_final} must be at most epsilon_start={self.epsilon_start}: exploration "
@@ -210,13 +208,13 @@ def make(
 
     Raises:
       ValueError: for an action space or torso that does not fit, or a network: its outputs are action values, or
-        `num_atoms` numbers for each action in turn.
+        `num_bins` numbers for each action in turn.
     """
     config = config or DQNConfig()
     check_one_player(spec, "dqn")
-    v_max = bins.largest_return(config.discount) if config.v_max is None else config.v_max
+    max_value = bins.largest_return(config.discount) if config.max_value is None else config.max_value
     values = value_distributions.make(
-        config.values, max_error=config.max_error, num_atoms=config.num_atoms, v_max=v_max
+        config.values, max_error=config.max_error, num_bins=config.num_bins, max_value=max_value
     )
     if config.noise and network is not None:
         raise nets.NetworkError(
@@ -228,7 +226,7 @@ def make(
         network,
         head_size=config.head_size,
         dueling=config.dueling,
-        num_atoms=values.size,
+        num_bins=values.size,
         noise=config.noise,
         init=config.init,
     )
@@ -238,21 +236,23 @@ def make(
         "centred_rmsprop" if config.optimizer == "rmsprop" else "adam", eps=config.optimizer_eps, decay=0.95
     )
     functions = _DQN(spec, config, network, rule, loss, values)
-    advice = "set v_max to the largest return, or values='quantile', which has no limit"
-    return functions.bundle("dqn", replay=_replay(config), best=functions.best, cautions=(bins.caution(v_max, advice),))
+    advice = "set max_value to the largest return, or values='quantile', which has no limit"
+    return functions.bundle(
+        "dqn", replay=_replay(config), best=functions.best, cautions=(bins.caution(max_value, advice),)
+    )
 
 
-def _replay(config: DQNConfig) -> Replay:
+def _replay(config: DQNConfig) -> ReplaySpec:
     """Prioritised experience replay of single rows (Schaul et al. 2016, algorithm 1)."""
     # beta rises linearly, for importance weights matter most at the end (section 3.4).
     rise = config.importance_exponent_final - config.importance_exponent
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=config.n_step + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        ratio=config.batch_size / config.update_period,
+        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: config.importance_exponent + rise * progress,
         **nets.frame_context(config.frame_stack),
@@ -279,7 +279,7 @@ class _DQN(base.Functions):
             noise_key, key = jax.random.split(key)
             params = nets.perturb(params, noise_key)
         q, state = self._action_values(params, state, timestep)
-        action = epsilon_greedy(q, epsilon, key)
+        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
         return action, {}, state.after(action)
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
@@ -308,7 +308,7 @@ class _DQN(base.Functions):
             next_row = _row(rows, m, config.n_step)
             outputs_target = self._apply(target, next_row, core)
             outputs_selector = self._apply(selector, next_row, core) if config.double else outputs_target
-            best = jnp.argmax(values.mean(outputs_selector), axis=-1)
+            best = jnp.argmax(self._means(outputs_selector, next_row.observation), axis=-1)
             bootstrap = lax.stop_gradient(_of_actions(outputs_target, best))
             # Q(x_0, a_0), moved to the target.
             outputs = self._apply(self._with_noise(params, key), jax.tree.map(lambda x: x[:1], rows), core)
@@ -320,18 +320,17 @@ class _DQN(base.Functions):
             return total, (metrics, lax.stop_gradient(priority))
 
         epsilon = self._epsilon(learner.num_updates)
-        # The step, and Q- := Q every C rows (Mnih et al. 2015, algorithm 1).
+        # The step, and Q- := Q every C updates (Mnih et al. 2015, algorithm 1).
         rate = update.learning_rate(learner, progress, config.learning_rate_decay)
-        copy_every = config.target_period // config.update_period
-        learner, metrics, priorities = self.update(loss, learner, batch, rate, copy_every=copy_every)
+        learner, metrics, priorities = self.update(loss, learner, batch, rate, copy_every=config.target_interval)
         return learner, metrics | {"policy/epsilon": epsilon}, priorities
 
     def _epsilon(self, num_updates: jax.Array) -> jax.Array:
         """Chance of a random action, which falls linearly."""
         config = self.config
         # Counted in updates, so that a run that was stopped goes on where it was.
-        rows = config.update_period * num_updates.astype(jnp.float32)
-        part = jnp.minimum(rows / max(config.epsilon_decay, 1), 1.0)
+        num_rows = config.batch_size / config.replay_ratio * num_updates.astype(jnp.float32)
+        part = jnp.minimum(num_rows / max(config.epsilon_decay, 1), 1.0)
         return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * part
 
     def _with_noise(self, params: ArrayTree, key: jax.Array) -> ArrayTree:
@@ -341,7 +340,12 @@ class _DQN(base.Functions):
         self, params: ArrayTree, state: nets.ActorState, timestep: TimeStep
     ) -> tuple[jax.Array, nets.ActorState]:
         outputs, _, state = nets.step(self.network, params, state, timestep)
-        return self.values.mean(self._by_action(outputs)), state
+        return self._means(self._by_action(outputs), timestep.observation), state
+
+    def _means(self, outputs: jax.Array, observation: ArrayTree) -> jax.Array:
+        """Action values [B, A] of predictions [B, A, K], lowered where illegal; observations are [..., B]."""
+        q, legal = self.values.mean(outputs), nets.masks.legal(self.spec, observation)
+        return q if legal is None else nets.masks.lower(q, legal.reshape(q.shape))
 
     def _apply(self, params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
         """Predictions [B, A, K] at one row [1, B]."""

@@ -39,7 +39,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
     check_one_player,
@@ -67,7 +67,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
-      samples_per_row: samples that begin at a row, on average (paper: 256).
+      replay_ratio: rows sampled to learn from per row added (paper: 256); a sample is one row, that at which it begins.
       replay_capacity: rows that are kept at least, over all devices (paper: all).
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
@@ -104,7 +104,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     consistency_cost: float = configs.field(2.0, low=0.0, tunable=True)
     augment: bool = True
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=1e-4)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(100_000, low=1)
     replay_min_size: int = configs.field(500, low=1)
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
@@ -184,7 +184,7 @@ def loss(
     total = metrics["loss/prefix"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
     total += hyper["consistency_cost"] * metrics["loss/consistency"]
     metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
-    metrics["value/mean"] = jnp.sum(target.value[0]) / batch_size
+    metrics["value/target_mean"] = jnp.sum(target.value[0]) / batch_size
     return total, metrics | {"loss/total": total}
 
 
@@ -215,21 +215,21 @@ def make(
     return functions.bundle("efficientzero", replay=_replay(config), **others)
 
 
-def _replay(config: EfficientZeroConfig) -> Replay:
+def _replay(config: EfficientZeroConfig) -> ReplaySpec:
     """Prioritised replay of windows that begin at any row."""
     K, n, beta = config.unroll_length, config.n_step, config.importance_exponent
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # one more than it takes, for the last row of a sequence comes without extras
-        observed=K + n + 1 if config.reanalyse else K + 1,
+        observation_rows=K + n + 1 if config.reanalyse else K + 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        group=config.reanalyse_group,
+        updates_per_draw=config.reanalyse_group,
         refresh_interval=config.refresh_interval,
         reach=n,
         target_interval=config.target_interval if config.reanalyse else 0,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=lambda progress: beta + (1.0 - beta) * progress if beta else jnp.float32(0),
         **nets.frame_context(config.frame_stack),
@@ -280,10 +280,11 @@ class _EfficientZero(base.Functions):
                 predictions, projections, target, batch.weight, self.bins, learner.hyper, config, batch_size
             )
             # Priorities |nu - z|.
-            value = self.bins.expectation(predictions[0].value)
-            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
+            value = lax.stop_gradient(self.bins.expectation(predictions[0].value))
+            error = jnp.abs(value - target.value[0])
             std = prefix_models.projection_std(lax.stop_gradient(projections))
             metrics |= {
+                "value/mean": jnp.sum(value) / batch_size,
                 "value/error": jnp.sum(error) / batch_size,
                 "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
                 "consistency/std": std * len(error) / batch_size,
@@ -292,9 +293,9 @@ class _EfficientZero(base.Functions):
 
         # The step; batch normalisation has to see all samples of a shard.
         rate = self._learning_rate(learner, progress)
-        rows, batch_norm = 2 * config.unroll_length + 1, bool(jax.tree.leaves(learner.aux.statistics))
+        num_rows, batch_norm = 2 * config.unroll_length + 1, bool(jax.tree.leaves(learner.aux.statistics))
         learner, metrics, (errors, statistics) = self.update(
-            loss, learner, (batch, changes), rate, rows=rows, unrolled=True, together=batch_norm
+            loss, learner, (batch, changes), rate, num_rows=num_rows, unrolled=True, together=batch_norm
         )
         # Copies for reanalysis (section 4.3) and for the next sweep of priorities (Mei et al. 2023).
         statistics = collectives.global_average(statistics)
@@ -318,14 +319,15 @@ class _EfficientZero(base.Functions):
     ) -> tuple[list[prefix_models.Predictions], jax.Array, ArrayTree]:
         """Predictions of the model's states 0 to K, projections [K, B, F] of rows 1 to K, and statistics."""
         K = self.config.unroll_length
-        rows = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
-        stacked = nets.inputs(nets.FRAME_STACKER, batch.trajectory._replace(timesteps=rows)).observation
+        timesteps = jax.tree.map(lambda x: x[: K + 1], batch.trajectory.timesteps)
+        stacked = nets.inputs(nets.FRAME_STACKER, batch.trajectory._replace(timesteps=timesteps)).observation
         # o_0, which is unrolled from, and o_1 to o_K; both augmented (appendix A).
         first, later = (jax.tree.map(lambda x, at=at: x[at], stacked) for at in (slice(1), slice(1, None)))
         if self.augments:
             first, later = (world_models.with_channels(x, 2) for x in (first, later))
             first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
         actions = batch.trajectory.actions[:K]
+        # s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}) with its predictions, and the projections of h(o_k) (section 4.1).
         return prefix_models.unroll(self.network, params, statistics, first, later, actions, self.config.horizon)
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
@@ -343,21 +345,21 @@ class _EfficientZero(base.Functions):
     def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         # Policies by a new search, values by the network or from the search of every row (section 4.3).
         config, unrolled = self.config, self.config.unroll_length + 1
-        values = unrolled + config.n_step
-        policies = unrolled if config.value_target == "network" else values
-        rows = {"policies": policies, "values": values, "observed": unrolled}
-        return reanalysis.reanalyse(self.planner, actor, batch, key, part=config.reanalyse, **rows)
+        value_rows = unrolled + config.n_step
+        policy_rows = unrolled if config.value_target == "network" else value_rows
+        counts = {"policy_rows": policy_rows, "value_rows": value_rows, "observation_rows": unrolled}
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=config.reanalyse, **counts)
 
-    def refresh(self, actor: ActorParams, rows: Trajectory, age: jax.Array) -> jax.Array:
+    def refresh(self, actor: ActorParams, trajectory: Trajectory, age: jax.Array) -> jax.Array:
         # Priorities |V - z| of all rows by one set of parameters (Mei et al. 2023).
         n = self.config.n_step
-        stacked = nets.inputs(nets.FRAME_STACKER, rows).observation
+        stacked = nets.inputs(nets.FRAME_STACKER, trajectory).observation
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked)
         root = self.planner.model.root(self.planner.variables(actor), flat)
-        value = root.value.reshape(rows.timesteps.reward.shape)
-        step = windows.transitions(rows.timesteps, actor.aux["discount"], self.config.clip_rewards)
+        value = root.value.reshape(trajectory.timesteps.reward.shape)
+        step = windows.transitions(trajectory.timesteps, actor.aux["discount"], self.config.clip_rewards)
         num_rewards = jnp.pad(_rewards_in_values(age, self.config), ((0, n), (0, 0)), mode="edge")
-        return windows.errors(step, rows.timesteps.discount, value, n, num_rewards)[: len(age)]
+        return windows.errors(step, trajectory.timesteps.discount, value, n, num_rewards)[: len(age)]
 
 
 def _bins(config: EfficientZeroConfig) -> Bins:
@@ -388,6 +390,7 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
+    # Prefixes P_k of each horizon (section 4.2), and values z_k of fewer rewards for older samples (section 4.3).
     num_rewards = _rewards_in_values(batch.age, config)
     return windows.of_trajectory(
         batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=config.horizon

@@ -34,7 +34,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
 )
@@ -58,7 +58,8 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
         discount), with the config's discount, and to max_reward in games for two (paper: 601 bins to 300).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
-      samples_per_row: samples that begin at a row, on average (paper: 0.1; appendix H: 2).
+      replay_ratio: rows sampled to learn from per row added (paper: 0.1; appendix H: 2); a sample is one row, that
+        at which it begins.
       replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
       priority_exponent: alpha, 0 to replay all alike (paper: 1).
@@ -68,7 +69,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
       target_interval: updates between copies to that target network.
       learning_rate: (paper: 0.05, with SGD).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
-      adam_eps: of Adam.
+      optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
       frame_stack: how many of the newest observations the model sees (paper: 32).
@@ -84,7 +85,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     max_reward: float = configs.field(1.0, low=1e-6)
     value_cost: float = configs.field(0.25, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
-    samples_per_row: float = configs.field(16.0, low=1e-4)
+    replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(1_000, low=1)
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
@@ -93,7 +94,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    adam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
@@ -134,7 +135,7 @@ def loss(
     metrics = {f"loss/{name}": mean(x) for name, x in sums.items()}
     total = metrics["loss/reward"] + hyper["value_cost"] * metrics["loss/value"] + metrics["loss/policy"]
     metrics["policy/target_entropy"] = jnp.sum(jax.scipy.special.entr(target.policy[0])) / batch_size
-    metrics["value/mean"] = jnp.sum(target.value[0]) / batch_size
+    metrics["value/target_mean"] = jnp.sum(target.value[0]) / batch_size
     return total, metrics | {"loss/total": total}
 
 
@@ -152,7 +153,7 @@ def make(
     config = config or MuZeroConfig()
     base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
-    rule = optimizer.make("adam", eps=config.adam_eps)
+    rule = optimizer.make("adam", eps=config.optimizer_eps)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
     remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
     others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
@@ -161,17 +162,18 @@ def make(
     return functions.bundle("muzero", replay=_replay(config, functions.first_priority), **others)
 
 
-def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> Replay:
+def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> ReplaySpec:
     """Prioritised replay of windows that begin at any row (appendix G)."""
     K, n = config.unroll_length, config.n_step
-    return Replay(
+    return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
         length=K + n + 2,  # targets need rows 0 to K + n; the last row of a sequence has no policy or value
-        observed=K + n + 1 if config.reanalyse else 1,  # h needs row 0 alone, reanalysis all rows of the targets
+        # h needs row 0 alone, reanalysis all rows of the targets.
+        observation_rows=K + n + 1 if config.reanalyse else 1,
         min_size=config.replay_min_size,
         batch_size=config.batch_size,
-        ratio=config.samples_per_row,
+        ratio=config.replay_ratio,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=first_priority if config.priority_exponent else None,
@@ -218,15 +220,19 @@ class _MuZero(base.Functions):
             target = jax.tree.map(lax.stop_gradient, _targets(learner.hyper["discount"], batch.trajectory, config))
             total, metrics = self.loss(predictions, target, batch.weight, self.bins, learner.hyper, config, batch_size)
             # Priorities |v - z| with the network's value v; the paper has the search's nu (appendix G).
-            value = self.bins.expectation(predictions[0][2])
-            error = jnp.abs(lax.stop_gradient(value) - target.value[0])
-            outside = jnp.sum(windows.outside(target, self.bins)) / batch_size
-            return total, (metrics | {"value/error": jnp.sum(error) / batch_size, "value/outside": outside}, error)
+            value = lax.stop_gradient(self.bins.expectation(predictions[0][2]))
+            error = jnp.abs(value - target.value[0])
+            metrics |= {
+                "value/mean": jnp.sum(value) / batch_size,
+                "value/error": jnp.sum(error) / batch_size,
+                "value/outside": jnp.sum(windows.outside(target, self.bins)) / batch_size,
+            }
+            return total, (metrics, error)
 
         # The step, new priorities, and the copy of the parameters that reanalyses.
         rate = update.learning_rate(learner, progress, config.learning_rate_decay)
-        rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
-        return self.update(loss, learner, batch, rate, rows=rows, unrolled=True, copy_every=copy_every)
+        num_rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
+        return self.update(loss, learner, batch, rate, num_rows=num_rows, unrolled=True, copy_every=copy_every)
 
     def _unroll(self, params: ArrayTree, trajectory: Trajectory) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
         """Rewards, policies and values of the model's states 0 to K; see `loss`."""
@@ -251,15 +257,15 @@ class _MuZero(base.Functions):
     def reanalyse(self, actor: ActorParams, batch: Batch, key: jax.Array) -> Batch:
         # Policies by a new search, values by the network (Schrittwieser et al. 2021).
         K, n = self.config.unroll_length, self.config.n_step
-        rows = {"policies": K + 1, "values": K + n + 1, "observed": 1}
-        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **rows)
+        counts = {"policy_rows": K + 1, "value_rows": K + n + 1, "observation_rows": 1}
+        return reanalysis.reanalyse(self.planner, actor, batch, key, part=self.config.reanalyse, **counts)
 
-    def first_priority(self, rows: TimeStep, extras: ArrayTree) -> jax.Array:
+    def first_priority(self, timesteps: TimeStep, extras: ArrayTree) -> jax.Array:
         """Priorities |nu - z| of consecutive rows, by the values that acting recorded."""
         K, n = self.config.unroll_length, self.config.n_step
-        step = windows.transitions(rows, extras["discount"][:-1], self.config.clip_rewards)
-        errors = windows.errors(step, rows.discount, extras["value"], n)
-        return errors[: len(rows.discount) - (K + n + 1)]
+        step = windows.transitions(timesteps, extras["discount"][:-1], self.config.clip_rewards)
+        errors = windows.errors(step, timesteps.discount, extras["value"], n)
+        return errors[: len(timesteps.discount) - (K + n + 1)]
 
 
 def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:

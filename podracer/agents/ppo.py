@@ -57,7 +57,7 @@ class PPOConfig(nets.NetworkConfig):
       entropy_cost: weight of the entropy bonus (paper: 0.01).
       learning_rate: of Adam (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
-      adam_eps: Adam's epsilon.
+      optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
       normalize_observations: by running mean and variance, clipped to [-10, 10]. Of named observations only parts of
@@ -79,7 +79,7 @@ class PPOConfig(nets.NetworkConfig):
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    adam_eps: float = configs.field(1e-5, low=0.0)
+    optimizer_eps: float = configs.field(1e-5, low=0.0)
     max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     normalize_observations: bool = False
@@ -137,7 +137,7 @@ class Samples(NamedTuple):
       value: V before the first gradient step, [T, n].
       advantage: by GAE, [T, n].
       target: of the value, [T, n].
-      mask: [T, n]; 0 for no transition. After `normalize_minibatch` weights that sum to 1 over all shards.
+      weight: [T, n]; 0 for no transition, else 1. `normalize_minibatch` makes them sum to 1 over all shards.
     """
 
     inputs: nets.Inputs
@@ -147,21 +147,21 @@ class Samples(NamedTuple):
     value: jax.Array
     advantage: jax.Array
     target: jax.Array
-    mask: jax.Array
+    weight: jax.Array
 
 
 def normalize_minibatch(batch: Samples, config: PPOConfig) -> Samples:
-    """Makes weights that sum to 1 over all shards of a minibatch's mask, and normalises its advantages.
+    """Divides the weights of a minibatch by their sum over all shards, and normalises its advantages.
 
     Both are [..., T, n]: of one minibatch, or of many, each by itself.
     """
     advantage, axes = batch.advantage, (-2, -1)
     if config.normalize_advantages:
-        mean, variance, count = collectives.global_moments(advantage, batch.mask, axes)
+        mean, variance, count = collectives.global_moments(advantage, batch.weight, axes)
         advantage = (advantage - mean[..., None, None]) * lax.rsqrt(variance[..., None, None] + 1e-8)
     else:
-        count = collectives.global_sum(jnp.sum(batch.mask, axes))
-    return batch._replace(advantage=advantage, mask=batch.mask / jnp.maximum(count[..., None, None], 1.0))
+        count = collectives.global_sum(jnp.sum(batch.weight, axes))
+    return batch._replace(advantage=advantage, weight=batch.weight / jnp.maximum(count[..., None, None], 1.0))
 
 
 def loss(
@@ -177,7 +177,7 @@ def loss(
     Args:
       outputs: of the policy, [T, n, P].
       values: [T, n].
-      batch: from `normalize_minibatch`: its mask holds the weights, and its advantages are normalised.
+      batch: from `normalize_minibatch`, with its weights and its normalised advantages.
       distribution: of the action space.
       hyper: tunable numbers.
       config: the static settings.
@@ -185,9 +185,9 @@ def loss(
     Returns:
       This part of the loss and of its metrics; summed over all units of all shards, they are the whole.
     """
-    advantage, weights = batch.advantage, batch.mask
+    advantage, weights = batch.advantage, batch.weight
     # The probability ratio r_t of the new policy to the one that acted (section 3).
-    log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
+    log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
     # Not in the paper: a ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
@@ -212,7 +212,7 @@ def loss(
         "policy/clip_fraction": (jnp.abs(ratio - 1.0) > epsilon).astype(jnp.float32),
         "value/mean": values,
     }
-    metrics = dict(zip(terms, collectives.sums([weights * x for x in terms.values()])))
+    metrics = dict(zip(terms, collectives.local_sums([weights * x for x in terms.values()])))
     policy, value, entropy = (metrics[name] for name in ("loss/policy", "loss/value", "policy/entropy"))
     total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
     return total, metrics | {"loss/total": total}
@@ -239,7 +239,7 @@ def make(
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
         )
-    adam = optimizer.make("adam", eps=config.adam_eps)
+    adam = optimizer.make("adam", eps=config.optimizer_eps)
     return _PPO(spec, config, network, adam, loss, distribution).bundle("ppo")
 
 
@@ -296,16 +296,16 @@ class _PPO(base.Functions):
 
         # K epochs of minibatches (algorithm 1). The advantages of each minibatch are normalised by themselves, before
         # the loop: [epochs * minibatches, T, n].
-        order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
+        order = minibatches.minibatches(key, samples.weight.shape[1], config.num_epochs, config.num_minibatches)
         in_order = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
         weighted = normalize_minibatch(
-            samples._replace(advantage=in_order(samples.advantage), mask=in_order(samples.mask)), config
+            samples._replace(advantage=in_order(samples.advantage), weight=in_order(samples.weight)), config
         )
-        samples = samples._replace(advantage=(), mask=())
+        samples = samples._replace(advantage=(), weight=())
 
         def minibatch(units: jax.Array, weights: tuple[jax.Array, jax.Array]) -> Samples:
-            advantage, mask = weights
-            return minibatches.take(samples, units)._replace(advantage=advantage, mask=mask)
+            advantage, weight = weights
+            return minibatches.take(samples, units)._replace(advantage=advantage, weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
@@ -317,11 +317,11 @@ class _PPO(base.Functions):
             learner,
             minibatch,
             order,
-            (weighted.advantage, weighted.mask),
+            (weighted.advantage, weighted.weight),
             optimizer=self.optimizer,
             learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
             observation=samples.inputs.observation,
-            rows=samples.value.shape[0],
+            num_rows=samples.value.shape[0],
             split=minibatches.split,
         )
         return learner._replace(aux=normalizers), metrics
@@ -337,15 +337,15 @@ class _PPO(base.Functions):
         return timesteps
 
     def _update_normalizers(self, normalizers: Normalizers, trajectory: Trajectory) -> Normalizers:
-        rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
+        timesteps = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
         observation, discounted_return = normalizers
         if self.config.normalize_observations:
             # Of two `first` rows in a row, the earlier is padding: its lane waited for an environment.
-            valid = (~(rows.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
+            valid = (~(timesteps.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
             merge = lambda m, x: moments.merge(m, x, valid) if m else m  # noqa: E731
-            observation = _map_moments(merge, observation, rows.observation)
+            observation = _map_moments(merge, observation, timesteps.observation)
         if self.config.normalize_rewards:
-            valid = 1.0 - rows.first.astype(jnp.float32)
+            valid = 1.0 - timesteps.first.astype(jnp.float32)
             discounted_return = moments.merge(discounted_return, trajectory.extras["discounted_return"], valid)
         return Normalizers(observation, discounted_return)
 
@@ -368,7 +368,7 @@ class _PPO(base.Functions):
             value=values[:-1],
             advantage=advantages,
             target=advantages + values[:-1],
-            mask=step.mask,
+            weight=step.mask,
         )
         # A unit is a lane where the network is recurrent, else a transition.
         if self.network.recurrent:

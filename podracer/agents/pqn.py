@@ -48,10 +48,10 @@ class PQNConfig(nets.NetworkConfig):
       num_epochs: passes over each batch (paper: 2).
       num_minibatches: gradient steps per pass (paper: 32, of 128 rows each).
       discount: gamma (paper: 0.99).
-      lambda_: of the targets (paper: 0.65).
+      trace_lambda: of the targets (paper: 0.65).
       learning_rate: of RAdam (paper: 2.5e-4).
       learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
-      radam_eps: RAdam's epsilon (paper: 1e-8).
+      optimizer_eps: RAdam's epsilon (paper: 1e-8).
       max_grad_norm: clip by global norm (paper: 10).
       epsilon_start: probability of a random action at first (paper: 1).
       epsilon_final: probability of a random action in the end (paper: 0.001).
@@ -67,10 +67,10 @@ class PQNConfig(nets.NetworkConfig):
     num_epochs: int = configs.field(4, low=1)
     num_minibatches: int = configs.field(32, low=1)
     discount: float = configs.field(0.995, low=0.0, high=1.0, tunable=True)
-    lambda_: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
+    trace_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_decay: bool = True
-    radam_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
     epsilon_final: float = configs.field(0.2, low=0.0, high=1.0)
@@ -93,7 +93,7 @@ class PQNConfig(nets.NetworkConfig):
         paper = {
             "num_epochs": 2,
             "discount": 0.99,
-            "lambda_": 0.65,
+            "trace_lambda": 0.65,
             "learning_rate": 2.5e-4,
             "learning_rate_decay": False,
             "epsilon_final": 0.001,
@@ -115,14 +115,14 @@ class Samples(NamedTuple):
       core: state of the core before row 0, [n, ...]; () without one.
       action: int32 [T, n]; taken.
       target: [T, n]; of its value.
-      mask: [T, n]; 1 for a real transition, else 0. In a minibatch weights that sum to 1 over all shards.
+      weight: [T, n]; 1 for a real transition, else 0. In a minibatch they sum to 1 over all shards.
     """
 
     inputs: nets.Inputs
     core: ArrayTree
     action: jax.Array
     target: jax.Array
-    mask: jax.Array
+    weight: jax.Array
 
 
 def loss(
@@ -163,7 +163,7 @@ def make(
     config = config or PQNConfig()
     check_one_player(spec, "pqn")
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
-    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.radam_eps), loss)
+    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.optimizer_eps), loss)
     return functions.bundle("pqn", best=functions.best)
 
 
@@ -183,7 +183,7 @@ class _PQN(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)
         epsilon = self.config.evaluation_epsilon if evaluation else actor.aux
-        action = epsilon_greedy(q, epsilon, key)
+        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
         return action, {}, state.after(action)
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
@@ -199,16 +199,16 @@ class _PQN(base.Functions):
 
         # Epochs of minibatches. Weights of a mean over real transitions, for all minibatches at once.
         config = self.config
-        order = minibatches.minibatches(key, samples.mask.shape[1], config.num_epochs, config.num_minibatches)
-        mask = jnp.moveaxis(samples.mask[:, order], 1, 0)
-        weights = mask / jnp.maximum(collectives.global_sum(jnp.sum(mask, axis=(1, 2), keepdims=True)), 1.0)
+        order = minibatches.minibatches(key, samples.weight.shape[1], config.num_epochs, config.num_minibatches)
+        weight = jnp.moveaxis(samples.weight[:, order], 1, 0)
+        weights = weight / jnp.maximum(collectives.global_sum(jnp.sum(weight, axis=(1, 2), keepdims=True)), 1.0)
 
         def minibatch(units: jax.Array, weight: jax.Array) -> Samples:
-            return minibatches.take(samples._replace(mask=()), units)._replace(mask=weight)
+            return minibatches.take(samples._replace(weight=()), units)._replace(weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             q = self.network.apply(params, batch.inputs, batch.core)[0]
-            flat = [x.reshape(-1, *x.shape[2:]) for x in (q, batch.action, batch.target, batch.mask)]
+            flat = [x.reshape(-1, *x.shape[2:]) for x in (q, batch.action, batch.target, batch.weight)]
             total, metrics = self.loss(*flat, learner.hyper, config)
             return total, (metrics, ())
 
@@ -221,7 +221,7 @@ class _PQN(base.Functions):
             optimizer=self.optimizer,
             learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
             observation=trajectory.timesteps.observation,
-            rows=samples.mask.shape[0],
+            num_rows=samples.weight.shape[0],
             split=minibatches.split,
         )
 
@@ -234,7 +234,7 @@ class _PQN(base.Functions):
         reward = jnp.clip(step.reward, -1.0, 1.0) if self.config.clip_rewards else step.reward
         step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
         # G_t of Peng's Q(lambda) is max_a Q plus the sum of lambda-weighted errors, as with GAE.
-        targets = returns.gae(values, step, learner.hyper["lambda_"]) + values[:-1]
+        targets = returns.gae(values, step, learner.hyper["trace_lambda"]) + values[:-1]
         samples = Samples(jax.tree.map(lambda x: x[:-1], inputs), core, trajectory.actions, targets, step.mask)
         # A unit is a lane where the network is recurrent, else a transition.
         if self.network.recurrent:

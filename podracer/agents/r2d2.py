@@ -40,7 +40,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     check_one_player,
 )
@@ -58,17 +58,17 @@ class R2D2Config(nets.NetworkConfig):
       n_step: rewards in a return (paper: 5).
       discount: gamma (paper: 0.997).
       learning_rate: of Adam (paper: 1e-4).
-      adam_eps: (paper: 1e-3); with less, small networks learn sooner, and less steadily.
+      optimizer_eps: (paper: 1e-3); with less, small networks learn sooner, and less steadily.
       max_grad_norm: clip by global norm (paper: 80).
       batch_size: sequences per update, over all devices (paper: 64).
-      replay_capacity: sequences that are kept, over all devices (paper: 100,000).
-      replay_min_size: sequences before the first update (paper: 5,000).
-      replay_ratio: sequences sampled per sequence added (paper: 0.75); a row is learnt from as often where
-        `rollout_length` is `trace_length`.
+      replay_capacity: rows that are kept at least, over all devices (paper: 100,000 sequences, one every 80 rows).
+      replay_min_size: rows in the replay before the first update, as many as the sequences there were cut from (paper:
+        5,000 sequences).
+      replay_ratio: rows sampled to learn from per row added (paper: 0.75); a sequence has `trace_length` of them.
       priority_exponent: alpha (paper: 0.9).
       importance_exponent: beta (paper: 0.6).
       priority_max_weight: eta; a priority is eta max|td| + (1 - eta) mean|td| (paper: 0.9).
-      target_update_interval: updates between copies to the target network (paper: 2,500).
+      target_interval: updates between copies to the target network (paper: 2,500).
       value_rescaling: whether values are in the scale of h (paper: True).
       epsilon_base: lane i of N explores with probability epsilon_base^(1 + epsilon_alpha i / (N - 1)) (paper: 0.4); one
         lane alone as the middle of many, 0.016, also where a trained agent acts that is not greedy.
@@ -85,16 +85,16 @@ class R2D2Config(nets.NetworkConfig):
     n_step: int = configs.field(5, low=1)
     discount: float = configs.field(0.997, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    adam_eps: float = configs.field(1e-3, low=0.0)
+    optimizer_eps: float = configs.field(1e-3, low=0.0)
     max_grad_norm: float = configs.field(80.0, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
-    replay_capacity: int = configs.field(10_000, low=1)
-    replay_min_size: int = configs.field(500, low=1)
-    replay_ratio: float = configs.field(16.0, low=1e-4)
+    replay_capacity: int = configs.field(200_000, low=1)
+    replay_min_size: int = configs.field(10_000, low=1)
+    replay_ratio: float = configs.field(32.0, low=1e-4)
     priority_exponent: float = configs.field(0.9, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     priority_max_weight: float = configs.field(0.9, low=0.0, high=1.0)
-    target_update_interval: int = configs.field(200, low=1)
+    target_interval: int = configs.field(200, low=1)
     value_rescaling: bool = True
     epsilon_base: float = configs.field(0.4, low=0.0, high=1.0)
     epsilon_alpha: float = configs.field(7.0, low=0.0)
@@ -119,17 +119,18 @@ class R2D2Config(nets.NetworkConfig):
     @classmethod
     def atari(cls, **overrides) -> R2D2Config:
         """SEED RL's configuration for Atari (table 8), but for the number of actors."""
-        # Sequences of 40 + 80 rows that overlap by the 40: a new one every 80 rows, and a ratio of sequences is one of
-        # rows. What section 4.3 reports agrees: in 260K frames/s, 65K rows/s, 9.5 updates/s of 64 x 80 rows are 0.75.
+        # Sequences of 40 + 80 rows that overlap by the 40: a new one every 80 rows, so that 100,000 sequences are 8M
+        # rows, and a ratio of sequences is one of rows. What section 4.3 reports agrees: in 260K frames/s, 65K rows/s,
+        # 9.5 updates/s of 64 x 80 rows are 0.75.
         paper = {
             "rollout_length": 80,
             "burn_in": 40,
             "trace_length": 80,
             "learning_rate": 1e-4,
-            "replay_capacity": 100_000,
-            "replay_min_size": 5_000,
+            "replay_capacity": 8_000_000,
+            "replay_min_size": 400_000,
             "replay_ratio": 0.75,
-            "target_update_interval": 2_500,
+            "target_interval": 2_500,
             "frame_stack": 4,
             "torso": "nature",
             "core": "lstm",
@@ -223,13 +224,14 @@ def make(
     check_one_player(spec, "r2d2")
     rebuilt = network is None and config.core_settings.rows_to_rebuild > 0
     network = config.action_values("r2d2", spec, network, head_size=config.head_size)
-    functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.adam_eps), loss)
-    replay = Replay(
-        capacity=config.replay_capacity,
+    functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.optimizer_eps), loss)
+    T = config.rollout_length  # a sequence begins every T rows
+    replay = ReplaySpec(
+        capacity=-(-config.replay_capacity // T),
         length=config.burn_in + config.trace_length + 1,
-        min_size=config.replay_min_size,
+        min_size=-(-config.replay_min_size // T),
         batch_size=config.batch_size,
-        ratio=config.replay_ratio,
+        ratio=config.replay_ratio * T / config.trace_length,
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=functions.first_priority,
@@ -258,7 +260,8 @@ class _R2D2(base.Functions):
         self, actor: ActorParams, memory: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
     ) -> tuple[jax.Array, ArrayTree, Memory]:
         q, _, state = nets.step(self.network, actor.params, memory.net, timestep)
-        action = epsilon_greedy(q, self.config.evaluation_epsilon if evaluation else memory.epsilon, key)
+        epsilon = self.config.evaluation_epsilon if evaluation else memory.epsilon
+        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
         # The numbers from which first priorities are made.
         extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
         extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)
@@ -289,14 +292,15 @@ class _R2D2(base.Functions):
             )
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
-        # The step, new priorities, and Q- := Q every `target_update_interval` updates.
-        rate, rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
-        return self.update(loss, learner, batch, rate, rows=rows, copy_every=config.target_update_interval)
+        # The step, new priorities, and Q- := Q every `target_interval` updates.
+        rate, num_rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
+        return self.update(loss, learner, batch, rate, num_rows=num_rows, copy_every=config.target_interval)
 
-    def first_priority(self, rows: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
+    def first_priority(self, timesteps: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:
         """The priority of a new sequence, with the actor's greedy value as the bootstrap (Horgan et al. 2018)."""
-        rows, extras = self._after_burn_in((rows, extras))
-        step = returns.Transitions(rows.reward[1:], rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+        timesteps, extras = self._after_burn_in((timesteps, extras))
+        reward, discount, first = timesteps.reward[1:], timesteps.discount[1:], timesteps.first[1:]
+        step = returns.Transitions(reward, discount, 1.0 - first.astype(jnp.float32))
         wanted = targets(extras["q_max"], step, {"discount": extras["discount"][:-1]}, self.config)
         return sequence_priority(wanted - extras["q_taken"][:-1], step.mask, self.config)[None]
 

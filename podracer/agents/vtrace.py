@@ -32,7 +32,7 @@ from podracer.types import (
     EnvSpec,
     LearnerState,
     Metrics,
-    Replay,
+    ReplaySpec,
     TimeStep,
     Trajectory,
     check_one_player,
@@ -59,9 +59,9 @@ class VTraceConfig(nets.NetworkConfig):
       momentum: of rmsprop and sgd (paper: 0).
       max_grad_norm: clip by global norm (paper: 40, of summed losses).
       loss_reduction: "sum" over T and B (paper) or "mean" over valid transitions (SEED RL).
-      baseline_cost: weight of the value loss, itself half a squared error (paper: 0.5).
+      value_cost: weight of the value loss, itself half a squared error (paper: 0.5).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
-      lambda_: scales the trace coefficients (paper: 1; SEED RL: 0.9 to 1).
+      trace_lambda: scales the trace coefficients (paper: 1; SEED RL: 0.9 to 1).
       rho_bar: clips the importance ratio of the value's temporal difference (paper: 1).
       c_bar: clips the trace coefficient (paper: 1).
       rho_bar_pg: clips the importance ratio of the policy gradient (paper: 1).
@@ -71,7 +71,8 @@ class VTraceConfig(nets.NetworkConfig):
         0.3 min(tanh r, 0) + 5 max(tanh r, 0); "asymmetric_code" is 5 tanh(r / 5), negatives times 0.3, as in the
         authors' code.
       replay_fraction: of every batch that is drawn from a replay, 0 for none (paper: 0.5 in section 5.2.2).
-      replay_capacity: trajectories that are kept, over all devices; the oldest go first (paper: 10,000).
+      replay_capacity: rows that are kept at least, over all devices; the oldest go first (paper: 10,000 trajectories of
+        T rows).
       core: see `podracer.nets.NetworkConfig` (paper: none, or an LSTM of 256).
     """
 
@@ -86,16 +87,16 @@ class VTraceConfig(nets.NetworkConfig):
     momentum: float = configs.field(0.0, low=0.0, high=1.0)
     max_grad_norm: float = configs.field(1.0, low=0.0, tunable=True)
     loss_reduction: Literal["sum", "mean"] = "mean"
-    baseline_cost: float = configs.field(0.5, low=0.0, tunable=True)
+    value_cost: float = configs.field(0.5, low=0.0, tunable=True)
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
-    lambda_: float = configs.field(1.0, low=0.0, high=1.0, tunable=True)
+    trace_lambda: float = configs.field(1.0, low=0.0, high=1.0, tunable=True)
     rho_bar: float = configs.field(1.0, low=0.0, tunable=True)
     c_bar: float = configs.field(1.0, low=0.0, tunable=True)
     rho_bar_pg: float = configs.field(1.0, low=0.0, tunable=True)
     correction: Correction = "vtrace"
     reward_transform: RewardTransform = "none"
     replay_fraction: float = configs.field(0.0, low=0.0, high=0.5)
-    replay_capacity: int = configs.field(10_000, low=1)
+    replay_capacity: int = configs.field(200_000, low=1)
 
     @classmethod
     def atari(cls, **overrides) -> VTraceConfig:
@@ -164,7 +165,7 @@ def loss(
         lax.stop_gradient(values),
         step,
         ratios if corrected else jnp.ones_like(ratios),
-        lambda_=hyper["lambda_"],
+        lambda_=hyper["trace_lambda"],
         rho_bar=hyper["rho_bar"] if corrected else 1.0,
         c_bar=hyper["c_bar"] if corrected else 1.0,
         rho_bar_pg=hyper["rho_bar_pg"] if corrected else 1.0,
@@ -183,7 +184,7 @@ def loss(
     policy = -jnp.sum(weights * log_probs * advantages)
     value = 0.5 * jnp.sum(weights * jnp.square(corrections.targets - values[:-1]))
     entropy = jnp.sum(weights * entropies)
-    total = policy + hyper["baseline_cost"] * value - hyper["entropy_cost"] * entropy
+    total = policy + hyper["value_cost"] * value - hyper["entropy_cost"] * entropy
     mean = lambda x: jnp.sum(jnp.where(step.mask > 0, x, 0.0)) / count  # noqa: E731
     metrics = {
         "loss/total": total,
@@ -215,8 +216,8 @@ def make(
     rule = optimizer.make(
         config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
     )
-    replay = Replay(
-        capacity=config.replay_capacity,
+    replay = ReplaySpec(
+        capacity=-(-config.replay_capacity // config.rollout_length),
         length=config.rollout_length + 1,
         fraction=config.replay_fraction,
         **nets.frame_context(config.frame_stack),
@@ -254,7 +255,7 @@ class _VTrace(base.Functions):
 
         # One gradient step a batch.
         rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, rows=self.config.rollout_length)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
         return learner, metrics | {"grad/learning_rate": rate}
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from podracer import spaces, topology
 from podracer.anakin import program, random_play, runner
-from podracer.learning.learner import final_groups, require_room
+from podracer.learning.learner import final_draws, require_room
 from podracer.run.driver import RunHooks, RunState, require_memory
 from podracer.topology import Topology
 from podracer.topology.processes import ALONE, Processes
@@ -44,7 +44,7 @@ class Anakin:
         self.program = program.make(
             agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
         )
-        self._final_groups = final_groups(agent, final_updates)
+        self._final_draws = final_draws(agent, final_updates)
         self._compiled: runner.Compiled | None = None
 
     @property
@@ -64,9 +64,9 @@ class Anakin:
 
     def check(self) -> None:
         like = self.program.like()
-        require_room(like.experience, self.devices, memory=like.actors.agent)
+        require_room(like.replay_state, self.devices, memory=like.actors.agent)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
-        if self._final_groups and self.program.finish:
+        if self._final_draws and self.program.finish:
             jax.eval_shape(self.program.finish, like, self.program.like_limits())
 
     def init(self) -> RunState:
@@ -77,7 +77,7 @@ class Anakin:
         return self.program.like()
 
     def compile(self, state: RunState) -> float:
-        self._compiled = runner.compile_step(self.program, state, bool(self._final_groups))
+        self._compiled = runner.compile_step(self.program, state, bool(self._final_draws))
         require_memory(self._compiled.memory, self.devices[0])
         return self._compiled.seconds
 
@@ -99,7 +99,7 @@ class Anakin:
             total_steps=total_steps,
             max_updates_per_call=max(1, updates // 100),
             culprit=self._culprit,
-            final_groups=self._final_groups,
+            final_draws=self._final_draws,
             processes=processes,
         )
 
@@ -115,10 +115,10 @@ class Anakin:
             # By now the actions are not finite either, and so the observations, and perhaps the rewards.
             return random_play.not_finite(self._environment) or rewards
         lanes, lane = jax.device_get(topology.here((state.actors.lanes, state.actors.lane)))
-        for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
+        for part, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
             bad = ~np.isfinite(leaf).reshape(*lane.shape, -1).all(axis=-1)
             if bad.any():
-                return f"the environment's {what} is not finite in lane {lane[bad][0]}"
+                return f"the environment's {part} is not finite in lane {lane[bad][0]}"
         return rewards
 
 

@@ -18,7 +18,7 @@ from podracer import topology
 from podracer.anakin.call import SAVE, Limits, Report
 from podracer.anakin.program import Program
 from podracer.errors import TrainingDivergedError
-from podracer.learning.learner import means, owing
+from podracer.learning.learner import add_updates, means
 from podracer.run.driver import Progress, RunHooks, RunState, counter_values, episode_means, program_bytes
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
@@ -62,7 +62,7 @@ def run(
     total_steps: int,
     max_updates_per_call: int,
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
-    final_groups: int = 0,
+    final_draws: int = 0,
     processes: Processes = ALONE,
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `hooks.should_stop()`.
@@ -78,7 +78,7 @@ def run(
       total_steps: real transitions per member.
       max_updates_per_call: an upper bound; calls grow to it or to `SECONDS_PER_CALL`.
       culprit: says what of the environment is not finite, where a metric is not.
-      final_groups: groups of updates behind the last step; those of a run that is resumed are in its state.
+      final_draws: draws of updates after the last step; those of a run that is resumed are in its state.
       processes: that share the run; told when this one waits for the others.
 
     Returns:
@@ -101,14 +101,14 @@ def run(
         """Does the pending updates after the last step, until there are none or the run is stopped."""
         assert compiled.finish is not None
         per_call = 1
-        while int(state.experience.counts.pending) and not reader.stopped:
+        while int(state.replay_state.counts.pending_updates) and not reader.stopped:
             state, report = compiled.finish(state, limits(total_steps, total_steps, vote(per_call)))
-            per_call = reader.read(report, state, per_call, max(1, final_groups // 100))
+            per_call = reader.read(report, state, per_call, max(1, final_draws // 100))
             if reader.saves:
                 milestone(state)
         return state
 
-    if final_groups and reader.env_steps >= total_steps and int(state.experience.counts.pending):
+    if final_draws and reader.env_steps >= total_steps and int(state.replay_state.counts.pending_updates):
         state = finish(state)
         if reader.stopped:
             return state, False
@@ -123,8 +123,8 @@ def run(
         if pending is not None:
             per_call = reader.read(pending, state, per_call, max_updates_per_call)
             pending = None
-        if final_groups and reader.env_steps >= total_steps:
-            state = finish(state._replace(experience=owing(state.experience, final_groups)))
+        if final_draws and reader.env_steps >= total_steps:
+            state = finish(state._replace(replay_state=add_updates(state.replay_state, final_draws)))
             if reader.stopped:
                 return state, False
         if reader.env_steps >= target or reader.saves:

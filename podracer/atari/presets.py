@@ -6,6 +6,7 @@ DQN's begin with `nature`: the changes of Mnih et al. 2015 to our defaults for s
 
 from __future__ import annotations
 
+import fractions
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ DQN: dict[str, Difference] = {
         None,
         {
             "batch_size": 32,
-            "target_period": 10_000,
+            "replay_ratio": 8.0,
+            "target_interval": 2_500,
             "replay_capacity": 1_000_000,
             "replay_min_size": 50_000,
             "double": False,
@@ -56,13 +58,13 @@ DQN: dict[str, Difference] = {
     ),
     "fast_dqn": Difference("nature", {}, {"num_envs": 8, "mode": "lockstep"}, "fast_dqn"),
     "double": Difference(
-        "nature", {"double": True, "target_period": 30_000, "epsilon_final": 0.01, "evaluation_epsilon": 0.01}
+        "nature", {"double": True, "target_interval": 7_500, "epsilon_final": 0.01, "evaluation_epsilon": 0.01}
     ),
     "c51": Difference(
         "nature",
         {
             "values": "categorical",
-            "v_max": 10.0,
+            "max_value": 10.0,
             "optimizer": "adam",
             "learning_rate": 2.5e-4,
             "optimizer_eps": 0.01 / 32,
@@ -72,7 +74,7 @@ DQN: dict[str, Difference] = {
         },
         protocol="dqn_zoo",
     ),
-    "qr": Difference("c51", {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5}),
+    "qr": Difference("c51", {"values": "quantile", "num_bins": 201, "learning_rate": 5e-5}),
     "noisy": Difference(
         "c51",
         {
@@ -88,7 +90,7 @@ DQN: dict[str, Difference] = {
     "rainbow": Difference(
         "noisy",
         {
-            "target_period": 8_000,
+            "target_interval": 2_000,
             "replay_min_size": 20_000,
             "n_step": 3,
             "double": True,
@@ -113,7 +115,7 @@ PAPERS: dict[str, Difference] = {
             "discount": 0.997,
             "num_bins": 601,
             "batch_size": 1024,
-            "samples_per_row": 2.0,
+            "replay_ratio": 2.0,
             "replay_capacity": 1_000_000,
             "replay_min_size": 20_000,
             "priority_exponent": 1.0,
@@ -132,7 +134,7 @@ PAPERS: dict[str, Difference] = {
 }
 """Presets from papers, by agent: added to the agent's `CONFIG.atari()`, or all there is where an agent has none. PQN's
 authors play as PPO's do, for 200M frames. From MuZero's paper are search, targets, batches, priorities and discount;
-`samples_per_row` is from Schrittwieser et al. 2021. The rest differs: a network of 64 channels, fewer blocks and
+`replay_ratio` is from Schrittwieser et al. 2021. The rest differs: a network of 64 channels, fewer blocks and
 LayerNorm; 4 grey frames of 84x84, not 32 in colour of 96x96; Adam, clipped gradients and no weight decay; a replay of
 1M rows, not 25M; 200M frames, not 20G."""
 
@@ -147,7 +149,7 @@ EFFICIENTZERO: dict[str, Difference] = {
             "max_value": 58_705.584,  # which `returns.rescale` makes 300 of, so that bins are 1 apart
             "num_bins": 601,
             "batch_size": 256,
-            "samples_per_row": 256.0,
+            "replay_ratio": 256.0,
             "replay_min_size": 2_000,
             "reanalyse_group": 8,
             "target_interval": 200,
@@ -226,22 +228,34 @@ def by_run(name: str, config: Mapping[str, Any], game: str, total_steps: int) ->
         found["lars_eta"] = LARS_ETA[game]
     if name == "speedyzero" and total_steps > 100_000:
         opening = config["replay_min_size"]
-        found["samples_per_row"] = config["samples_per_row"] * (100_000 - opening) / (total_steps - opening)
+        found["replay_ratio"] = config["replay_ratio"] * (100_000 - opening) / (total_steps - opening)
     return found
 
 
-def rollout_length(target_period: int, num_envs: int) -> int:
+def rollout_length(config: Any, num_envs: int) -> int:
     """T, the rollout length of W lanes in one period between copies to the target network: C / W rows each.
 
+    Args:
+      config: DQN's, whose `target_interval` updates of batch_size / replay_ratio rows each are C rows.
+      num_envs: W.
+
     Raises:
-      ValueError: if W does not divide C, with the nearest numbers that do.
+      ValueError: if C is not whole, or W does not divide it, with the nearest numbers that do.
     """
-    C, W = target_period, num_envs
+    per_update = config.batch_size / fractions.Fraction(config.replay_ratio).limit_denominator(10_000)
+    C, W = config.target_interval * per_update, num_envs
+    where = f"target_interval={config.target_interval} updates of {float(per_update):g} rows"
+    if C.denominator > 1:
+        raise ValueError(
+            f"{where} are no whole number of rows, of which rollouts could be made; use a replay_ratio that divides "
+            f"target_interval * batch_size={config.target_interval * config.batch_size} (or give rollout_length)."
+        )
+    C = int(C)
     if C % W:
         fit = [n for n in range(1, C + 1) if C % n == 0]
         nearest = [*[n for n in fit if n < W][-1:], *[n for n in fit if n > W][:1]]
         raise ValueError(
-            f"num_envs={W} must divide target_period={C}, for its rollouts together are one period; use "
+            f"num_envs={W} must divide the {C} rows of {where}, for its rollouts together are one period; use "
             f"{' or '.join(map(str, nearest))} (or give rollout_length)."
         )
     return C // W

@@ -88,31 +88,46 @@ def _trajectory(agent: Agent, shape: tuple[int, ...], lanes: int) -> Trajectory:
     return Trajectory(steps, number(T, jnp.int32), extras, agent.start(lane, lanes), number(T, jnp.int32), lane)
 
 
-def _plan(agent: Agent, sequences: int, lanes: int) -> tuple[Any, replay.Layout]:
+def _buffer(agent: Agent, frame: tuple[int, ...], sequences: int, lanes: int, **changes: Any) -> replay.Buffer:
     assert agent.replay is not None
-    spec = agent.replay._replace(capacity=sequences)
-    return spec, replay.layout(spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=1, num_shards=1)
+    spec = agent.replay._replace(capacity=sequences, **changes)
+    observation = jax.ShapeDtypeStruct(frame, jnp.uint8)
+    T = agent.config.rollout_length
+    return replay.make(spec, observation, rollout_length=T, lanes=lanes, groups=1, num_shards=1)
 
 
 def full_size() -> int:
     """Bytes of a replay of 100,000 sequences of 84x84 frames in 256 lanes, with an LSTM of 512, by shapes alone."""
     agent = _agent((84, 84))
-    spec, plan = _plan(agent, 100_000, 256)
-    return _bytes(jax.eval_shape(lambda: replay.init(plan, spec, _trajectory(agent, (84, 84), 256))))
+    buffer = _buffer(agent, (84, 84), 100_000, 256)
+    return _bytes(jax.eval_shape(lambda: buffer.init(_trajectory(agent, (84, 84), 256))))
 
 
 def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def _milliseconds(call: Callable[[], Any], arguments: ReplayArguments) -> float:
+    """Times a call; returns the median of repeats."""
+    jax.block_until_ready(call())
+    runs = []
+    for _ in range(arguments.repeats):
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < arguments.seconds:
+            jax.block_until_ready(call())
+            calls += 1
+        runs.append((time.perf_counter() - start) / calls * 1e3)
+    return statistics.median(runs)
+
+
 def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     """Times of one capacity, full."""
     shape = (arguments.frame,)
     agent = _agent(shape)
-    spec, plan = _plan(agent, sequences, arguments.lanes)
-    trajectory = _trajectory(agent, shape, arguments.lanes)
     # Only the time is measured: the recurrent state would be 4 KiB a sequence.
-    spec = spec._replace(keep=lambda memory: (), restore=lambda state, observation, first: ())
+    no_state: dict[str, Any] = {"keep": lambda memory: (), "restore": lambda state, observation, first: ()}
+    buffer = _buffer(agent, shape, sequences, arguments.lanes, **no_state)
+    trajectory = _trajectory(agent, shape, arguments.lanes)
     mesh = Mesh(np.asarray(jax.local_devices()[:1]).reshape(1, 1), collectives.DATA_AXES)
 
     def jitted(function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Callable[..., Any]:
@@ -121,31 +136,20 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
         )
         return jax.jit(mapped, donate_argnums=donate)
 
-    add = jitted(lambda ring, number: replay.add(plan, spec, ring, trajectory, jnp.int32(0), number), (0,))
+    add = jitted(lambda ring, number: buffer.add(ring, trajectory, jnp.int32(0), number), (0,))
     n = arguments.batch_size
-    sample = jitted(lambda ring, counts, key: replay.sample(plan, ring, counts, key, n, spec.importance_exponent))
-    gather = jitted(lambda ring, at: replay.gather(plan, spec, ring, at, trajectory.timesteps.observation))
-    update = jitted(lambda ring, counts, at: replay.update(plan, spec, ring, counts, at, jnp.ones(n))[0], (0,))
+    sample = jitted(lambda ring, counts, key: buffer.sample(ring, counts, key, n, buffer.spec.importance_exponent))
+    gather = jitted(buffer.gather)
+    write = jitted(lambda ring, counts, at: buffer.write(ring, counts, at, jnp.ones(n))[0], (0,))
 
-    ring = jax.jit(lambda: replay.init(plan, spec, trajectory))()
+    ring = jax.jit(lambda: buffer.init(trajectory))()
     size = _bytes(ring)
     number = 0
-    for _ in range(plan.slots + 1):
+    for _ in range(buffer.shape.slots + 1):
         ring = add(ring, jnp.int32(number))
         number += 1
     counts, key = jnp.array([number], jnp.int32), jax.random.key(0)
     at = sample(ring, counts, key)
-
-    def timed(call: Callable[[], Any]) -> float:
-        jax.block_until_ready(call())
-        runs = []
-        for _ in range(arguments.repeats):
-            start, calls = time.perf_counter(), 0
-            while time.perf_counter() - start < arguments.seconds:
-                jax.block_until_ready(call())
-                calls += 1
-            runs.append((time.perf_counter() - start) / calls * 1e3)
-        return statistics.median(runs)
 
     def add_one() -> Any:
         nonlocal ring, number
@@ -154,16 +158,16 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
 
     def update_one() -> Any:
         nonlocal ring
-        ring = update(ring, jnp.array([number], jnp.int32), at)
+        ring = write(ring, jnp.array([number], jnp.int32), at)
         return ring.priority
 
     result = {
         "sequences": sequences,
         "bytes": size,
-        "bytes_per_transition": size / (plan.slots * plan.lanes * plan.rollout_length),
-        "sample_ms": timed(lambda: sample(ring, counts, key)),
-        "gather_ms": timed(lambda: gather(ring, at)),
-        "update_ms": timed(update_one),
-        "add_ms": timed(add_one),
+        "bytes_per_transition": size / (buffer.shape.slots * buffer.shape.lanes * buffer.shape.rollout_length),
+        "sample_ms": _milliseconds(lambda: sample(ring, counts, key), arguments),
+        "gather_ms": _milliseconds(lambda: gather(ring, at), arguments),
+        "update_ms": _milliseconds(update_one, arguments),
+        "add_ms": _milliseconds(add_one, arguments),
     }
     return result

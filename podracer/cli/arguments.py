@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import tyro
@@ -24,7 +24,7 @@ class InputError(ValueError):
     """An error in what the user typed."""
 
 
-def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
+def parse(cls: type[Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
     """Parses flags into a dataclass; tyro's box of an error becomes one line.
 
     Args:
@@ -36,12 +36,12 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
     return _parse(cls, argv, prog, flags, False)
 
 
-def parse_known(cls: Callable[..., Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
+def parse_known(cls: type[Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
     """The same as `parse`, and the words that the dataclass does not know."""
     return _parse(cls, argv, prog, (), True)
 
 
-def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[str], unknown_too: bool) -> Any:
+def _parse(cls: type[Any], argv: list[str], prog: str, flags: Iterable[str], unknown_too: bool) -> Any:
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
@@ -51,8 +51,8 @@ def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[
             raise
         message, meant = _unbox(captured.getvalue())
         unknown = message.removeprefix("Unrecognized options: ").split(", ") if "Unrecognized" in message else []
-        if unknown and (flag := _other_name(unknown[0], flags) or meant):
-            message += f"; did you mean {flag}?"
+        if unknown and (hint := _other_name(unknown[0], flags) or meant):
+            message += f"; did you mean {hint}?"
         elif unknown:
             message = _too_many(argv, unknown) or message
         raise InputError(f"{message} (see {prog} --help)") from None
@@ -104,10 +104,13 @@ def _unbox(box: str) -> tuple[str, str]:
 
 
 def _other_name(unknown: str, flags: Iterable[str]) -> str:
-    """The flag for another library's name, or ''."""
+    """The flag for a name in `configs.OTHER_NAMES`, with its unit where that is another, or ''."""
     setting = lambda flag: flag.partition("=")[0].rpartition(".")[2].strip("-").replace("-", "_")  # noqa: E731
-    known = {setting(flag): flag for flag in flags}
-    return next((known[name] for name in configs.OTHER_NAMES.get(setting(unknown), ()) if name in known), "")
+    name, part = setting(unknown), unknown.partition("=")[0].rpartition(".")[0]
+    # A tunable number has two flags: that of the part that was typed is the last, and counts.
+    known = {setting(flag): flag for flag in sorted(flags, key=lambda flag: flag.startswith(f"{part}."))}
+    unit = f", {configs.OTHER_UNITS[name]}" if name in configs.OTHER_UNITS else ""
+    return next((known[ours] + unit for ours in configs.OTHER_NAMES.get(name, ()) if ours in known), "")
 
 
 def _too_many(argv: list[str], unknown: list[str]) -> str:

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from podracer import configs, spaces
-from podracer.environments import gate
+from podracer.environments import action_masks, gate
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
 from podracer.types import EnvSpec, HostStep
 
@@ -42,11 +42,14 @@ class EnvPoolOptions:
         left for Python and XLA, and actor threads share the others.
       max_episode_steps: the time limit; the environment's own if None.
       settings: further settings of the task as `name=value`, such as `force_speed=True`.
+      mask: the use of an `action_mask` of several choices: "joint" makes one choice of all combinations, "heads" masks
+        each choice by itself, "auto" goes by the mask's shape, and "none" hides the mask.
     """
 
     num_threads: int | None = configs.field(None, low=1)
     max_episode_steps: int | None = configs.field(None, low=1)
     settings: tuple[str, ...] = ()
+    mask: action_masks.Shape = "auto"
 
     def __post_init__(self):
         configs.check(self)
@@ -149,10 +152,12 @@ class EnvPoolEnvironments:
         limits = [pool.spec.config.max_episode_steps]
         if isinstance(options, AtariOptions) and options.evaluation_max_episode_steps:
             limits.append(self._pool(1, 0, evaluation=False).spec.config.max_episode_steps)
+        observed, taken = _observations(pool.observation_space, task), action_space(pool.action_space, task)
+        self._fitted = action_masks.fit(observed, taken, task, options.mask)
         self.spec = EnvSpec(
             f"envpool:{task}",
-            _observations(pool.observation_space, task),
-            action_space(pool.action_space, task),
+            self._fitted.observation_space,
+            self._fitted.action_space,
             None if max(limits) >= UNBOUNDED_STEPS else max(limits),
             raw_scores=isinstance(options, AtariOptions),
         )
@@ -184,7 +189,8 @@ class EnvPoolEnvironments:
         return self._running(self._pool(1, seed, True, render_mode="rgb_array"), 1)
 
     def _running(self, pool: Any, num_lanes: int) -> EnvPoolEnvironment:
-        return EnvPoolEnvironment(pool, self.spec, num_lanes, isinstance(self._options, AtariOptions))
+        atari = isinstance(self._options, AtariOptions)
+        return EnvPoolEnvironment(pool, self.spec, num_lanes, atari, self._fitted)
 
     def _pool(self, num_lanes: int, seed: int, evaluation: bool, **more: Any) -> Any:
         options = self._options
@@ -349,12 +355,12 @@ class _DirectPool(_Pool):
 class EnvPoolEnvironment:
     """A running pool (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool):
+    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool, fitted: action_masks.Fitted):
         self._pool: Any = (_DirectPool if _DirectPool.understands(pool) else _Pool)(pool)
         self.spec, self._atari, self._has_reset = spec, atari, False
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
-        self._actions = actions_for(pool.action_space, spec.action_space)
+        self._fitted, self._actions = fitted, actions_for(pool.action_space, fitted.given)
 
     def recv(self) -> tuple[np.ndarray, HostStep]:
         first = self._last if self._has_reset else ~self._last
@@ -369,11 +375,12 @@ class EnvPoolEnvironment:
             score, over = rows.info["reward"], game_over | rows.truncated
             last = last | game_over
         self._last = last
-        observation = gate.to_agent(rows.observation, self.spec.observation_space, self._last.shape)
+        shown = self._fitted.observation(rows.observation)
+        observation = gate.to_agent(shown, self.spec.observation_space, self._last.shape)
         return self._lanes, HostStep.of(observation, rows.reward, terminated, first, last, score, over)
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._pool.send(self._actions(actions))
+        self._pool.send(self._actions(self._fitted.actions(actions)))
 
     def frame(self) -> np.ndarray:
         """Returns lane 0 as a picture, uint8 [H, W, 3], if the pool was made by `render`."""

@@ -17,7 +17,14 @@ import gymnasium
 import numpy as np
 
 from podracer import configs
-from podracer.environments import gate, gymnasium_check, gymnasium_processes, gymnasium_state, gymnasium_turns
+from podracer.environments import (
+    action_masks,
+    gate,
+    gymnasium_check,
+    gymnasium_processes,
+    gymnasium_state,
+    gymnasium_turns,
+)
 from podracer.environments.gymnasium_lane import lane
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
 from podracer.system.children import interrupts_blocked
@@ -35,12 +42,16 @@ class GymnasiumOptions:
       settings: further arguments of the environment as `name=value`.
       metrics: keys of `info` that hold numbers or truth values: each is summed over an episode, 0 where it is missing,
         and logged as `episode/<key>`.
+      mask: the place of a mask of actions: "auto" takes an `action_mask` in a `Dict` of observations, or a method
+        `action_masks()`; "info" takes `info["action_mask"]` where neither is; "joint" and "heads" are as for EnvPool;
+        "none" hides it.
     """
 
     vectorization: Literal["sync", "async"] = "sync"
     max_episode_steps: int | None = configs.field(None, low=1)
     settings: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    mask: action_masks.Shape | Literal["info"] = "auto"
 
     def __post_init__(self):
         configs.check(self)
@@ -84,10 +95,13 @@ class GymnasiumEnvironments:
         try:
             gymnasium_check.check_spaces(single)
             gymnasium_state.check_statistics(single, name)
+            observed, taken = observation_space(single.observation_space, name), action_space(single.action_space, name)
+            shape = "auto" if options.mask == "info" else options.mask
+            self._fitted = action_masks.fit(observed, taken, name, shape)
             self.spec = EnvSpec(
                 name,
-                observation_space(single.observation_space, name),
-                action_space(single.action_space, name),
+                self._fitted.observation_space,
+                self._fitted.action_space,
                 _time_limit(single),
                 options.metrics,
             )
@@ -163,7 +177,7 @@ class GymnasiumEnvironments:
         if len({id(lane.unwrapped) for lane in getattr(lanes, "envs", ())} or range(num_lanes)) < num_lanes:
             lanes.close()
             raise ValueError(f"{self._source} returned the same {self.spec.name} twice; every lane needs its own.")
-        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._warn_once)
+        return GymnasiumEnvironment(lanes, self.spec, num_lanes, seed, self._fitted, self._warn_once)
 
     def _warn_once(self, lanes: Any, observation: Any, info: Mapping[str, Any]) -> None:
         """Warns once of a mask of actions that agents do not see, and of lanes that all play the same episode."""
@@ -171,10 +185,12 @@ class GymnasiumEnvironments:
             return
         self._has_warned = True
         local = isinstance(lanes, gymnasium.vector.SyncVectorEnv)
-        if mask := gymnasium_state.unseen_mask(lanes.single_observation_space, info, lanes.envs[0] if local else None):
+        lane = lanes.envs[0] if local else None
+        mask = gymnasium_state.unseen_mask(lanes.single_observation_space, info, lane)
+        if mask and self._options.mask != "none":
             note(
-                f"{self.spec.name} has {mask}, at which no agent looks; as action_mask in a Dict of observations some "
-                "honour it."
+                f"{self.spec.name} has {mask}, which agents do not follow: they take action_mask in a Dict of "
+                'observations, a method action_masks(), or with mask="info" info["action_mask"].'
             )
         states = [gymnasium_state.generators(lane) for lane in lanes.envs] if local else lanes.call("generators")
         if name := gymnasium_state.shared_generator(states, observation):
@@ -188,7 +204,12 @@ class GymnasiumEnvironments:
         return gymnasium_processes.Lane(lane(self._one))
 
     def _one(self, **more: Any) -> gymnasium.Env:
-        """Makes one environment, unbatched."""
+        """Makes one environment, unbatched, which shows the mask of actions that it has."""
+        made = self._made(**more)
+        return made if self._options.mask == "none" else action_masks.shown(made, self._options.mask == "info")
+
+    def _made(self, **more: Any) -> gymnasium.Env:
+        """Makes one environment, as it is."""
         source, limit = self._source, self._options.max_episode_steps
         if isinstance(source, str):
             arguments: dict[str, Any] = self._settings | ({"max_episode_steps": limit} if limit else {}) | more
@@ -233,12 +254,19 @@ class GymnasiumEnvironment:
     """A running vector environment (see `podracer.types.HostEnvironment`)."""
 
     def __init__(
-        self, vector: Any, spec: EnvSpec, num_lanes: int, seed: int, warn_once: Callable[[Any, Any, Any], None]
+        self,
+        vector: Any,
+        spec: EnvSpec,
+        num_lanes: int,
+        seed: int,
+        fitted: action_masks.Fitted,
+        warn_once: Callable[[Any, Any, Any], None],
     ):
         self._vector, self.spec, self._seed, self._warn_once = vector, spec, seed, warn_once
+        self._fitted = fitted
         self._lanes = np.arange(num_lanes, dtype=np.int32)
         self._last = np.zeros(num_lanes, bool)
-        self._given = actions_for(vector.single_action_space, spec.action_space)
+        self._given = actions_for(vector.single_action_space, fitted.given)
         self._actions: np.ndarray | None = None
         self._metrics = np.zeros((len(spec.metrics), num_lanes))
 
@@ -259,7 +287,8 @@ class GymnasiumEnvironment:
         self._last = terminated | truncated
         metrics = self._measure(info, first) if self.spec.metrics else None
         # The vector environment writes its next observations into the same arrays.
-        observation = gate.to_agent(observation, self.spec.observation_space, first.shape, copy=True)
+        shown = self._fitted.observation(observation)
+        observation = gate.to_agent(shown, self.spec.observation_space, first.shape, copy=True)
         return self._lanes, HostStep.of(observation, reward, terminated, first, self._last, metrics=metrics)
 
     def _measure(self, info: dict[str, Any], first: np.ndarray) -> np.ndarray:
@@ -269,7 +298,7 @@ class GymnasiumEnvironment:
         return self._metrics
 
     def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._actions = self._given(actions)
+        self._actions = self._given(self._fitted.actions(actions))
 
     @property
     def render_mode(self) -> str | None:

@@ -2,13 +2,13 @@
 
 How many updates follow a rollout is decided by counting what went into the replay and what came out, never by time:
 runs repeat, and the replay ratio is what the configuration says. Updates that are due are a number in the run's state
-(`Counts.pending`), so that a driver may do them all at once, a few at a time, or beside the next rollout.
+(`Counts.pending_updates`), so that a driver may do them all at once, a few at a time, or beside the next rollout.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,23 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import replay, topology
-from podracer.learning.replay_steps import LARGEST, Counts, Steps, mixed, sampled
+from podracer.learning import update_from_replay, update_on_rollout
+from podracer.learning.replay_steps import LARGEST, Counts, Steps
 from podracer.types import Agent, ArrayTree, LearnerState, Metrics, Trajectory
 
 
-class Experience(NamedTuple):
-    """The replay state of a learner.
+class ReplayState(NamedTuple):
+    """The replay state of a learner: counts, the ring, and samples prepared before they are due.
 
     Attributes:
       counts: without leading dims.
       ring: `replay.Ring` of every shard, or () without replay.
-      ahead: what was prepared of the next group of updates before it was due, or () where nothing is
-        (`podracer.sebulba.replay_devices`).
+      prefetched: `podracer.sebulba.replay_devices.Prefetched`, the samples of the next draw, or () where none are.
     """
 
     counts: Counts
     ring: Any
-    ahead: Any = ()
+    prefetched: Any = ()
 
 
 class LearnFn(Protocol):
@@ -44,7 +44,7 @@ class LearnFn(Protocol):
         counts: Counts,
         ring: Any,
         trajectory: Trajectory,
-        group: jax.Array | int,
+        actor_index: jax.Array | int,
         progress: jax.Array,
         key: jax.Array,
         /,
@@ -56,10 +56,26 @@ class LearnFn(Protocol):
           counts: of batches, and of the replay.
           ring: of the shard, or ().
           trajectory: the rollout.
-          group: int32 []; the actor of its replica that made it.
+          actor_index: int32 []; the actor of its replica that made it.
           progress: float32 []; of the run.
           key: consumed.
         """
+        ...
+
+
+class CountsFn(Protocol):
+    """Makes the counts of a run."""
+
+    def __call__(self) -> Counts:
+        """Makes the counts at the beginning."""
+        ...
+
+
+class RingFn(Protocol):
+    """Makes the ring of a shard."""
+
+    def __call__(self, trajectory: Trajectory, /) -> ArrayTree:
+        """Makes an empty ring from the shapes of a trajectory of a shard; () without replay."""
         ...
 
 
@@ -69,28 +85,30 @@ class Learner(NamedTuple):
     Metrics are sums over updates (see `means`).
 
     Attributes:
-      counts: `() -> Counts`; at the beginning.
-      ring: `(Trajectory) -> ring`; empty, from the shapes of a trajectory of a shard.
-      learn: from a rollout, or after adding it, all that is due.
-      steps: what `learn` is made of with a replay, else None.
+      counts: makes the counts at the beginning.
+      ring: makes an empty ring.
+      learn: learns from a rollout, or adds it and does all updates that are due.
+      steps: the steps of `learn` with a replay, else None.
     """
 
-    counts: Callable[[], Counts]
-    ring: Callable[[Trajectory], ArrayTree]
+    counts: CountsFn
+    ring: RingFn
     learn: LearnFn
     steps: Steps | None = None
 
     @property
-    def drains(self) -> bool:
-        """True if updates may wait (see `Counts.pending`)."""
-        return self.steps is not None and self.steps.drain is not None
+    def defers_updates(self) -> bool:
+        """True if updates may wait (see `Counts.pending_updates`)."""
+        return self.steps is not None and self.steps.run_pending_updates is not None
 
 
-def require_room(experience: Experience, devices: list[Any], *, on_host: bool = False, memory: ArrayTree = ()) -> None:
+def require_room(
+    replay_state: ReplayState, devices: list[Any], *, on_host: bool = False, memory: ArrayTree = ()
+) -> None:
     """Checks that a replay fits, and the memory that an agent has of its lanes.
 
     Args:
-      experience: shapes; its ring, and what is prepared ahead, are spread evenly over the devices.
+      replay_state: shapes; its ring and prefetched samples are spread evenly over the devices.
       devices: all of one kind.
       on_host: whether the ring is in the host's memory instead.
       memory: shapes of the agent's memory of all lanes, spread evenly as well.
@@ -99,7 +117,7 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
       ValueError: where a device, or the host, has less memory than its part needs.
     """
     size, lanes = (
-        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**30 for tree in (experience[1:], memory)
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**30 for tree in (replay_state[1:], memory)
     )
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if on_host:
@@ -128,8 +146,8 @@ def require_room(experience: Experience, devices: list[Any], *, on_host: bool = 
         )
 
 
-def final_groups(agent: Agent, updates: int) -> int:
-    """Groups of updates behind the last step, of so many updates.
+def final_draws(agent: Agent, updates: int) -> int:
+    """Counts the draws (`ReplaySpec.updates_per_draw`) of so many updates after the last step.
 
     Raises:
       ValueError: where the agent cannot do them.
@@ -138,21 +156,21 @@ def final_groups(agent: Agent, updates: int) -> int:
         return 0
     if agent.replay is None or agent.replay.fraction:
         raise ValueError(
-            f"final_updates={updates}: {agent.name} learns from every rollout once, and has none behind the last step; "
+            f"final_updates={updates}: {agent.name} learns from every rollout once, and has none after the last step; "
             "leave it out."
         )
-    if updates % agent.replay.group:
-        raise ValueError(
-            f"final_updates={updates} is not a multiple of the {agent.replay.group} updates that are drawn at once."
-        )
-    return updates // agent.replay.group
+    G = agent.replay.updates_per_draw
+    if updates % G:
+        raise ValueError(f"final_updates={updates} is not a multiple of the {G} updates that are drawn at once.")
+    return updates // G
 
 
-def owing(experience: Experience, groups: int) -> Experience:
-    """With so many more groups of updates that are due, unless there is not enough to learn from."""
-    counts = experience.counts
-    more = jax.jit(lambda pending, filled: pending + groups * filled, out_shardings=counts.pending.sharding)
-    return experience._replace(counts=counts._replace(pending=more(counts.pending, counts.filled)))
+def add_updates(replay_state: ReplayState, draws: int) -> ReplayState:
+    """Makes the updates of further draws due, unless there is not enough to learn from."""
+    counts = replay_state.counts
+    sharding = counts.pending_updates.sharding
+    add = jax.jit(lambda pending, filled: pending + draws * filled, out_shardings=sharding)
+    return replay_state._replace(counts=counts._replace(pending_updates=add(counts.pending_updates, counts.filled)))
 
 
 PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag", "sebulba/policy_lag_max")
@@ -160,7 +178,7 @@ PER_CALL = ("replay/size", "replay/updates", "replay/ratio", "sebulba/policy_lag
 
 
 def means(sums: Mapping[str, Any], calls: int) -> dict[str, np.ndarray]:
-    """Means of metrics from their sums over calls of `learn` (see `steps.added`); NaN without anything to average."""
+    """Computes means of metrics from their sums over calls of `learn` (`replay_steps.add_metrics`); NaN without any."""
     updates = sums.get("replay/updates", np.float64(calls))
     with np.errstate(invalid="ignore", divide="ignore"):
         # Of the largest, x u / u: NaN where there was no update.
@@ -169,11 +187,11 @@ def means(sums: Mapping[str, Any], calls: int) -> dict[str, np.ndarray]:
 
 
 def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_shards: int) -> Learner:
-    """The learner of an agent.
+    """Makes the learner of an agent.
 
     Args:
       agent: the agent.
-      observation: what a lane shows (shapes will do).
+      observation: one lane's observation (shapes will do).
       lanes: of a trajectory on one shard.
       groups: actors whose trajectories come in turn, each with lanes of its own.
       num_shards: S.
@@ -183,30 +201,29 @@ def make(agent: Agent, observation: ArrayTree, *, lanes: int, groups: int, num_s
     """
     spec = agent.replay
     if spec is None:
-        return Learner(lambda: Counts(jnp.int32(0)), lambda trajectory: (), _at_once(agent))
-    plan = replay.layout(
-        spec, rollout_length=agent.config.rollout_length, lanes=lanes, groups=groups, num_shards=num_shards
+        return Learner(lambda: Counts(jnp.int32(0)), lambda trajectory: (), _learn_at_once(agent))
+    buffer = replay.make(
+        spec,
+        observation,
+        rollout_length=agent.config.rollout_length,
+        lanes=lanes,
+        groups=groups,
+        num_shards=num_shards,
     )
-    make_steps = mixed if spec.fraction else sampled
-    steps = make_steps(agent, spec, plan, num_shards, observation)
+    steps = (update_on_rollout if spec.fraction else update_from_replay).make(agent, buffer)
 
     def counts() -> Counts:
-        waiting = [jnp.int32(0) for _ in range(5)] if steps.drain else ()
-        return Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), *waiting)
+        of_draws = [jnp.int32(0) for _ in range(5)] if steps.run_pending_updates else ()
+        return Counts(jnp.int32(0), jnp.zeros(groups, jnp.int32), *of_draws)
 
-    return Learner(
-        counts,
-        lambda trajectory: replay.init(plan, spec, trajectory),
-        _with_replay(steps),
-        steps,
-    )
+    return Learner(counts, buffer.init, _learn_with_replay(steps), steps)
 
 
-def _at_once(agent: Agent) -> LearnFn:
-    """Learning from every rollout once."""
+def _learn_at_once(agent: Agent) -> LearnFn:
+    """Makes a function that learns from every rollout once."""
 
     def learn(
-        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, group: Any, *rest: Any
+        learner: LearnerState, counts: Counts, ring: Any, trajectory: Trajectory, actor_index: Any, *rest: Any
     ) -> tuple[LearnerState, Counts, Any, Metrics]:
         learner, metrics = agent.learn(learner, trajectory, *rest)
         return learner, counts._replace(batches=counts.batches + 1), ring, metrics
@@ -214,26 +231,28 @@ def _at_once(agent: Agent) -> LearnFn:
     return learn
 
 
-def _with_replay(steps: Steps) -> LearnFn:
-    """Adding every rollout, and as many updates as are due."""
+def _learn_with_replay(steps: Steps) -> LearnFn:
+    """Makes a function that adds every rollout, and does as many updates as are due."""
 
     def learn(
         state: LearnerState,
         counts: Counts,
         ring: replay.Ring,
         trajectory: Trajectory,
-        group: jax.Array | int,
+        actor_index: jax.Array | int,
         progress: jax.Array,
         key: jax.Array,
     ) -> tuple[LearnerState, Counts, replay.Ring, Metrics]:
-        counts, ring, call = steps.add(counts, ring, trajectory, group)
-        if steps.drain:
-            state, counts, ring, metrics = steps.drain(state, counts, ring, counts.pending, progress, key)
-            return state, counts, ring, metrics | call
-        elders = steps.elders(state, progress)
-        ring, at, prepared, drawn = steps.prepare(elders, counts, ring, trajectory, progress, key)
+        counts, ring, add_metrics = steps.add(counts, ring, trajectory, actor_index)
+        if steps.run_pending_updates:
+            state, counts, ring, metrics = steps.run_pending_updates(
+                state, counts, ring, counts.pending_updates, progress, key
+            )
+            return state, counts, ring, metrics | add_metrics
+        target = steps.target_params(state, progress)
+        ring, samples, prepared, prepare_metrics = steps.prepare(target, counts, ring, trajectory, progress, key)
         state, metrics, priorities = steps.learn(state, prepared, progress)
-        ring, written = steps.write(counts, ring, at, priorities)
-        return state, counts, ring, metrics | drawn | written | call
+        ring, write_metrics = steps.write(counts, ring, samples, priorities)
+        return state, counts, ring, metrics | prepare_metrics | write_metrics | add_metrics
 
     return learn

@@ -58,7 +58,7 @@ def run(
     optimizer: Optimizer,
     learning_rate: jax.Array,
     observation: ArrayTree,
-    rows: int = 1,
+    num_rows: int = 1,
     split: Callable[[Any, int], Any] = trajectories.split_batch,
 ) -> tuple[LearnerState, Metrics]:
     """Takes a gradient step on each minibatch in turn, under `collectives.DATA_AXES`; all of them are one update.
@@ -75,14 +75,14 @@ def run(
       optimizer: of the parameters.
       learning_rate: float32 [].
       observation: [T, B, ...]; an example of the network's input, for its shape.
-      rows: T of a unit.
+      num_rows: T, rows of a unit.
       split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
 
     Returns:
       The state after, and metrics: means over minibatches, with `grad/norm` and `grad/learning_rate`.
     """
     num_units = order.shape[1]
-    num_chunks = num_units // gradients.at_a_time(observation, rows, num_units)
+    num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units)
 
     def step(carry: tuple[Parts, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.

@@ -58,7 +58,7 @@ def apply(
     *,
     optimizer: Optimizer,
     learning_rate: jax.Array,
-    rows: int = 1,
+    num_rows: int = 1,
     unrolled: bool = False,
     together: bool = False,
     copy_every: int = 0,
@@ -71,7 +71,7 @@ def apply(
       batch: a tree of trajectories [T, B] and arrays [B, ...].
       optimizer: of the parameters.
       learning_rate: float32 [].
-      rows: of a lane that go through the network.
+      num_rows: rows of a lane that go through the network.
       unrolled: whether most of them are states that a model is unrolled to.
       together: whether the loss has to see all lanes of a shard at once, as batch normalisation does.
       copy_every: updates between copies of the parameters to `aux`; 0 for none.
@@ -81,7 +81,7 @@ def apply(
     """
     # The gradient, a few lanes at a time, then its sum over all shards.
     num_lanes, observations = _sizes(batch)
-    at_a_time = num_lanes if together else gradients.at_a_time(observations, rows, num_lanes, unrolled=unrolled)
+    at_a_time = num_lanes if together else gradients.at_a_time(observations, num_rows, num_lanes, unrolled=unrolled)
     num_chunks = num_lanes // at_a_time
     chunks = trajectories.split_batch(batch, num_chunks)
     grads, metrics, outputs = gradients.accumulate(loss, learner.params, chunks)

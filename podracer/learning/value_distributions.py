@@ -36,18 +36,18 @@ class ValueDistribution(NamedTuple):
     largest: float | None = None
 
 
-def make(kind: Kind, *, max_error: float, num_atoms: int, v_max: float) -> ValueDistribution:
+def make(kind: Kind, *, max_error: float, num_bins: int, max_value: float) -> ValueDistribution:
     """The representation of a name.
 
     Args:
       kind: "mean", "categorical" or "quantile".
       max_error: of a mean, the largest error that its gradient follows.
-      num_atoms: K of a distribution.
-      v_max: the largest return that a categorical one knows; the least is -v_max.
+      num_bins: K of a distribution.
+      max_value: the largest return that a categorical one knows; the least is -max_value.
     """
     if kind == "mean":
         return mean(max_error)
-    return categorical(num_atoms, v_max) if kind == "categorical" else quantile(num_atoms)
+    return categorical(num_bins, max_value) if kind == "categorical" else quantile(num_bins)
 
 
 def mean(max_error: float) -> ValueDistribution:
@@ -64,13 +64,13 @@ def mean(max_error: float) -> ValueDistribution:
     return ValueDistribution(1, lambda x: x[..., 0], errors)
 
 
-def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
-    """Logits of K returns z, evenly spaced in [-v_max, v_max] (Bellemare et al. 2017).
+def categorical(num_bins: int, max_value: float) -> ValueDistribution:
+    """Logits of K returns z, evenly spaced in [-max_value, max_value] (Bellemare et al. 2017).
 
     The loss is the cross-entropy to the target as `project` sees it; the priority is its excess over the target's
     entropy, which is their Kullback-Leibler divergence (Hessel et al. 2018).
     """
-    z = np.linspace(-v_max, v_max, num_atoms, dtype=np.float32)
+    z = np.linspace(-max_value, max_value, num_bins, dtype=np.float32)
 
     def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = lax.stop_gradient(project(jax.nn.softmax(bootstrap), z, R, G))
@@ -81,7 +81,7 @@ def categorical(num_atoms: int, v_max: float) -> ValueDistribution:
         # Accelerators round a product's operands by default, and values by more than actions differ.
         return jnp.matmul(jax.nn.softmax(x), z, precision=lax.Precision.HIGHEST)
 
-    return ValueDistribution(num_atoms, expectation, errors, v_max)
+    return ValueDistribution(num_bins, expectation, errors, max_value)
 
 
 def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Array) -> jax.Array:
@@ -100,12 +100,12 @@ def project(probs: jax.Array, z: np.ndarray | jax.Array, R: jax.Array, G: jax.Ar
     return jnp.sum(probs[:, None, :] * jnp.maximum(0.0, 1.0 - distance), axis=-1)
 
 
-def quantile(num_atoms: int) -> ValueDistribution:
+def quantile(num_bins: int) -> ValueDistribution:
     """The quantiles (i + 1/2) / K of the return, by quantile regression with Huber's loss (Dabney et al. 2018).
 
     The priority is the loss.
     """
-    tau = (np.arange(num_atoms, dtype=np.float32) + np.float32(0.5)) / np.float32(num_atoms)
+    tau = (np.arange(num_bins, dtype=np.float32) + np.float32(0.5)) / np.float32(num_bins)
 
     def errors(predicted: jax.Array, bootstrap: jax.Array, R: jax.Array, G: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = lax.stop_gradient(R[:, None] + G[:, None] * bootstrap)
@@ -114,7 +114,7 @@ def quantile(num_atoms: int) -> ValueDistribution:
         loss = jnp.sum(jnp.mean(slope * huber(error), axis=-1), axis=-1)
         return loss, loss
 
-    return ValueDistribution(num_atoms, lambda x: jnp.mean(x, axis=-1), errors)
+    return ValueDistribution(num_bins, lambda x: jnp.mean(x, axis=-1), errors)
 
 
 def huber(x: jax.Array, threshold: float = 1.0) -> jax.Array:

@@ -3,6 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
+from podracer.nets import masks
 from podracer.nets.actor_state import (
     FRAME_STACKER,
     ActorState,
@@ -18,17 +19,14 @@ from podracer.nets.actor_state import (
 )
 from podracer.nets.boards import make_board
 from podracer.nets.cores import NO_CORE, Core, CoreName, CoreSettings
+from podracer.nets.network import Inputs, Network, NetworkError, feed_forward
 from podracer.nets.network_check import check
 from podracer.nets.network_config import NetworkConfig
 from podracer.nets.networks import (
     ComputeDtype,
-    Inputs,
-    Network,
-    NetworkError,
     Torso,
     choose_torso,
     encode,
-    feed_forward,
     is_image,
     make,
     make_q,
@@ -59,6 +57,7 @@ __all__ = [
     "make",
     "make_board",
     "make_q",
+    "masks",
     "num_actions",
     "perturb",
     "stack_frames",

@@ -12,7 +12,7 @@ from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
-from podracer.nets.networks import Inputs, Network
+from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
 
@@ -130,7 +130,7 @@ def frame_context(
     state_of: Callable[[Any], ActorState] = lambda memory: memory,
     empty: Callable[[int], ArrayTree] | None = None,
 ) -> dict[str, Any]:
-    """The fields of `types.Replay` by which stored frames are shared: a sequence is stored without those before it.
+    """The fields of `types.ReplaySpec` by which stored frames are shared: a sequence is stored without those before it.
 
     Args:
       frame_stack: the number of newest observations that the network sees.

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from podracer import spaces
 from podracer.nets.convolutions import Conv
 from podracer.nets.layers import MLP, Dense
-from podracer.nets.networks import Inputs, Network, num_actions
+from podracer.nets.network import Inputs, Network
+from podracer.nets.networks import num_actions
 from podracer.types import ArrayTree, EnvSpec
 
 

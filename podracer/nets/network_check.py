@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from podracer import distributions, errors, spaces
-from podracer.nets.networks import Inputs, Network, NetworkError, num_actions
+from podracer.nets.network import Inputs, Network, NetworkError
+from podracer.nets.networks import num_actions
 from podracer.types import ArrayTree, EnvSpec
 
 T, B = 2, 3
@@ -24,7 +25,7 @@ LIBRARIES = {
 """Network libraries, and the code that makes functions of parameters of their networks."""
 
 
-def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False, num_atoms: int = 1) -> None:
+def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False, num_bins: int = 1) -> None:
     """Checks a user's own network; nothing is compiled or run.
 
     Args:
@@ -32,7 +33,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
       spec: the environment's, frames stacked (`stacked_spec`).
       agent: the agent's name.
       action_values: True for a network of action values, False for one of a policy.
-      num_atoms: K, numbers for the value of an action.
+      num_bins: K, numbers for the value of an action.
 
     Raises:
       NetworkError: for an object that is no `Network`, a function that cannot be traced, parameters that cannot be
@@ -65,7 +66,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
             f"the network returns outputs {_show(outputs)} and values {_show(values)} for rows [{T}, {B}]; they must "
             f"be floats [{T}, {B}, P] and [{T}, {B}]."
         )
-    P, meaning = _outputs(spec, action_values, num_atoms)
+    P, meaning = _outputs(spec, action_values, num_bins)
     if outputs.shape[-1] != P:
         raise NetworkError(
             f"{agent} on {_brief(spec.action_space)} needs P = {P} outputs: {meaning}; the network returns "
@@ -78,13 +79,13 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
         )
 
 
-def _outputs(spec: EnvSpec, action_values: bool, num_atoms: int) -> tuple[int, str]:
+def _outputs(spec: EnvSpec, action_values: bool, num_bins: int) -> tuple[int, str]:
     """Returns the required number of outputs and their meaning."""
     space = spec.action_space
     if action_values:
         P = num_actions(spec)
-        meaning = "the value of each action" if num_atoms == 1 else f"{num_atoms} numbers for the value of each action"
-        return P * num_atoms, meaning
+        meaning = "the value of each action" if num_bins == 1 else f"{num_bins} numbers for the value of each action"
+        return P * num_bins, meaning
     P = distributions.for_space(space).num_outputs
     if isinstance(space, spaces.Box):
         return P, f"{P // 2} means and {P // 2} log standard deviations"

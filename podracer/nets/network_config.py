@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any, Literal
 
 from podracer import configs
+from podracer.nets import masks
 from podracer.nets.actor_state import stacked_spec
 from podracer.nets.cores import CoreName, CoreSettings
+from podracer.nets.network import Network
 from podracer.nets.network_check import check
-from podracer.nets.networks import ComputeDtype, Network, Torso, make, make_q
+from podracer.nets.networks import ComputeDtype, Torso, make, make_q
 from podracer.types import EnvSpec
 
 
@@ -50,7 +52,7 @@ class NetworkConfig:
         return CoreSettings(self.core, self.core_size, self.core_layers, self.core_memory)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
-        """The network of a policy and a value.
+        """The network of a policy and a value; illegal outputs are lowered (`masks.masked`).
 
         Args:
           agent: the agent's name, for errors.
@@ -59,27 +61,33 @@ class NetworkConfig:
           others: further arguments of `make`.
 
         Raises:
-          ValueError: for a torso or a network that does not fit the environment.
+          ValueError: for a torso, a network or a mask of actions that does not fit the environment.
         """
+        masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
-        if network is not None:
+        if network is None:
+            network = make(stacked, **self._arguments(), **others)
+        else:
             check(network, stacked, agent)
-            return network
-        return make(stacked, **self._arguments(), **others)
+        return masks.masked(network, spec)
 
     def action_values(
-        self, agent: str, spec: EnvSpec, network: Network | None, *, num_atoms: int = 1, **others: Any
+        self, agent: str, spec: EnvSpec, network: Network | None, *, num_bins: int = 1, **others: Any
     ) -> Network:
         """The network of action values; arguments as in `actor_critic`, `others` those of `make_q`.
 
+        Values of illegal actions are lowered, but for `num_bins` above 1, where the agent does so with the means.
+
         Raises:
-          ValueError: for an action space, torso or network that does not fit.
+          ValueError: for an action space, torso, network or mask that does not fit.
         """
+        masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
-        if network is not None:
-            check(network, stacked, agent, action_values=True, num_atoms=num_atoms)
-            return network
-        return make_q(stacked, num_atoms=num_atoms, **self._arguments(), **others)
+        if network is None:
+            network = make_q(stacked, num_bins=num_bins, **self._arguments(), **others)
+        else:
+            check(network, stacked, agent, action_values=True, num_bins=num_bins)
+        return masks.masked(network, spec) if num_bins == 1 else network
 
     def _arguments(self) -> dict[str, Any]:
         return {

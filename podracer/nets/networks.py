@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -21,9 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import distributions, spaces
+from podracer.nets import masks
 from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
 from podracer.nets.cores import NO_CORE, CoreSettings
 from podracer.nets.layers import MLP, Dense, Weights
+from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec
 
 Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]
@@ -33,72 +35,6 @@ ComputeDtype = Literal["float32", "bfloat16"]
 
 FEW = 32
 """Arrays of bytes below this are codes, such as MiniGrid's kinds of objects."""
-
-
-class Inputs(NamedTuple):
-    """The inputs of a network, [T, B, ...].
-
-    Attributes:
-      observation: tree of arrays.
-      reward: float32; of the transition into the row.
-      first: bool; recurrent state resets before these rows.
-      previous_action: the action that led here (ignored on first rows), or () for feed-forward networks.
-    """
-
-    observation: ArrayTree
-    reward: jax.Array
-    first: jax.Array
-    previous_action: ArrayTree
-
-
-class NetworkError(ValueError):
-    """A user's own network is not what an agent needs."""
-
-
-class Network(NamedTuple):
-    """An actor-critic network, or one of action values.
-
-    Attributes:
-      init: `(key) -> params`.
-      apply: `(params, Inputs [T, B], state [B]) -> (policy outputs [T, B, P], values [T, B], state [B])`; of action
-        values, the outputs are those and `values` the state's.
-      start: `(num_lanes) -> state [num_lanes]`, the state at an episode's start; `()` makes it feed-forward.
-    """
-
-    init: Callable[[jax.Array], ArrayTree]
-    apply: Callable[[ArrayTree, Inputs, ArrayTree], tuple[jax.Array, jax.Array, ArrayTree]]
-    start: Callable[[int], ArrayTree]
-
-    @property
-    def recurrent(self) -> bool:
-        """True if rows depend on earlier rows."""
-        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.start(1))))
-
-
-def feed_forward(
-    init: Callable[[jax.Array], ArrayTree], apply: Callable[[ArrayTree, ArrayTree], tuple[jax.Array, jax.Array]]
-) -> Network:
-    """A `Network` from a user's own `init(key) -> params` and `apply(params, observation [N, ...])`.
-
-    `apply` returns policy outputs [N, P] (see `podracer.distributions` for what P must be) and values [N].
-    """
-
-    def unroll(params: ArrayTree, inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, jax.Array, ArrayTree]:
-        T, B = inputs.reward.shape
-        flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), inputs.observation)
-        match apply(params, flat):
-            case (jax.Array(ndim=2) as outputs, jax.Array() as values) if values.shape == (T * B,):
-                return outputs.reshape(T, B, -1), values.reshape(T, B), state
-            case other:
-                raise NetworkError(
-                    f"the network returned {jax.tree.map(lambda x: getattr(x, 'shape', x), other)} for {T * B} "
-                    f"observations; it must return outputs [{T * B}, P] and values [{T * B}]."
-                )
-
-    return Network(init, unroll, lambda num_lanes: ())
-
-
-# The library's own network
 
 
 def make(
@@ -151,7 +87,7 @@ def make_q(
     compute_dtype: ComputeDtype = "float32",
     dueling: bool = True,
     norm: bool = False,
-    num_atoms: int = 1,
+    num_bins: int = 1,
     noise: float = 0.0,
     init: Literal["glorot", "uniform"] = "glorot",
 ) -> Network:
@@ -168,7 +104,7 @@ def make_q(
       dueling: True computes action values from a state value and advantages, by a head each (Wang et al. 2016); False
         has one head.
       norm: True puts `layers.LayerNorm` after each layer of the torso, with He's normal weights (Gallici et al. 2024).
-      num_atoms: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
+      num_bins: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
         because only the agent knows the values that such numbers encode.
       noise: sigma_0 of the heads' layers, for `perturb`; 0 for plain layers.
       init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
@@ -185,7 +121,7 @@ def make_q(
         head_size=head_size,
         num_actions=A,
         dueling=dueling,
-        num_atoms=num_atoms,
+        num_bins=num_bins,
         noise=noise,
     )
     return _network(spec, module, core)
@@ -253,12 +189,17 @@ def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
 def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     """Flattens a value of a space into features [..., F], float32.
 
-    Choices become one-hot, and so do bytes below `FEW`, which are codes. Other bytes are scaled to [0, 1]. Members
-    whose names begin with an underscore are for searches, and left out.
+    Choices become one-hot, and so do bytes below `FEW`, which are codes. Other bytes are scaled to [0, 1]. Left out are
+    a mask of actions (`nets.masks`), and members whose names begin with an underscore, which are for searches.
     """
+    return _encode(value, masks.without(space), leading)
+
+
+def _encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
+    """`encode` of a space that has no mask, or of a member."""
     if isinstance(space, spaces.Dict):
         visible = [(name, item) for name, item in space.items if not name.startswith("_")]
-        return jnp.concatenate([encode(value[name], item, leading) for name, item in visible], axis=-1)
+        return jnp.concatenate([_encode(value[name], item, leading) for name, item in visible], axis=-1)
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(value, space.num_values)
     if isinstance(space, spaces.MultiDiscrete):
@@ -276,8 +217,7 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
 class Body:
     """The layers before the heads; see `make` and `make_q`. `scale` is that of `layers.Dense`."""
 
-    observation_space: spaces.Space
-    action_space: spaces.Space
+    spec: EnvSpec
     torso: Torso
     hidden_sizes: tuple[int, ...]
     activation: str
@@ -290,10 +230,10 @@ class Body:
         """Computes the torso, float32 [T, B, F], within a module's compact call."""
         dtype = jnp.dtype(self.compute_dtype)
         if self.torso == "mlp":
-            features = encode(observation, self.observation_space, leading=2)
+            features = encode(observation, self.spec.observation_space, leading=2)
             mlp = MLP(self.hidden_sizes, self.activation, self.scale, dtype, self.norm, name=name)
             return mlp(features).astype(jnp.float32)
-        image = observation[..., None] if len(self.observation_space.shape) == 2 else observation  # type: ignore[union-attr]
+        image = observation[..., None] if observation.ndim == 4 else observation  # type: ignore[union-attr]
         module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
         image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
         features = module(name=name, scale=self.scale, dtype=dtype, norm=self.norm)(image.astype(dtype) / 255.0)
@@ -303,7 +243,7 @@ class Body:
         """Computes the core, float32 [T, B, D], and its state, within a module's compact call."""
         # The previous action and reward enter the core, not the torso (IMPALA, figure 3).
         not_first = (~inputs.first).astype(jnp.float32)[..., None]
-        action = encode(inputs.previous_action, self.action_space, leading=2) * not_first
+        action = encode(inputs.previous_action, self.spec.action_space, leading=2) * not_first
         core_inputs = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
         scale = None if self.scale is None else 1.0
         return self.core_settings.make(scale)(core_inputs, inputs.first, state)
@@ -318,7 +258,7 @@ def _body(
     compute_dtype: ComputeDtype,
 ) -> Body:
     torso = choose_torso(spec, torso)
-    return Body(spec.observation_space, spec.action_space, torso, tuple(hidden_sizes), activation, core, compute_dtype)
+    return Body(spec, torso, tuple(hidden_sizes), activation, core, compute_dtype)
 
 
 class ActorCritic(nn.Module):
@@ -347,13 +287,16 @@ class ActorCritic(nn.Module):
 
 
 class ActionValues(nn.Module):
-    """Torso, optional core, and a head; dueling: Q = V + A - mean A (Wang et al. 2016, equation 9); see `make_q`."""
+    """Torso, optional core, and a head; see `make_q`.
+
+    Dueling: Q = V + A - mean A, the mean over legal actions (Wang et al. 2016, equation 9).
+    """
 
     body: Body
     head_size: int
     num_actions: int
     dueling: bool = True
-    num_atoms: int = 1
+    num_bins: int = 1
     noise: float = 0.0
 
     @nn.compact
@@ -361,19 +304,22 @@ class ActionValues(nn.Module):
         features = self.body.features("torso", inputs.observation)
         if self.body.core_settings:
             features, state = self.body.core([features], inputs, state)
-        K, scale = self.num_atoms, "uniform" if self.body.scale == "uniform" else None
+        K, scale = self.num_bins, "uniform" if self.body.scale == "uniform" else None
 
         def head(name: str, size: int) -> jax.Array:
             dense = lambda name, size: Dense(size, scale, noise=self.noise, name=name)  # noqa: E731
             x = nn.relu(dense(f"{name}_hidden", self.head_size)(features)) if self.head_size else features
             return dense(name, size)(x)
 
+        legal = masks.legal(self.body.spec, inputs.observation)
         if not self.dueling:
             outputs = head("q", self.num_actions * K)
-            return outputs, jnp.max(outputs, axis=-1) if K == 1 else jnp.zeros(outputs.shape[:-1]), state
+            values = jnp.max(masks.lower(outputs, legal), axis=-1) if K == 1 else jnp.zeros(outputs.shape[:-1])
+            return outputs, values, state
         values, advantages = head("value", K), head("advantage", self.num_actions * K)
         if K == 1:
-            return values + advantages - jnp.mean(advantages, axis=-1, keepdims=True), values[..., 0], state
+            return values + advantages - masks.mean(advantages, legal), values[..., 0], state
         advantages = advantages.reshape(*values.shape[:-1], self.num_actions, K)
-        outputs = values[..., None, :] + advantages - jnp.mean(advantages, axis=-2, keepdims=True)
+        legal = None if legal is None else jnp.broadcast_to(legal[..., None], advantages.shape)
+        outputs = values[..., None, :] + advantages - masks.mean(advantages, legal, axis=-2)
         return outputs.reshape(*values.shape[:-1], -1), jnp.zeros(values.shape[:-1]), state

@@ -1,40 +1,26 @@
-"""The replay: a ring of rollouts per lane (`ring`), and sweeps that recompute priorities (`refresh`)."""
+"""The replay: a buffer of rollouts (`buffer`) over pure functions of a ring (`ring`) and of sweeps over it."""
 
+from podracer.replay.buffer import Buffer, make
 from podracer.replay.ring import (
     BLOCK,
     LEAST_PRIORITY,
+    PriorityState,
     Ring,
     Sample,
-    add,
-    changed,
-    changes,
-    cut,
-    gather,
-    init,
-    sample,
-    scaled_priority,
-    transitions_since,
-    update,
+    priority_state,
+    with_priority_state,
 )
-from podracer.replay.shape import Layout, generation_of, layout, num_sequences
+from podracer.replay.shape import RingShape
 
 __all__ = [
     "BLOCK",
     "LEAST_PRIORITY",
-    "Layout",
+    "Buffer",
+    "PriorityState",
     "Ring",
+    "RingShape",
     "Sample",
-    "add",
-    "changed",
-    "changes",
-    "cut",
-    "gather",
-    "generation_of",
-    "init",
-    "layout",
-    "num_sequences",
-    "sample",
-    "scaled_priority",
-    "transitions_since",
-    "update",
+    "make",
+    "priority_state",
+    "with_priority_state",
 ]

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer.replay.shape import Layout, generation_of
+from podracer.replay.shape import RingShape, generation_of
 from podracer.topology import collectives
 from podracer.trajectories import flat, shaped
-from podracer.types import ArrayTree, Replay, TimeStep, Trajectory
+from podracer.types import ArrayTree, ReplaySpec, TimeStep, Trajectory
 
 BLOCK = 256
 """Priorities in a block. A sample is found by sums of blocks and then within one, so that time and precision hardly
@@ -45,15 +45,16 @@ class Ring(NamedTuple):
       actions: tree of [L, W T, ...].
       extras: tree of [L, W T, ...].
       policy_version: int32 [L, W T].
-      actor_state: tree of [L, W, ...]; `Replay.keep` of the agent's state before each rollout.
+      actor_state: tree of [L, W, ...]; `ReplaySpec.keep` of the agent's state before each rollout.
       lane: int32 [L]; the global index of each lane.
       priority: float32 [L P]; scaled priorities (to the power of the exponent) of the P starts of each lane; 0 for a
         start without a complete sequence.
       largest: float32 []; the largest scaled priority so far, for new sequences if the agent gives them none; 0
         stands for 1.
-      fresh: float32 [L P]; new priorities that the sweep in progress has computed, 0 elsewhere; they replace `priority`
-        when it ends (see `podracer.replay.priority_refresh`). () without sweeps.
-      version: int32 [2]; `num_updates` of the parameters that computed `priority` and `fresh`; () without sweeps.
+      next_priority: float32 [L P]; new priorities that the sweep in progress has computed, 0 elsewhere; they replace
+        `priority` when it ends (see `podracer.replay.priority_refresh`). () without sweeps.
+      version: int32 [2]; `num_updates` of the parameters that computed `priority` and `next_priority`; () without
+        sweeps.
     """
 
     rows: TimeStep
@@ -64,7 +65,7 @@ class Ring(NamedTuple):
     lane: jax.Array
     priority: jax.Array
     largest: jax.Array
-    fresh: Any = ()
+    next_priority: Any = ()
     version: Any = ()
 
 
@@ -84,12 +85,12 @@ class Sample(NamedTuple):
     age: jax.Array
 
 
-def init(shape: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
+def init(shape: RingShape, spec: ReplaySpec, trajectory: Trajectory) -> Ring:
     """Makes an empty ring.
 
     Args:
       shape: the ring's shape.
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       trajectory: [T, lanes]; an example (shapes will do).
 
     Raises:
@@ -99,8 +100,8 @@ def init(shape: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
     by_row = lambda tree: jax.tree.map(lambda x: jnp.zeros((L, rows, *x.shape[2:]), x.dtype), tree)  # noqa: E731
     timesteps = trajectory.timesteps
     flat_rows = timesteps._replace(observation=jax.eval_shape(lambda x: flat(x, 2), timesteps.observation))
-    stored_state = jax.eval_shape(replay.keep, trajectory.actor_state)
-    if replay.starts == "rows" and jax.tree.leaves(stored_state):
+    stored_state = jax.eval_shape(spec.keep, trajectory.actor_state)
+    if spec.starts == "rows" and jax.tree.leaves(stored_state):
         raise ValueError("sequences begin at every row: recurrent networks, whose state only rollouts have, cannot.")
     return Ring(
         rows=by_row(flat_rows),
@@ -111,21 +112,28 @@ def init(shape: Layout, replay: Replay, trajectory: Trajectory) -> Ring:
         lane=jnp.zeros(L, jnp.int32),
         priority=jnp.zeros(L * shape.starts_per_lane),
         largest=jnp.float32(0),
-        fresh=jnp.zeros(L * shape.starts_per_lane) if replay.refresh_interval else (),
-        version=jnp.zeros(2, jnp.int32) if replay.refresh_interval else (),
+        next_priority=jnp.zeros(L * shape.starts_per_lane) if spec.refresh_interval else (),
+        version=jnp.zeros(2, jnp.int32) if spec.refresh_interval else (),
     )
 
 
-def add(shape: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group: jax.Array, number: jax.Array) -> Ring:
+def add(
+    shape: RingShape,
+    spec: ReplaySpec,
+    ring: Ring,
+    trajectory: Trajectory,
+    actor_index: jax.Array | int,
+    number: jax.Array | int,
+) -> Ring:
     """Writes a rollout over the oldest one of its lanes; sequences that it completes get their first priority.
 
     Args:
       shape: the ring's shape.
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       ring: consumed; donate it.
       trajectory: [T, lanes]; row T is not stored, because it is row 0 of the lane's next rollout.
-      group: int32 []; index of the actor whose lanes these are.
-      number: int32 []; rollouts of this group so far.
+      actor_index: int32 []; the actor whose lanes these are.
+      number: int32 []; rollouts of this actor so far.
     """
     T, B = shape.rollout_length, shape.lanes
     chex.assert_tree_shape_prefix(trajectory.timesteps, (T + 1, B))
@@ -133,24 +141,24 @@ def add(shape: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group
     chex.assert_shape(trajectory.lane, (B,))
     slot = number % shape.slots
 
-    def write(buffer: jax.Array, x: jax.Array) -> jax.Array:
-        return _write(buffer, jnp.moveaxis(x[:T], 0, 1), (group * B, slot * T))
+    def write_rows(buffer: jax.Array, x: jax.Array) -> jax.Array:
+        return _write(buffer, jnp.moveaxis(x[:T], 0, 1), (actor_index * B, slot * T))
 
     def write_state(buffer: jax.Array, x: jax.Array) -> jax.Array:
-        return _write(buffer, x[:, None], (group * B, slot))
+        return _write(buffer, x[:, None], (actor_index * B, slot))
 
     # Lane-major: the rows of a lane are consecutive, so that a sequence is one slice of them.
 
     timesteps = trajectory.timesteps._replace(observation=flat(trajectory.timesteps.observation, 2))
     ring = ring._replace(
-        rows=jax.tree.map(write, ring.rows, timesteps),
-        actions=jax.tree.map(write, ring.actions, trajectory.actions),
-        extras=jax.tree.map(write, ring.extras, trajectory.extras),
-        policy_version=write(ring.policy_version, trajectory.policy_version),
-        actor_state=jax.tree.map(write_state, ring.actor_state, replay.keep(trajectory.actor_state)),
-        lane=_write(ring.lane, trajectory.lane, (group * B,)),
+        rows=jax.tree.map(write_rows, ring.rows, timesteps),
+        actions=jax.tree.map(write_rows, ring.actions, trajectory.actions),
+        extras=jax.tree.map(write_rows, ring.extras, trajectory.extras),
+        policy_version=write_rows(ring.policy_version, trajectory.policy_version),
+        actor_state=jax.tree.map(write_state, ring.actor_state, spec.keep(trajectory.actor_state)),
+        lane=_write(ring.lane, trajectory.lane, (actor_index * B,)),
     )
-    lanes = group * B + jnp.arange(B, dtype=jnp.int32)[None]
+    lanes = actor_index * B + jnp.arange(B, dtype=jnp.int32)[None]
     # The rollout completes the sequences of the starts `new`, and overwrites rows or context of the starts `lost`.
     # Starts are counted from the slot's first, so that no number grows with the run.
     first, per_rollout = slot * shape.starts_per_rollout, shape.starts_per_rollout
@@ -160,19 +168,21 @@ def add(shape: Layout, replay: Replay, ring: Ring, trajectory: Trajectory, group
     take = lambda rows: lambda x: x[lanes, rows[:, None] % (shape.slots * T)]  # noqa: E731
     # Left out: sequences with context before the run's first row, and those that begin with a masked transition.
     valid = (new - first + jnp.minimum(number, shape.slots) * per_rollout >= shape.context_starts)[:, None]
-    if replay.starts == "rows":
+    if spec.starts == "rows":
         valid = valid & ~take(new + 1)(ring.rows.first)
     # The first priority: the agent's, or the largest so far (Schaul et al. 2016, algorithm 1).
-    if replay.priority is None:
+    if spec.priority is None:
         priority = _largest(ring)
     else:
         rows = new[0] * shape.stride + jnp.arange(per_rollout - 1 + shape.length, dtype=jnp.int32)
         timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
-        priority = scaled_priority(replay, replay.priority(timesteps, jax.tree.map(take(rows), ring.extras)))
+        priority = scaled_priority(spec, spec.priority(timesteps, jax.tree.map(take(rows), ring.extras)))
     cleared = ring.priority.at[index(lost)].set(0.0)
     # A new sequence keeps its first priority until a sweep passes it.
-    fresh = ring.fresh.at[index(lost)].set(0.0) if replay.refresh_interval else ()
-    return ring._replace(priority=cleared.at[index(new)].set(jnp.where(valid, priority, 0.0)), fresh=fresh)
+    next_priority = ring.next_priority.at[index(lost)].set(0.0) if spec.refresh_interval else ()
+    return ring._replace(
+        priority=cleared.at[index(new)].set(jnp.where(valid, priority, 0.0)), next_priority=next_priority
+    )
 
 
 def _write(buffer: jax.Array, x: jax.Array, start: tuple[Any, ...]) -> jax.Array:
@@ -208,7 +218,7 @@ def _writer(batch_dims: int) -> Any:
     return write
 
 
-def sample(shape: Layout, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
+def sample(shape: RingShape, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
     """Draws sequences with replacement, with probability in proportion to their priority, stratified over the ring.
 
     Proportional prioritised replay (Schaul et al. 2016, sections 3.3 and 3.4, and appendix B.2.1).
@@ -252,47 +262,47 @@ def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
 
 
-def transitions_since(shape: Layout, at: Sample, num_shards: int) -> jax.Array:
+def transitions_since(shape: RingShape, samples: Sample, num_shards: int) -> jax.Array:
     """Counts transitions of all lanes on all shards since row 0 of sampled sequences, int32 [n]."""
-    row = at.index % shape.starts_per_lane * shape.stride % shape.rollout_length
-    return ((at.age + 1) * shape.rollout_length - row) * (shape.groups * shape.lanes * num_shards)
+    row = samples.index % shape.starts_per_lane * shape.stride % shape.rollout_length
+    return ((samples.age + 1) * shape.rollout_length - row) * (shape.groups * shape.lanes * num_shards)
 
 
-def gather(shape: Layout, replay: Replay, ring: Ring, at: Sample, observations: ArrayTree) -> Trajectory:
-    """Gathers sampled sequences as a trajectory [length - 1, n], with the observations of `Replay.observed` rows.
+def gather(shape: RingShape, spec: ReplaySpec, ring: Ring, samples: Sample, observations: ArrayTree) -> Trajectory:
+    """Gathers sampled sequences as a trajectory [length - 1, n], observations in `ReplaySpec.observation_rows`.
 
     Args:
       shape: the ring's shape.
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       ring: the ring.
-      at: [n]; the samples.
+      samples: [n]; the samples.
       observations: tree of [any, any, ...]; example observations (shapes will do), because the ring stores them flat.
     """
-    lane, start = at.index // shape.starts_per_lane, at.index % shape.starts_per_lane
-    return cut(shape, replay, ring, lane, start * shape.stride, shape.length, observations, replay.observed)
+    lane, start = samples.index // shape.starts_per_lane, samples.index % shape.starts_per_lane
+    return cut(shape, spec, ring, lane, start * shape.stride, shape.length, observations, spec.observation_rows)
 
 
 def cut(
-    shape: Layout,
-    replay: Replay,
+    shape: RingShape,
+    spec: ReplaySpec,
     ring: Ring,
     lane: jax.Array,
     start: jax.Array,
     length: int,
     observations: ArrayTree,
-    observed: int | None = None,
+    observation_rows: int | None = None,
 ) -> Trajectory:
     """Cuts a trajectory [length - 1, n] out of the ring; further arguments as in `gather`.
 
     Args:
       shape: the ring's shape.
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       ring: the ring.
       lane: int32 [n]; index of each lane in the ring.
       start: int32 [n]; row of each lane's ring to begin at.
       length: rows, the bootstrap row included.
       observations: as in `gather`.
-      observed: number of first rows with observations; None for all.
+      observation_rows: number of first rows with observations; None for all.
     """
     take = lambda rows: lambda x: x[lane[None], rows]  # noqa: E731
     # The agent's state before row 0: the stored part of it, and the frames of the context rows.
@@ -303,17 +313,17 @@ def cut(
     context = (observation(context_rows), take(context_rows)(ring.rows.first))
     timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
     return Trajectory(
-        timesteps=timesteps._replace(observation=observation(rows[:observed])),
+        timesteps=timesteps._replace(observation=observation(rows[:observation_rows])),
         actions=jax.tree.map(take(rows[:-1]), ring.actions),
         extras=jax.tree.map(take(rows[:-1]), ring.extras),
-        actor_state=replay.restore(stored_state, *context),
+        actor_state=spec.restore(stored_state, *context),
         policy_version=take(rows[:-1])(ring.policy_version),
         lane=ring.lane[lane],
     )
 
 
-def update(
-    shape: Layout, replay: Replay, ring: Ring, counts: jax.Array, at: Sample, priority: jax.Array
+def write(
+    shape: RingShape, spec: ReplaySpec, ring: Ring, counts: jax.Array, samples: Sample, priority: jax.Array
 ) -> tuple[Ring, jax.Array]:
     """Writes new priorities of sampled sequences. If a sequence was sampled twice, the last one counts.
 
@@ -321,55 +331,63 @@ def update(
 
     Args:
       shape: the ring's shape.
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       ring: consumed.
       counts: int32 [groups]; rollouts of each group so far.
-      at: [n]; the samples.
+      samples: [n]; the samples.
       priority: float32 [n]; before the exponent.
 
     Returns:
       The ring, and the number of sequences that were overwritten after they were sampled, float32 []. Their priorities
       are dropped.
     """
-    chex.assert_equal_shape([at.index, at.generation, priority])
+    chex.assert_equal_shape([samples.index, samples.generation, priority])
     # A sequence is still in the ring if its slot has the same rollout as when it was sampled.
-    generation, _ = generation_of(shape, at.index, counts)
-    valid = (generation == at.generation) & (ring.priority[at.index] > 0)
+    generation, _ = generation_of(shape, samples.index, counts)
+    valid = (generation == samples.generation) & (ring.priority[samples.index] > 0)
     overwritten = jnp.sum((~valid).astype(jnp.float32))
-    if replay.priority_exponent == 0:  # every priority stays 1
+    if spec.priority_exponent == 0:  # every priority stays 1
         return ring, overwritten
     # Duplicates are dropped but for the last, because a GPU writes them in no fixed order.
-    duplicate = jnp.any(jnp.triu(at.index[:, None] == at.index[None], k=1), axis=1)
+    duplicate = jnp.any(jnp.triu(samples.index[:, None] == samples.index[None], k=1), axis=1)
     # An index out of bounds writes nothing.
-    index = jnp.where(valid & ~duplicate, at.index, ring.priority.shape[0])
-    scaled = scaled_priority(replay, priority)
+    index = jnp.where(valid & ~duplicate, samples.index, ring.priority.shape[0])
+    scaled = scaled_priority(spec, priority)
     ring = ring._replace(priority=ring.priority.at[index].set(scaled, mode="drop"))
-    if replay.priority is None:
+    if spec.priority is None:
         ring = ring._replace(largest=jnp.maximum(_largest(ring), jnp.max(scaled)))
     return ring, overwritten
 
 
-def changes(ring: Ring) -> tuple[Any, ...]:
-    """Returns the parts of a ring that learning writes."""
-    return ring.priority, ring.largest, ring.fresh, ring.version
+class PriorityState(NamedTuple):
+    """The fields of a `Ring` that learning changes; rows stay as they are."""
+
+    priority: jax.Array
+    largest: jax.Array
+    next_priority: Any
+    version: Any
 
 
-def changed(ring: Ring, changes: tuple[Any, ...]) -> Ring:
-    """Puts the parts that `changes` returned into a ring."""
-    priority, largest, fresh, version = changes
-    return ring._replace(priority=priority, largest=largest, fresh=fresh, version=version)
+def priority_state(ring: Ring) -> PriorityState:
+    """Takes the fields that learning changes out of a ring."""
+    return PriorityState(ring.priority, ring.largest, ring.next_priority, ring.version)
+
+
+def with_priority_state(ring: Ring, state: PriorityState) -> Ring:
+    """Puts the fields that learning changes into a ring."""
+    return ring._replace(**state._asdict())
 
 
 def _largest(ring: Ring) -> jax.Array:
     return jnp.where(ring.largest > 0, ring.largest, 1.0)
 
 
-def scaled_priority(replay: Replay, priority: jax.Array) -> jax.Array:
+def scaled_priority(spec: ReplaySpec, priority: jax.Array) -> jax.Array:
     """Computes p^alpha, as in `Ring.priority`, of priorities of any shape."""
-    return jnp.maximum(priority, LEAST_PRIORITY) ** replay.priority_exponent
+    return jnp.maximum(priority, LEAST_PRIORITY) ** spec.priority_exponent
 
 
-def _rows(shape: Layout, start: jax.Array, offsets: range) -> jax.Array:
+def _rows(shape: RingShape, start: jax.Array, offsets: range) -> jax.Array:
     """Computes ring indices int32 [m, n] of the rows at `offsets` [m] from rows `start` int32 [n]."""
     rows = start[None] + jnp.arange(offsets.start, offsets.stop, dtype=jnp.int32)[:, None]
     return rows % (shape.slots * shape.rollout_length)

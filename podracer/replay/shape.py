@@ -7,11 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podracer.types import Replay
+from podracer.types import ReplaySpec
 
 
-class Layout(NamedTuple):
-    """The static shape of a ring (see `layout`).
+class RingShape(NamedTuple):
+    """The static shape of a ring (see `ring_shape`).
 
     Attributes:
       rollout_length: T, rows of a rollout.
@@ -57,11 +57,11 @@ class Layout(NamedTuple):
         return self.starts_per_lane - self.incomplete - self.context_starts
 
 
-def layout(replay: Replay, *, rollout_length: int, lanes: int, groups: int, num_shards: int) -> Layout:
-    """Computes the shape of a shard's ring, for at least `replay.capacity` sequences over all shards.
+def ring_shape(spec: ReplaySpec, *, rollout_length: int, lanes: int, groups: int, num_shards: int) -> RingShape:
+    """Computes the shape of a shard's ring, for at least `spec.capacity` sequences over all shards.
 
     Args:
-      replay: the agent's replay settings.
+      spec: the agent's replay settings.
       rollout_length: T.
       lanes: lanes of a group on one shard.
       groups: actors that fill the ring in turn.
@@ -71,31 +71,31 @@ def layout(replay: Replay, *, rollout_length: int, lanes: int, groups: int, num_
       ValueError: for sequences of "rollouts" that are shorter than a rollout and its last row, or a capacity of less
         than one rollout.
     """
-    rows, T = replay.starts == "rows", rollout_length
-    if not rows and replay.length <= T:
+    rows, T = spec.starts == "rows", rollout_length
+    if not rows and spec.length <= T:
         raise ValueError(
-            f"sequences of {replay.length} rows do not hold a rollout of {T} transitions; lower rollout_length to "
-            f"{replay.length - 1} or less."
+            f"sequences of {spec.length} rows do not hold a rollout of {T} transitions; lower rollout_length to "
+            f"{spec.length - 1} or less."
         )
     all_lanes = lanes * groups * num_shards
-    per_lane = -(-replay.capacity // all_lanes)
+    per_lane = -(-spec.capacity // all_lanes)
     if rows and per_lane < T:
         raise ValueError(
-            f"replay_capacity={replay.capacity} is less than one rollout: {all_lanes} lanes of rollout_length={T} "
+            f"replay_capacity={spec.capacity} is less than one rollout: {all_lanes} lanes of rollout_length={T} "
             f"bring {all_lanes * T} rows; raise it to {all_lanes * T} or more, or lower rollout_length."
         )
-    shape = Layout(T, 1 if rows else T, replay.length, replay.context, lanes, groups, 0)
+    shape = RingShape(T, 1 if rows else T, spec.length, spec.context, lanes, groups, 0)
     return shape._replace(slots=-(-(per_lane + shape.incomplete + shape.context_starts) // shape.starts_per_rollout))
 
 
-def num_sequences(shape: Layout, counts: jax.Array) -> jax.Array:
+def num_sequences(shape: RingShape, counts: jax.Array) -> jax.Array:
     """Counts the sequences of a shard, masked ones included, int32 [], after rollouts `counts` int32 [groups]."""
     starts = jnp.minimum(counts, shape.slots) * shape.starts_per_rollout
     complete = starts - shape.incomplete - shape.context_starts
     return shape.lanes * jnp.sum(jnp.maximum(complete, 0))
 
 
-def generation_of(shape: Layout, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+def generation_of(shape: RingShape, index: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers of the rollouts in which sequences begin, and of their lanes' newest ones, int32 [n] each."""
     lane, slot = index // shape.starts_per_lane, index % shape.starts_per_lane // shape.starts_per_rollout
     newest = counts[lane // shape.lanes] - 1

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer.nets.masks import LOWEST
 from podracer.result.explanation import Explanation, Look, Node
-from podracer.search.action_selection import LOWEST
 from podracer.search.search import Planner, SearchConfig, SearchResult, search
 from podracer.search.tree import Tree
 from podracer.types import ActorParams, ArrayTree

@@ -14,10 +14,10 @@ from jax.sharding import Mesh
 
 from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
-from podracer.learning.learner import Experience
+from podracer.learning.learner import ReplayState
 from podracer.topology import here, memory_limit
 from podracer.topology.processes import ALONE, Processes
-from podracer.types import EpisodeStats, LearnerState, Replay
+from podracer.types import EpisodeStats, LearnerState, ReplaySpec
 
 
 class RunState(NamedTuple):
@@ -27,23 +27,23 @@ class RunState(NamedTuple):
       learner: leading dim [P], the population.
       actors: the state of acting, of the driver's own kind; () if it begins anew.
       env_steps: real transitions so far, [P].
-      experience: the replay's state; leading dims of its ring are the driver's.
+      replay_state: the replay's state; leading dims of its ring are the driver's.
     """
 
     learner: LearnerState
     actors: Any
     env_steps: Counter
-    experience: Experience
+    replay_state: ReplayState
 
 
 def without_replay(state: RunState) -> RunState:
     """The state without the replay's content."""
-    return state._replace(experience=state.experience._replace(ring=(), ahead=()))
+    return state._replace(replay_state=state.replay_state._replace(ring=(), prefetched=()))
 
 
 def only_learner(state: RunState) -> RunState:
     """The state without actors and replay, which may be large and belong to the run's own devices."""
-    return state._replace(actors=(), experience=())
+    return state._replace(actors=(), replay_state=())
 
 
 def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
@@ -249,11 +249,11 @@ def empty_replay(state: RunState, like: RunState) -> RunState:
       state: what was restored.
       like: shapes, dtypes and shardings of a whole state.
     """
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.experience)
-    return state._replace(experience=empty._replace(counts=state.experience.counts.emptied()))
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), like.replay_state)
+    return state._replace(replay_state=empty._replace(counts=state.replay_state.counts.without_rollouts()))
 
 
-def lost_updates(state: RunState, replay: Replay | None, final_updates: int) -> int:
+def lost_updates(state: RunState, replay: ReplaySpec | None, final_updates: int) -> int:
     """Updates that a complete run owes, for its replay was lost and not filled again.
 
     Args:
@@ -261,8 +261,8 @@ def lost_updates(state: RunState, replay: Replay | None, final_updates: int) -> 
       replay: the agent's, or None.
       final_updates: those after the last step.
     """
-    counts = state.experience.counts
+    counts = state.replay_state.counts
     if replay is None or isinstance(counts.filled, tuple):
         return 0
-    updates, put_off, filled = (int(x) for x in here([counts.updates, counts.put_off, counts.filled]))
-    return put_off * replay.group + (final_updates if updates and not filled else 0)
+    updates, deferred, filled = (int(x) for x in here([counts.draws, counts.deferred_updates, counts.filled]))
+    return deferred * replay.updates_per_draw + (final_updates if updates and not filled else 0)

@@ -103,12 +103,8 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
         if directory is None or not (directory / "config.json").exists():
             raise
         stored = read(directory)["run"]
-        how = continues_on(stored["num_shards"], stored.get("replicas"))
-        raise LayoutError(f"{str(error).partition('; use ')[0]}; {how}.") from None
-
-
-LATER_FIELDS = {"engine": "podracer"}
-"""Settings of agents that runs from before them lack, with the values that those runs had."""
+        remedy = continues_on(stored["num_shards"], stored.get("replicas"))
+        raise LayoutError(f"{str(error).partition('; use ')[0]}; {remedy}.") from None
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:
@@ -124,8 +120,6 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
     path = directory / "config.json"
     if path.exists():
         stored = read(directory)
-        later = {name: value for name, value in LATER_FIELDS.items() if name in description["agent_config"]}
-        stored |= {"agent_config": later | stored["agent_config"]}
         before, new_steps = stored["run"]["total_steps"], description["run"]["total_steps"]
         longer = resume and new_steps > before
         same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}

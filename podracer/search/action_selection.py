@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podracer.nets.masks import LOWEST, lower
 from podracer.search.search_config import SearchConfig
 from podracer.search.tree import Tree, TreeConfig
-
-LOWEST = float(np.finfo(np.float32).min)
-"""The logit of an illegal action: finite, so that a softmax over illegal actions alone is not NaN."""
 
 
 @functools.cache
@@ -68,8 +66,7 @@ def tree_config(config: SearchConfig) -> TreeConfig:
 def prior_of(config: SearchConfig, logits: jax.Array, legal: jax.Array | None) -> jax.Array:
     """Computes priors [..., A]: probabilities, -1 if illegal (PUCT); their logarithms, `LOWEST` if illegal (Gumbel)."""
     logits = logits.astype(jnp.float32)
-    if legal is not None:
-        logits = jnp.where(legal, logits, LOWEST)
+    logits = lower(logits, legal)
     prior = jax.nn.softmax(logits) if config.algorithm == "puct" else jax.nn.log_softmax(logits)
     return prior if legal is None else jnp.where(legal, prior, -1.0 if config.algorithm == "puct" else LOWEST)
 

@@ -161,7 +161,6 @@ def searched(
       spec: of the environment. What is legal is known where observations have an `action_mask`, and at the root alone.
       horizon: H; steps after which memory and prefix begin anew.
     """
-    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
 
     def root(variables: Any, observation: ArrayTree) -> search.Root:
         params, statistics, _ = variables
@@ -169,7 +168,7 @@ def searched(
         logits, value = model.call("predict", params, statistics, state)
         N = logits.shape[0]
         node = Node(state, model.empty(N), jnp.zeros(N), jnp.zeros(N, jnp.int32))
-        return search.Root(logits, expectation(value), node, observation["action_mask"] > 0 if masked else None)
+        return search.Root(logits, expectation(value), node, nets.masks.legal(spec, observation))
 
     def step(variables: Any, node: Node, action: jax.Array) -> search.Step:
         params, statistics, discount = variables

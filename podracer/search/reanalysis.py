@@ -21,9 +21,9 @@ def reanalyse(
     key: jax.Array,
     *,
     part: float,
-    policies: int,
-    values: int,
-    observed: int,
+    policy_rows: int,
+    value_rows: int,
+    observation_rows: int,
 ) -> Batch:
     """Replaces the extras `policy` of a batch by those of a new search, and `value` by the network's.
 
@@ -32,20 +32,20 @@ def reanalyse(
     Args:
       plan: the search.
       actor: the parameters of the network.
-      batch: B sequences with the observations of their first `values` rows.
+      batch: B sequences with the observations of their first `value_rows` rows.
       key: of the searches, which have noise at their roots as in acting: without, a policy that is searched for again
         and again settles on one action too soon. Each sequence has its own of it.
       part: of the sequences, the nearest number that is at least one, at an even stride, for they are drawn in the
         order of the ring; the others stay.
-      policies: rows of a sequence, the first ones, that are searched from.
-      values: rows, the first ones, whose value is renewed; at least as many. Where all are searched from, their values
-        come from the search too.
-      observed: rows, the first ones, whose observations learning sees; the others are left out, for what is prepared
-        ahead is kept.
+      policy_rows: number of first rows of a sequence that are searched from.
+      value_rows: number of first rows whose value is renewed; at least as many. Where all are searched from, their
+        values come from the search too.
+      observation_rows: number of first rows whose observations learning sees; the others are left out, for what is
+        prepared ahead is kept.
     """
     B = len(batch.weight)
     n = max(1, round(part * B))
-    m = min(n, gradients.at_a_time(batch.trajectory.timesteps.observation, values, B))
+    m = min(n, gradients.at_a_time(batch.trajectory.timesteps.observation, value_rows, B))
     number = jnp.minimum(jnp.arange(-(-n // m) * m, dtype=jnp.int32), n - 1)  # the last one again fills the last part
     # A key of each sequence, so that what it draws does not depend on how many are searched from together.
     keys = jax.vmap(functools.partial(jax.random.fold_in, key))(number)
@@ -56,21 +56,21 @@ def reanalyse(
     def search_from(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         at, keys = chunk
         chosen = trajectories.by_lane(lambda axis, x: jnp.take(x, at, axis=axis), batch.trajectory)
-        rows = jax.tree.map(lambda x: x[:values], chosen.timesteps)
-        stacked = nets.inputs(nets.FRAME_STACKER, chosen._replace(timesteps=rows)).observation
+        timesteps = jax.tree.map(lambda x: x[:value_rows], chosen.timesteps)
+        stacked = nets.inputs(nets.FRAME_STACKER, chosen._replace(timesteps=timesteps)).observation
         root = plan.model.root(variables, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), stacked))
-        roots = jax.tree.map(lambda x: x.reshape(values, -1, *x.shape[1:])[:policies], root)
+        roots = jax.tree.map(lambda x: x.reshape(value_rows, -1, *x.shape[1:])[:policy_rows], root)
         run = lambda root, key: search.search(plan.model, variables, root, key, plan.config)  # noqa: E731
         result = jax.vmap(run, in_axes=(1, 0), out_axes=1)(roots, keys)
-        return result.policy, root.value.reshape(values, -1) if policies < values else result.value
+        return result.policy, root.value.reshape(value_rows, -1) if policy_rows < value_rows else result.value
 
     policy, value = lax.map(search_from, (at.reshape(-1, m), keys.reshape(-1, m)))
     old = batch.trajectory.extras
     extras = old | {
-        "policy": old["policy"].at[:policies, at].set(jnp.moveaxis(policy, 0, 1).reshape(policies, at.size, -1)),
-        "value": old["value"].at[:values, at].set(jnp.moveaxis(value, 0, 1).reshape(values, at.size)),
+        "policy": old["policy"].at[:policy_rows, at].set(jnp.moveaxis(policy, 0, 1).reshape(policy_rows, at.size, -1)),
+        "value": old["value"].at[:value_rows, at].set(jnp.moveaxis(value, 0, 1).reshape(value_rows, at.size)),
     }
     timesteps = batch.trajectory.timesteps
-    observation = jax.tree.map(lambda x: x[:observed], timesteps.observation)
+    observation = jax.tree.map(lambda x: x[:observation_rows], timesteps.observation)
     trajectory = batch.trajectory._replace(extras=extras, timesteps=timesteps._replace(observation=observation))
     return batch._replace(trajectory=trajectory)

@@ -83,10 +83,10 @@ def of_trajectory(trajectory: Trajectory, discount: jax.Array, config: Any, **ot
       config: of an agent, with `clip_rewards`, `unroll_length` and `n_step`.
       others: further arguments of `targets`.
     """
-    rows = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
-    step, extras = transitions(rows, discount, config.clip_rewards), trajectory.extras
+    timesteps = jax.tree.map(lambda x: x[:-1], trajectory.timesteps._replace(observation=()))
+    step, extras = transitions(timesteps, discount, config.clip_rewards), trajectory.extras
     numbers = {"unroll_length": config.unroll_length, "n_step": config.n_step}
-    return targets(step, rows.discount, extras["policy"], extras["value"], **numbers, **others)
+    return targets(step, timesteps.discount, extras["policy"], extras["value"], **numbers, **others)
 
 
 def outside(target: Targets, bins: Bins) -> jax.Array:
@@ -107,7 +107,8 @@ def errors(
     return jnp.abs(value[:-1] - z)
 
 
-def transitions(rows: TimeStep, discount: jax.Array, clip_rewards: bool) -> returns.Transitions:
+def transitions(timesteps: TimeStep, discount: jax.Array, clip_rewards: bool) -> returns.Transitions:
     """Transitions of consecutive rows [T+1, B], with clipped rewards if asked for, and discounts times gamma."""
-    reward = jnp.clip(rows.reward, -1.0, 1.0) if clip_rewards else rows.reward
-    return returns.Transitions(reward[1:], discount * rows.discount[1:], 1.0 - rows.first[1:].astype(jnp.float32))
+    reward = jnp.clip(timesteps.reward, -1.0, 1.0) if clip_rewards else timesteps.reward
+    mask = 1.0 - timesteps.first[1:].astype(jnp.float32)
+    return returns.Transitions(reward[1:], discount * timesteps.discount[1:], mask)

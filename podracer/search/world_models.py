@@ -135,12 +135,11 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
       spec: the environment's. Legal actions are known at the root only, from an `action_mask` in observations. With two
         players, the discount is negative.
     """
-    masked = isinstance(spec.observation_space, spaces.Dict) and "action_mask" in dict(spec.observation_space.items)
 
     def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
         state = model.represent(variables[0], observation)
         logits, value = model.predict(variables[0], state)
-        return search.Root(logits, expectation(value), state, observation["action_mask"] > 0 if masked else None)
+        return search.Root(logits, expectation(value), state, nets.masks.legal(spec, observation))
 
     def step(variables: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
         params, discount = variables

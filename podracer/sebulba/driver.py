@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from podracer import topology
-from podracer.learning.learner import final_groups, require_room
+from podracer.learning.learner import final_draws, require_room
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks, RunState, counter_values, run_keys
 from podracer.sebulba import actor_program, learner_program, runner
@@ -61,7 +61,7 @@ class Sebulba:
         environments = _shared_environments(environments, layout)
         self._agent, self._environments, self._layout = agent, environments, layout
         self._run, self._hyper = run, hyper
-        self._final_groups = final_groups(agent, run.final_updates)
+        self._final_draws = final_draws(agent, run.final_updates)
         spec, at_once = environments.spec, getattr(environments, "lanes_at_once", None)
         rows: int | None = at_once and at_once(layout.envs_per_actor)
         self.acting = actor_program.make(agent, spec, self.rollout_length, layout.num_envs)
@@ -106,7 +106,7 @@ class Sebulba:
         if snapshots := self.actors.first_snapshots():
             acting = self.states.acting([self.learning.publish(learner, 0.0)], snapshots)
             acting = acting._replace(published=acting.published * self._layout.threads)
-        return self.states.make(learner, acting, 0, self.learning.experience())
+        return self.states.make(learner, acting, 0, self.learning.replay_state())
 
     def like(self) -> RunState:
         return self.states.like(jax.eval_shape(self._compiler.initial_learner), self.actors.first_snapshots())
@@ -117,7 +117,7 @@ class Sebulba:
         require_room(shapes[1], devices, on_host=self._run.replay_memory == "host")
         actor = self._layout.actors[0]
         memory = (self._compiler.shapes(actor).carry.memory,) * self._layout.threads
-        require_room(shapes[1]._replace(ring=(), ahead=()), [actor], memory=memory)
+        require_room(shapes[1]._replace(ring=(), prefetched=()), [actor], memory=memory)
         self.learning.trace(*shapes)
 
     def compile(self, state: RunState) -> float:
@@ -127,12 +127,12 @@ class Sebulba:
         return time.perf_counter() - start
 
     def _learner_shapes(self) -> tuple[Any, Any, Any]:
-        """Shapes of what learning computes with, on their devices: a state, the experience and a trajectory."""
+        """Shapes of what learning computes with, on their devices: a state, the replay state and a trajectory."""
         everywhere = self.learning.state_sharding
         state = jax.eval_shape(self._compiler.initial_learner)
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), state)
         trajectory = self.learning.like(self._compiler.shapes(self._layout.actors[0]).rollout)
-        return state, self.like().experience, trajectory
+        return state, self.like().replay_state, trajectory
 
     def run(
         self,
@@ -144,8 +144,10 @@ class Sebulba:
     ) -> tuple[RunState, bool]:
         loop = self.learner(state, total_steps, processes)
         waiting = loop.pending and loop.env_steps < total_steps
-        if not state.actors and waiting and not loop.drain(hooks.should_stop):  # what acts next is not there before
-            return self.states.make(loop.learner, (), loop.env_steps, loop.experience), False
+        if (
+            not state.actors and waiting and not loop.run_pending_updates(hooks.should_stop)
+        ):  # what acts next is not there before
+            return self.states.make(loop.learner, (), loop.env_steps, loop.replay_state), False
         published = state.actors.published if state.actors else ()
         actor_pool = self.actor_pool(
             loop.learner, loop.progress, published, loop.snapshots, loop.rollouts, newest_is_there=not loop.pending
@@ -160,12 +162,12 @@ class Sebulba:
             key=jax.random.fold_in(run_keys(self._run.seed)[1], 2**31 - 1),
             parts=self._run.updates_per_batch,
             total_steps=total_steps,
-            final_groups=self._final_groups,
+            final_draws=self._final_draws,
         )
         start = runner.LoopStart(
             learner=without_member_axis(state.learner),
-            experience=state.experience,
-            rollouts=int(state.experience.counts.batches) // self._run.updates_per_batch,
+            replay_state=state.replay_state,
+            rollouts=int(state.replay_state.counts.batches) // self._run.updates_per_batch,
             env_steps=int(counter_values(state.env_steps)[0]),
             snapshots=self.states.split(state.actors.snapshots) if state.actors else [],
         )
@@ -177,7 +179,7 @@ class Sebulba:
         progress: float,
         published: tuple[ActorParams, ...] = (),
         snapshots: Sequence[ActorSnapshot] = (),
-        begun: int = 0,
+        rollouts_done: int = 0,
         newest_is_there: bool = True,
     ) -> ActorPool:
         """The actors of a run, wired up and not started.
@@ -187,16 +189,16 @@ class Sebulba:
           progress: of the run, in [0, 1].
           published: of a `LockstepState` to go on from, or ().
           snapshots: where its actors in this process begin, or ().
-          begun: rollouts that every replica handed over before.
+          rollouts_done: rollouts that every replica handed over before.
           newest_is_there: whether `learner` has learnt all that it has to from them.
         """
         num_actors = self._layout.threads
         store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
         newest = self.learning.publish(learner, progress)
         for i, params in enumerate(published or (newest,) * num_actors):
-            store.publish(begun - num_actors + i, topology.here(params))
+            store.publish(rollouts_done - num_actors + i, topology.here(params))
         if newest_is_there:
-            store.publish(begun, newest)
+            store.publish(rollouts_done, newest)
         context = ActorContext(
             rollout_length=self.rollout_length,
             **self._actor_programs._asdict(),
@@ -208,8 +210,8 @@ class Sebulba:
             replicas=self._layout.replicas,
             keep_resume=bool(snapshots),
         )
-        actors = self.actors.make(snapshots, begun, context)
-        replace, run = self.actors.replacing(begun, context), self._run
+        actors = self.actors.make(snapshots, rollouts_done, context)
+        replace, run = self.actors.replacing(rollouts_done, context), self._run
         return ActorPool(actors, context, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
 
     def _snapshot(self, loop: runner.Learner, actor_pool: ActorPool) -> RunState:
@@ -219,7 +221,7 @@ class Sebulba:
             device, oldest = self._layout.actors[0], loop.rollouts - self._layout.threads
             versions = [v for v in actor_pool.context.store.snapshot() if oldest <= v.number < loop.rollouts]
             acting = self.states.acting([version.params[device] for version in versions], loop.snapshots)
-        return self.states.make(loop.learner, acting, loop.env_steps, loop.experience)
+        return self.states.make(loop.learner, acting, loop.env_steps, loop.replay_state)
 
 
 def _shared_environments(environments: HostEnvironments, layout: HostTopology) -> HostEnvironments:

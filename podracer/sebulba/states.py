@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer import topology
 from podracer.learning.counter import Counter
-from podracer.learning.learner import Experience
+from podracer.learning.learner import ReplayState
 from podracer.run.driver import RunState
 from podracer.sebulba.actor import ActorSnapshot
 from podracer.sebulba.learner_program import Learning
@@ -48,13 +48,13 @@ class States:
         processes = Mesh(np.asarray([first[index] for index in sorted(first)]), ("process",))
         self._by_process = NamedSharding(processes, PartitionSpec("process"))
 
-    def make(self, learner: LearnerState, acting: Any, env_steps: int, experience: Experience) -> RunState:
+    def make(self, learner: LearnerState, acting: Any, env_steps: int, replay_state: ReplayState) -> RunState:
         """A state with the leading dim of a population of one.
 
-        The learner's is a copy, which outlives its donation; the experience may be too large for that.
+        The learner's is a copy, which outlives its donation; the replay state may be too large for that.
         """
         counter = topology.spread(Counter.of(env_steps), self._learning.state_sharding)
-        return RunState(_with_member_axis(learner), acting, _with_member_axis(counter), experience)
+        return RunState(_with_member_axis(learner), acting, _with_member_axis(counter), replay_state)
 
     def like(self, learner: LearnerState, snapshots: list[ActorSnapshot]) -> RunState:
         """The shapes, dtypes and shardings of a state.
@@ -74,9 +74,9 @@ class States:
             acting = LockstepState((params,) * A, jax.tree.map(of_all, snapshots[0]))
         lead = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=everywhere)  # noqa: E731
         counter = jax.eval_shape(lambda: Counter.of(0))
-        shapes, shardings = jax.eval_shape(self._learning.experience), self._learning.experience_sharding
-        experience = jax.tree.map(abstract, shapes, shardings)
-        return RunState(jax.tree.map(lead, learner), acting, jax.tree.map(lead, counter), experience)
+        shapes, shardings = jax.eval_shape(self._learning.replay_state), self._learning.replay_sharding
+        replay_state = jax.tree.map(abstract, shapes, shardings)
+        return RunState(jax.tree.map(lead, learner), acting, jax.tree.map(lead, counter), replay_state)
 
     def acting(self, published: list[ActorParams], snapshots: list[ActorSnapshot]) -> LockstepState:
         """The acting side of a state: parameters, oldest first, and where each actor of this process goes on."""

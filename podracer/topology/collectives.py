@@ -17,7 +17,7 @@ DATA_AXES = (DATA_AXIS, "shard")
 """The axes that a learner reduces over: devices (a mesh axis) and logical shards within a device (a vmap axis)."""
 
 
-def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def local_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Sums each of some float32 arrays of one shape, on this shard alone.
 
     Off CPU it is one reduction for all, because each alone would take two kernel launches.

@@ -23,7 +23,7 @@ from podracer.types.agent import (
     LearnFn,
     ReanalyseFn,
     RefreshFn,
-    Replay,
+    ReplaySpec,
     StartFn,
 )
 from podracer.types.environment import (
@@ -65,7 +65,7 @@ __all__ = [
     "Metrics",
     "ReanalyseFn",
     "RefreshFn",
-    "Replay",
+    "ReplaySpec",
     "StartFn",
     "TimeStep",
     "Trajectory",

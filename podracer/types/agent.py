@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     age: jax.Array
 
 
-class Replay(NamedTuple):
+class ReplaySpec(NamedTuple):
     """The settings of an agent's replay (see `podracer.replay`); numbers are over all devices.
 
     Attributes:
@@ -80,10 +80,11 @@ class Replay(NamedTuple):
       priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; the first
         priorities of the m sequences that a rollout completes, from the records of acting: m is 1, or with "rows" T,
         each sequence a row later than the one before. None gives them the largest priority so far.
-      observed: number of first rows of a sequence that come with observations; None for all.
+      observation_rows: number of first rows of a sequence that come with observations; None for all.
       starts: "rollouts" begins sequences at row 0 of rollouts, "rows" at every row whose transition is not masked;
         numbers of sequences are then numbers of rows.
-      group: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with samples only.
+      updates_per_draw: G, updates whose samples are drawn and reanalysed together, then learnt from in turn; with
+        samples only.
       refresh_interval: updates of a sweep that recomputes the priorities of all rows (`Agent.refresh`), in multiples of
         G; priorities from learning are then logged and not written. 0 for no sweeps.
       reach: rows after row 0 of a sequence that its priority depends on.
@@ -102,9 +103,9 @@ class Replay(NamedTuple):
     priority_exponent: float = 0.0
     importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
-    observed: int | None = None
+    observation_rows: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
-    group: int = 1
+    updates_per_draw: int = 1
     refresh_interval: int = 0
     reach: int = 0
     target_interval: int = 0
@@ -245,7 +246,7 @@ class Agent(NamedTuple):
       reanalyse: samples as newer parameters would have acted, whatever else is in the batch. None leaves them as they
         are.
       refresh_params: parameters as they were when the current sweep of `refresh` began, after a multiple of
-        `Replay.refresh_interval` updates.
+        `ReplaySpec.refresh_interval` updates.
       refresh: renews the priorities of stored sequences.
       best: the best actions, without chance, for greedy policies and exports. None where they are those of `act` in
         evaluation.
@@ -260,7 +261,7 @@ class Agent(NamedTuple):
     act: ActFn
     learn: LearnFn
     hyper: dict[str, float]
-    replay: Replay | None = None
+    replay: ReplaySpec | None = None
     target_params: ActorParamsFn | None = None
     reanalyse: ReanalyseFn | None = None
     refresh_params: ActorParamsFn | None = None

@@ -52,9 +52,9 @@ def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
     """Exploration falls from 1 to 0 in the first two periods that are learnt in."""
     config = DQNConfig(
         rollout_length=shape.T,
-        update_period=F,
         batch_size=BATCH,
-        target_period=shape.C,
+        replay_ratio=BATCH / F,
+        target_interval=shape.C // F,
         replay_capacity=shape.capacity,
         replay_min_size=shape.at_first,
         double=False,
@@ -174,7 +174,7 @@ class Run(NamedTuple):
 
     @property
     def rollouts(self) -> int:
-        return int(self.state.experience.counts.batches)
+        return int(self.state.replay_state.counts.batches)
 
 
 def run_of(first: Any, state: Any, record: Record) -> Run:
@@ -186,14 +186,14 @@ def run_of(first: Any, state: Any, record: Record) -> Run:
 
 def cut(driver: Sebulba, at_once: int, pause: float) -> None:
     """Up to `at_once` updates a call, with pauses between calls."""
-    drain, rng = driver._programs.drain, random.Random(1)
+    drain, rng = driver._programs.run_pending_updates, random.Random(1)
 
     def late(*arguments: Any) -> Any:
         time.sleep(rng.random() * pause)
         assert drain is not None
         return drain(*arguments)
 
-    driver._programs = driver._programs._replace(drain=late, at_once=at_once, seconds=1e6)
+    driver._programs = driver._programs._replace(run_pending_updates=late, at_once=at_once, seconds=1e6)
 
 
 def sebulba(shape: Shape, mode: str, updates_per_call: int = 7, at_once: int = 7, sleepy: bool = False) -> Run:
@@ -257,8 +257,8 @@ def check(run: Run, shape: Shape, learn: Any = reference.fast_dqn, pending: int 
     trainer, begun = learn(samplers, iter(drawn), layers(run.first), setting(shape), steps)
 
     assert trainer.updates == len(drawn) == due * (steps + 1) >= 4 * (shape.C // F)
-    assert trainer.updates == run.learner.num_updates == run.state.experience.counts.updates
-    assert run.state.experience.counts.pending == pending
+    assert trainer.updates == run.learner.num_updates == run.state.replay_state.counts.draws
+    assert run.state.replay_state.counts.pending_updates == pending
     assert_close(run.learner.params, trainer.theta)
     assert_close(run.learner.aux, trainer.target if learn is reference.dqn else trainer.theta)
 

@@ -31,7 +31,7 @@ CONFIG = AlphaZeroConfig(
     hidden_sizes=SIZES,
     learning_rate=3e-3,
     batch_size=256,
-    samples_per_row=8.0,
+    replay_ratio=8.0,
     replay_capacity=20_000,
     replay_min_size=2_000,
 )

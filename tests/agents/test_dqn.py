@@ -18,7 +18,14 @@ from tests.support import harness
 
 SPEC = EnvSpec("rows", spaces.Box(-5.0, 5.0, (3,)), spaces.Discrete(4), None)
 A, K = 4, 5
-SMALL: dict[str, Any] = {"hidden_sizes": (8,), "num_atoms": K, "v_max": 3.0, "target_period": 12, "max_error": 1.0}
+SMALL: dict[str, Any] = {
+    "hidden_sizes": (8,),
+    "num_bins": K,
+    "max_value": 3.0,
+    "replay_ratio": 16.0,
+    "target_interval": 3,
+    "max_error": 1.0,
+}
 ROWS, LANES = 12, 6
 
 
@@ -35,7 +42,7 @@ def network_of(agent: Agent) -> nets.Network:
         hidden_sizes=(8,),
         head_size=config.head_size,
         dueling=config.dueling,
-        num_atoms=1 if config.values == "mean" else K,
+        num_bins=1 if config.values == "mean" else K,
     )
 
 
@@ -96,7 +103,7 @@ def act(agent: Agent, learner: Any, observation: Any, key: int = 0, evaluation: 
 CASES: list[Any] = [
     {"n_step": 3, "double": True, "clip_rewards": True},
     {"n_step": 1, "double": False, "frame_stack": 3},
-    {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6, "v_max": 1.5},
+    {"n_step": 3, "double": True, "values": "categorical", "dueling": True, "head_size": 6, "max_value": 1.5},
     pytest.param({"n_step": 2, "double": False, "values": "quantile"}, marks=pytest.mark.slow),
 ]
 
@@ -106,7 +113,7 @@ def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
     """Row by row: up to n rewards, the target network's value of what it, or the learner, thinks best; weights."""
     agent = made(**case)
     config, learner, batch = agent.config, learner_of(agent), batch_of(agent)
-    values = value_distributions.make(config.values, max_error=1.0, num_atoms=K, v_max=config.v_max)
+    values = value_distributions.make(config.values, max_error=1.0, num_bins=K, max_value=config.max_value)
     network = network_of(agent)
     unroll = jax.jit(lambda params: nets.unroll(network, params, batch.trajectory)[0])
     said = [unroll(params).reshape(config.n_step + 1, -1, A, values.size) for params in (learner.params, learner.aux)]
@@ -143,16 +150,16 @@ def test_the_loss_is_the_loops(case: dict[str, Any]) -> None:
     if config.values == "categorical":
         beyond = (
             np.abs(np.array(returns) + np.array(discounts) * np.asarray(values.mean(jnp.stack(bootstrap))))
-            > config.v_max
+            > config.max_value
         )
         assert 0 < float(metrics["value/outside"]) < 1
         np.testing.assert_allclose(metrics["value/outside"], np.mean(beyond), rtol=1e-5)
 
 
 def test_a_distribution_covers_what_a_discount_lets_rewards_come_to() -> None:
-    for v_max, largest in ((None, 20.0), (7.0, 7.0)):
-        agent = made(values="categorical", v_max=v_max, discount=0.95)
-        assert f"beyond {largest:g} and cannot be told apart; set v_max" in agent.cautions[0].advice
+    for max_value, largest in ((None, 20.0), (7.0, 7.0)):
+        agent = made(values="categorical", max_value=max_value, discount=0.95)
+        assert f"beyond {largest:g} and cannot be told apart; set max_value" in agent.cautions[0].advice
 
 
 def test_the_passes_are_of_single_rows() -> None:
@@ -214,9 +221,9 @@ def test_shards_learn_as_one() -> None:
     np.testing.assert_allclose(jnp.concatenate(split[2]), whole[2], rtol=1e-4)
 
 
-def test_the_target_network_is_copied_every_so_many_rows() -> None:
-    """Every C / F updates, bit for bit; in between it stays."""
-    agent = made(target_period=12, update_period=4)
+def test_the_target_network_is_copied_every_so_many_updates() -> None:
+    """Bit for bit; in between it stays."""
+    agent = made(target_interval=3)
     learner, batch = jax.jit(agent.init)(jax.random.key(0), harness.hyper(agent)), batch_of(agent)
     kept = learner.params
     for i in range(1, 8):
@@ -256,7 +263,7 @@ def test_one_update_by_hand() -> None:
 
 
 def test_the_learning_rate_falls_to_nothing() -> None:
-    agent = made(target_period=12, update_period=4)
+    agent = made(target_interval=3)
     learner, batch = learner_of(agent), batch_of(agent)
     moved = {}
     for progress in (0.0, 0.75, 1.0):
@@ -308,7 +315,7 @@ def test_acting_draws_noise_once_a_step_and_none_in_evaluation() -> None:
 
 def test_epsilon_falls_with_the_rows_learnt_from() -> None:
     """By F rows an update, whatever is left of the run; before the first update it is where it starts."""
-    agent = made(update_period=4, epsilon_start=0.9, epsilon_final=0.1, epsilon_decay=400)
+    agent = made(epsilon_start=0.9, epsilon_final=0.1, epsilon_decay=400)
     learner = learner_of(agent)
     for updates, expected in ((0, 0.9), (1, 0.9 - 0.8 * 4 / 400), (50, 0.5), (100, 0.1), (10**7, 0.1)):
         params = agent.actor_params(learner._replace(num_updates=jnp.int32(updates)), jnp.float32(0.7))
@@ -329,7 +336,7 @@ def test_actors_take_the_best_action_but_for_epsilon(values: Any) -> None:
     outputs = network_of(agent).apply(
         learner.params, nets.Inputs(row[None, None], jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()), ()
     )[0]
-    distribution = value_distributions.make(values, max_error=1.0, num_atoms=K, v_max=3.0)
+    distribution = value_distributions.make(values, max_error=1.0, num_bins=K, max_value=3.0)
     best = int(np.argmax(distribution.mean(outputs.reshape(A, -1))))
     for evaluation, epsilon in ((False, 0.2), (True, 0.05)):
         actions = act(agent, learner, np.broadcast_to(row, (many, 3)), evaluation=evaluation)
@@ -344,7 +351,7 @@ def test_actors_take_the_best_action_but_for_epsilon(values: Any) -> None:
 
 
 def test_the_replay_is_what_the_settings_say() -> None:
-    agent = made(n_step=3, frame_stack=4, update_period=4, batch_size=32, importance_exponent=0.4)
+    agent = made(n_step=3, frame_stack=4, batch_size=32, replay_ratio=8.0, importance_exponent=0.4)
     spec: Any = agent.replay
     assert (spec.starts, spec.length, spec.context, spec.ratio) == ("rows", 4, 3, 8.0)
     assert (spec.capacity, spec.min_size, spec.batch_size) == (20_000, 1_000, 32)
@@ -356,9 +363,8 @@ def test_the_replay_is_what_the_settings_say() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target_period": 3}, "target_period=3 must be a multiple of update_period=4, such as 4"),
         ({"replay_capacity": 100}, "replay_min_size=1000 must be at most replay_capacity=100"),
-        ({"v_max": float("inf")}, "v_max=inf must be finite"),
+        ({"max_value": float("inf")}, "max_value=inf must be finite"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -88,7 +88,7 @@ def test_targets_are_those_of_a_loop_over_episodes(clip: bool, lambda_: float) -
     rows = jax.tree.map(np.asarray, table_rows())
     ends = rows.last[1:-1] & (rows.discount[1:-1] == 0), rows.last[1:-1] & (rows.discount[1:-1] == 1)
     assert all(np.any(end) for end in (*ends, rows.first[1:] & ~rows.last[:-1])), "terminations, truncations, breaks"
-    agent = table(clip_rewards=clip, lambda_=lambda_, discount=0.9)
+    agent = table(clip_rewards=clip, trace_lambda=lambda_, discount=0.9)
     trajectory = trajectory_of(agent, table_rows())
     before, after, metrics = learnt(agent, trajectory)
     values = np.asarray(before.params).reshape(T + 1, B, A)
@@ -128,7 +128,9 @@ def test_shards_make_one_mean() -> None:
 def test_an_update_is_the_hand_written_one() -> None:
     """Two epochs of three minibatches, twice: targets of the rollout's parameters, means over what is valid, clipping
     by the global norm, RAdam with a learning rate that falls."""
-    config = PQNConfig(discount=0.9, num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, lambda_=0.8)
+    config = PQNConfig(
+        discount=0.9, num_epochs=2, num_minibatches=3, max_grad_norm=0.5, learning_rate=0.1, trace_lambda=0.8
+    )
     agent = agents.pqn.make(SPEC, config, linear(F))
     rows = harness.timesteps(5, T, B, (F,))
     trajectory = trajectory_of(agent, rows)
@@ -164,7 +166,7 @@ def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     """Two steps on three lanes each, from the state that acting had: the gradients of a loss written out here."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "learning_rate": 1.0, "max_grad_norm": np.inf}
     sizes: dict[str, Any] = {"hidden_sizes": (4,), "core": core, "core_size": 4, "core_memory": 3}
-    config = PQNConfig(**settings, **sizes, discount=0.9, lambda_=0.8)
+    config = PQNConfig(**settings, **sizes, discount=0.9, trace_lambda=0.8)
     with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.scale(-0.1))):
         agent = agents.pqn.make(SPEC, config)
     rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0.3)
@@ -249,7 +251,7 @@ def test_exploration_falls_with_progress() -> None:
 def test_the_papers_settings() -> None:
     paper = PQNConfig.atari()
     assert paper.envs_per_device * paper.rollout_length // paper.num_minibatches == 128
-    assert (paper.lambda_, paper.learning_rate, paper.epsilon_final) == (0.65, 2.5e-4, 0.001)
+    assert (paper.trace_lambda, paper.learning_rate, paper.epsilon_final) == (0.65, 2.5e-4, 0.001)
     assert PQNConfig.atari(torso="shallow").torso == "shallow"
 
 

@@ -44,28 +44,28 @@ R2D2: dict[str, Any] = {
     "trace_length": 8,
     "n_step": 3,
     "learning_rate": 1e-2,
-    "adam_eps": 1e-6,
-    "replay_capacity": 1000,
-    "replay_min_size": 100,
+    "optimizer_eps": 1e-6,
+    "replay_capacity": 8_000,
+    "replay_min_size": 800,
     "batch_size": 32,
     "replay_ratio": 4.0,
-    "target_update_interval": 20,
+    "target_interval": 20,
 }
 
 
 DQN: dict[str, Any] = {
     "discount": GAMMA,
     "rollout_length": 8,
-    "update_period": 64,
     "batch_size": 32,
-    "target_period": 20 * 64,
+    "replay_ratio": 0.5,
+    "target_interval": 20,
     "replay_capacity": 4_000,
     "replay_min_size": 1_000,
     "n_step": 2,
     "learning_rate": 1e-2,
     "epsilon_final": 0.3,
-    "num_atoms": 31,
-    "v_max": 6.0,
+    "num_bins": 31,
+    "max_value": 6.0,
 }
 
 
@@ -84,7 +84,7 @@ MUZERO: dict[str, Any] = {
     "unroll_length": 2,
     "n_step": 3,
     "batch_size": 32,
-    "samples_per_row": 2.0,
+    "replay_ratio": 2.0,
     "replay_capacity": 4_000,
     "replay_min_size": 500,
     "learning_rate": 1e-2,
@@ -180,9 +180,9 @@ def test_action_values_of_pqn_are_the_analytic_ones(probe: probes.Probe) -> None
 @functools.cache
 def trained_dqn(environment: Any, kind: Any) -> tuple[Any, list[LearnerState]]:
     """Action values [N, A] of observations [N, ...], and the members' learner states."""
-    values = value_distributions.make(kind, max_error=1.0, num_atoms=DQN["num_atoms"], v_max=DQN["v_max"])
+    values = value_distributions.make(kind, max_error=1.0, num_bins=DQN["num_bins"], max_value=DQN["max_value"])
     network = nets.make_q(
-        environment.spec, hidden_sizes=(16,), activation="tanh", head_size=0, dueling=False, num_atoms=values.size
+        environment.spec, hidden_sizes=(16,), activation="tanh", head_size=0, dueling=False, num_bins=values.size
     )
 
     def apply(params: Any, observation: Any) -> jax.Array:

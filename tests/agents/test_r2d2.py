@@ -26,7 +26,7 @@ SMALL = {
     "core_size": 6,
     "head_size": 8,
     "batch_size": B,
-    "replay_capacity": 40,
+    "replay_capacity": 40 * T,
     "replay_min_size": 1,
 }
 
@@ -39,23 +39,23 @@ def made(**overrides):
 def replayed(agent, seed=0, rollouts=7, **hyper):
     """A learner, a ring filled by acting on random rows with ends of all kinds, and all its sequences."""
     learner = jax.jit(agent.init)(jax.random.key(seed), harness.hyper(agent, **hyper))
-    plan = replay.layout(agent.replay, rollout_length=T, lanes=B, groups=1, num_shards=1)
+    buffer = replay.make(agent.replay, jnp.zeros(3), rollout_length=T, lanes=B, groups=1, num_shards=1)
     rows = jax.tree.map(np.asarray, harness.timesteps(seed, T * rollouts, B))
     state = jax.jit(lambda: agent.start(jnp.arange(B, dtype=jnp.int32), B))()
     params = jax.jit(agent.actor_params)(learner, jnp.float32(0))
     record = jax.jit(functools.partial(harness.record, agent))
-    add = jax.jit(functools.partial(replay.add, plan, agent.replay))
+    add = jax.jit(buffer.add)
     ring = None
     for i in range(rollouts):
         window = jax.tree.map(lambda x, i=i: x[i * T : (i + 1) * T + 1], rows)
         trajectory, state = record(params, state, window, jax.random.key(100 + i))
         if ring is None:
-            ring = jax.jit(functools.partial(replay.init, plan, agent.replay))(trajectory)
+            ring = jax.jit(buffer.init)(trajectory)
         ring = add(ring, trajectory, np.int32(0), np.int32(i))
     index = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0).astype(np.int32))
-    generation = jax.jit(functools.partial(replay.generation_of, plan))(index, np.array([rollouts], np.int32))[0]
+    generation = jax.jit(buffer.generation_of)(index, np.array([rollouts], np.int32))[0]
     at = replay.Sample(index, generation, jnp.ones(index.shape), jnp.zeros(index.shape, jnp.int32))
-    sequences = jax.jit(functools.partial(replay.gather, plan, agent.replay))(ring, at, rows.observation)
+    sequences = jax.jit(buffer.gather)(ring, at)
     return learner, ring, at, Batch(sequences, at.weight, at.age)
 
 
@@ -256,7 +256,7 @@ def test_shards_learn_as_one():
 
 
 def test_the_target_network_is_copied_now_and_then():
-    agent = made(target_update_interval=3)
+    agent = made(target_interval=3)
     learner, _, _, batch = replayed(agent)
     step = harness.alone(agent.learn)
     kept = learner.params
@@ -274,15 +274,15 @@ def test_paper_settings_are_the_tables():
         "burn_in": 40,
         "trace_length": 80,
         "rollout_length": 80,
-        "replay_capacity": 100_000,
-        "replay_min_size": 5_000,
+        "replay_capacity": 8_000_000,
+        "replay_min_size": 400_000,
         "priority_exponent": 0.9,
         "importance_exponent": 0.6,
         "discount": 0.997,
         "batch_size": 64,
         "learning_rate": 1e-4,
-        "adam_eps": 1e-3,
-        "target_update_interval": 2500,
+        "optimizer_eps": 1e-3,
+        "target_interval": 2500,
         "max_grad_norm": 80.0,
         "n_step": 5,
         "epsilon_base": 0.4,
@@ -298,14 +298,13 @@ def test_paper_settings_are_the_tables():
     }
     assert {name: getattr(config, name) for name in table_8} == table_8
     # Section 4.3: 260K frames and 9.5 updates a second. Every row is in the trace of one sequence, 0.75 times.
-    rows = config.rollout_length * config.batch_size / config.replay_ratio
+    rows = config.trace_length * config.batch_size / config.replay_ratio
     assert rows == pytest.approx(260_000 / 4 / 9.5, rel=0.01)
-    assert config.replay_ratio * config.trace_length / config.rollout_length == 0.75
     assert R2D2Config.atari(core="none") == dataclasses.replace(config, core="none")
 
 
 def test_what_does_not_fit_is_said():
-    with pytest.raises(ValueError, match="replay_min_size=500 is more than replay_capacity=100"):
+    with pytest.raises(ValueError, match="replay_min_size=10000 is more than replay_capacity=100"):
         R2D2Config(replay_capacity=100)
     with pytest.raises(ValueError, match="action values need Discrete"):
         agents.r2d2.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))

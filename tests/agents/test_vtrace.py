@@ -22,9 +22,9 @@ T, B, A = 6, 8, 4
 GAMMA = 0.9
 NUMBERS = {
     "discount": GAMMA,
-    "baseline_cost": 0.7,
+    "value_cost": 0.7,
     "entropy_cost": 0.05,
-    "lambda_": 0.9,
+    "trace_lambda": 0.9,
     "rho_bar": 1.2,
     "c_bar": 0.8,
     "rho_bar_pg": 1.1,
@@ -67,7 +67,7 @@ def oracle(
         numbers["discount"] * rows.discount[1:],
         rho if corrected else np.ones_like(rho),
         rows.first,
-        lambda_=numbers["lambda_"],
+        lambda_=numbers["trace_lambda"],
         **clips,
     )
     if config.correction == "one_step":
@@ -83,7 +83,7 @@ def oracle(
         "policy": policy,
         "value": value,
         "entropy": entropies[mask].mean(),
-        "total": policy + numbers["baseline_cost"] * value - numbers["entropy_cost"] * entropy,
+        "total": policy + numbers["value_cost"] * value - numbers["entropy_cost"] * entropy,
         "ratio": np.minimum(numbers["rho_bar"], rho)[mask].mean(),
         "mean": values[:-1][mask].mean(),
         "constants": (mask * scale, targets, advantages, entropies),
@@ -147,7 +147,7 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
     gradient = -weights[..., None] * (advantages[..., None] * score + NUMBERS["entropy_cost"] * d_entropy)
     np.testing.assert_allclose(by_logits[:-1], gradient, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(
-        by_values[:-1], NUMBERS["baseline_cost"] * weights * (values[:-1] - targets), rtol=1e-3, atol=1e-5
+        by_values[:-1], NUMBERS["value_cost"] * weights * (values[:-1] - targets), rtol=1e-3, atol=1e-5
     )
     assert not np.any(by_logits[-1])  # the bootstrap row is nobody's prediction
     assert not np.any(by_values[-1])
@@ -161,7 +161,7 @@ def test_loss_and_gradients_are_the_oracle(correction: Any, reduction: Any) -> N
         )
         np.testing.assert_allclose(gradient, (high - low) / (2 * width), rtol=2e-2, atol=2e-2, err_msg=name)
     assert abs(float(by_numbers["discount"])) > 1e-2
-    assert abs(float(by_numbers["lambda_"])) > 1e-3
+    assert abs(float(by_numbers["trace_lambda"])) > 1e-3
 
 
 def test_mean_is_over_all_shards() -> None:
@@ -335,10 +335,10 @@ def test_acting_and_learning_transform_rewards_alike() -> None:
 def test_atari_settings_are_the_papers() -> None:
     config = VTraceConfig.atari(learning_rate=1e-4)
     assert (config.rollout_length, config.envs_per_device, config.discount) == (20, 32, 0.99)
-    assert (config.baseline_cost, config.entropy_cost, config.max_grad_norm) == (0.5, 0.01, 40.0)
+    assert (config.value_cost, config.entropy_cost, config.max_grad_norm) == (0.5, 0.01, 40.0)
     assert (config.optimizer, config.optimizer_eps, config.rmsprop_decay, config.momentum) == ("rmsprop", 0.01, 0.99, 0)
     assert (config.loss_reduction, config.reward_transform, config.torso) == ("sum", "abs_one", "shallow")
-    assert (config.lambda_, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
+    assert (config.trace_lambda, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
     assert config.learning_rate_decay
     assert config.learning_rate == 1e-4
     assert VTraceConfig.atari().learning_rate == 6e-4

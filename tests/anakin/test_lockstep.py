@@ -19,7 +19,7 @@ COUNTING = counting.CountingEnvironment()
 
 
 def agent_of():
-    replayed = {"batch_size": 8, "replay_capacity": 100, "replay_min_size": 1, "replay_ratio": DUE * 8 / B}
+    replayed = {"batch_size": 8, "replay_capacity": 100 * T, "replay_min_size": 1, "replay_ratio": DUE * 8 / B}
     config = agents.R2D2Config(
         rollout_length=T, hidden_sizes=(8,), core="none", head_size=8, burn_in=0, trace_length=T, **replayed
     )
@@ -45,11 +45,13 @@ def test_it_is_a_rollout_the_updates_and_then_the_adding():
 
     def by_hand(state):
         member = jax.tree.map(lambda x: x[0], program.Member.from_state(state))
-        counts, before = state.experience.counts, member.learner
+        counts, before = state.replay_state.counts, member.learner
         actors, ring = jax.tree.map(lambda x: x[0], (member.actors, member.ring))
         keys = jax.random.split(actors.key, 4 + T)
         _, trajectory, _ = rollout.rollout(agent, COUNTING, settings, before, actors, jnp.float32(0), keys[2:])
-        after, counts, ring, _ = core.steps.drain(before, counts, ring, counts.pending, jnp.float32(0), keys[1])
+        after, counts, ring, _ = core.steps.run_pending_updates(
+            before, counts, ring, counts.pending_updates, jnp.float32(0), keys[1]
+        )
         counts, ring, _ = core.steps.add(counts, ring, trajectory, 0)
         return after, counts, ring
 
@@ -59,15 +61,15 @@ def test_it_is_a_rollout_the_updates_and_then_the_adding():
         expected = by_hand(state)
         before = int(state.learner.num_updates[0])
         state, report = prog.step(state, prog.limits(10**6, 10**6, 1))
-        found = jax.tree.map(lambda x: x[0], state.learner), state.experience.counts
-        ring = jax.tree.map(lambda x: x[0, 0], state.experience.ring)
+        found = jax.tree.map(lambda x: x[0], state.learner), state.replay_state.counts
+        ring = jax.tree.map(lambda x: x[0, 0], state.replay_state.ring)
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
             harness.numbers_of((*found, ring)),
             harness.numbers_of(expected),
         )
         done = int(state.learner.num_updates[0]) - before
-        assert int(state.experience.counts.pending) == (DUE if i > 0 else 0)
+        assert int(state.replay_state.counts.pending_updates) == (DUE if i > 0 else 0)
         assert done == (DUE if i > 1 else 0)
         if done:  # what was acted since the updates before these is not there yet
             assert float(report.metrics["newest"][0]) / done <= max(0, before - DUE)

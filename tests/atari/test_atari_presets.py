@@ -29,9 +29,9 @@ from podracer.types import EnvSpec
 PONG = "envpool:Pong-v5"
 
 NATURE = {
-    "update_period": 4,
     "batch_size": 32,
-    "target_period": 10_000,
+    "replay_ratio": 8.0,
+    "target_interval": 2_500,
     "replay_capacity": 1_000_000,
     "replay_min_size": 50_000,
     "discount": 0.99,
@@ -60,7 +60,7 @@ NATURE = {
 """Mnih et al. 2015, extended data table 1."""
 
 RAINBOW = NATURE | {
-    "target_period": 8_000,
+    "target_interval": 2_000,
     "replay_min_size": 20_000,
     "n_step": 3,
     "double": True,
@@ -70,8 +70,8 @@ RAINBOW = NATURE | {
     "optimizer_eps": 1.5e-4,
     "max_grad_norm": 10.0,
     "values": "categorical",
-    "num_atoms": 51,
-    "v_max": 10.0,
+    "num_bins": 51,
+    "max_value": 10.0,
     "noise": 0.1,
     "priority_exponent": 0.5,
     "importance_exponent": 0.4,
@@ -104,7 +104,7 @@ EFFICIENTZERO = {
     "value_cost": 0.25,
     "consistency_cost": 2.0,
     "batch_size": 256,
-    "samples_per_row": 256.0,
+    "replay_ratio": 256.0,
     "replay_min_size": 2_000,
     "replay_capacity": 100_000,
     "correction_interval": 30_000,
@@ -173,12 +173,12 @@ def test_presets_differ_as_papers_do():
         for name in ("fast_dqn", "double", "c51", "qr")
     }
     c51 = {"optimizer": "adam", "optimizer_eps": 0.01 / 32, "max_grad_norm": 10.0}
-    c51 |= {"epsilon_final": 0.01, "evaluation_epsilon": 1e-3, "v_max": 10.0}
+    c51 |= {"epsilon_final": 0.01, "evaluation_epsilon": 1e-3, "max_value": 10.0}
     assert changes == {
         "fast_dqn": {"rollout_length": 1_250},
-        "double": {"double": True, "target_period": 30_000, "epsilon_final": 0.01, "evaluation_epsilon": 0.01},
+        "double": {"double": True, "target_interval": 7_500, "epsilon_final": 0.01, "evaluation_epsilon": 0.01},
         "c51": c51 | {"values": "categorical"},
-        "qr": c51 | {"values": "quantile", "num_atoms": 201, "learning_rate": 5e-5},
+        "qr": c51 | {"values": "quantile", "num_bins": 201, "learning_rate": 5e-5},
     }
     protocols = {name: resolved("dqn", name)[3]["protocol"] for name in papers.DQN}
     assert protocols == {"nature": "nature", "fast_dqn": "fast_dqn", "double": "nature"} | dict.fromkeys(
@@ -193,12 +193,15 @@ def test_a_rollout_is_a_period():
     """T = C / W, by what the user says of either; T itself is the user's too."""
     length = lambda **given: resolved("dqn", "fast_dqn", **given)[0].rollout_length  # noqa: E731
     assert length(run={"num_envs": 40}) == 250
-    assert length(config={"target_period": 2_000}) == 250
+    assert length(config={"target_interval": 500}) == 250
     assert length(config={"rollout_length": 7}, run={"num_envs": 9}) == 7
     assert resolved("dqn", "fast_dqn", run={"num_envs": None})[1].num_envs == 8
     assert resolved("dqn", "rainbow", run={"num_envs": 16})[0].rollout_length == 500
     for lanes, fit in ((12, "10 or 16"), (30, "25 or 40"), (20_000, "10000")):
-        with pytest.raises(ValueError, match=f"num_envs={lanes} must divide target_period=10000, .*; use {fit} "):
+        with pytest.raises(
+            ValueError,
+            match=f"num_envs={lanes} must divide the 10000 rows of target_interval=2500 updates of 4 rows, .*; use {fit} ",
+        ):
             length(run={"num_envs": lanes})
 
 
@@ -270,14 +273,14 @@ def test_efficientzero_and_speedyzero_play_with_the_settings_of_their_papers():
     # Updates, batches and intervals: table 8 of SpeedyZero.
     assert large.batch_size * large.target_interval == config.batch_size * config.target_interval
     assert large.learning_rate == pytest.approx(0.2 * (2048 / 256) ** 0.5, rel=1e-3)
-    assert config.samples_per_row == large.samples_per_row == 256, "so one update for a row, and for eight"
+    assert config.replay_ratio == large.replay_ratio == 256, "so one update for a row, and for eight"
     assert (run.num_shards, run.num_envs) == (8, 8)
     assert config.embedding_dtype == large.embedding_dtype == "bfloat16"
     # Acting makes 98,000 rows behind the first 2,000, and so updates; behind the last step follow as many as to 120,000.
     assert (config_run.eval_episodes, run.eval_episodes) == (32, 100)
     assert (config_run.final_updates, run.final_updates) == (22_000, 22_000 * config.batch_size // large.batch_size)
     for settings, final in ((config, config_run.final_updates), (large, run.final_updates)):
-        acting = (100_000 - settings.replay_min_size) * settings.samples_per_row / settings.batch_size
+        acting = (100_000 - settings.replay_min_size) * settings.replay_ratio / settings.batch_size
         assert (acting, final) == {256: (98_000, 22_000), 2048: (12_250, 2_750)}[settings.batch_size]
         assert acting % settings.reanalyse_group == final % settings.reanalyse_group == 0
     spec = EnvSpec("", spaces.Box(0, 255, (96, 96, 12), np.uint8), spaces.Discrete(6))
@@ -295,13 +298,13 @@ def test_efficientzero_is_fitted_to_the_length_of_a_run_and_the_game():
             config, run, *_ = resolved("efficientzero", preset, run={"total_steps": steps})
             assert (config.correction_interval, config.replay_capacity) == (0.3 * steps, steps)
             # As the replay counts them, in whole groups of updates.
-            samples = (steps - config.replay_min_size) * Fraction(config.samples_per_row).limit_denominator(10_000)
+            samples = (steps - config.replay_min_size) * Fraction(config.replay_ratio).limit_denominator(10_000)
             groups = samples // (config.batch_size * config.reanalyse_group)
             if preset == "speedyzero" and steps >= 100_000:
                 assert groups * config.reanalyse_group + run.final_updates == 15_000, "Mei et al. 2023, section 5.1"
             else:
-                assert config.samples_per_row == 256
-    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02, "samples_per_row": 3.0}
+                assert config.replay_ratio == 256
+    typed = {"replay_capacity": 50_000, "correction_interval": 0, "lars_eta": 0.02, "replay_ratio": 3.0}
     config = resolved("efficientzero", "speedyzero", config=typed, run={"total_steps": 300_000})[0]
     assert {name: getattr(config, name) for name in typed} == typed
 

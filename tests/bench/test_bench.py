@@ -14,12 +14,15 @@ import pytest
 
 import envs_jax
 from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
-from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
+from podracer.bench import measure, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 from podracer.learning import gradients
 from podracer.learning.lars import ClippedLARS
 from podracer.search import prefix_models
+from tests.support import benchmarks
+
+dqn, reanalyse, remote, remote_plan = map(benchmarks.load, ("dqn", "reanalyse", "remote", "remote_plan"))
 
 
 def test_anakin_on_any_environment():
@@ -184,6 +187,7 @@ def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_remote_environments_are_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(benchmarks.FOLDER)  # for the processes of workers
     pytest.importorskip("grpc")
     monkeypatch.setattr(remote, "STREAMS", (1, 2))  # each is a process
     monkeypatch.setattr(remote, "BLOCKS", (8,))
@@ -272,7 +276,10 @@ def test_depths_of_trees():
 @pytest.mark.nightly
 def test_fast_dqn_is_measured(tmp_path, monkeypatch, capsys):
     pytest.importorskip("envpool")
-    small = {"paced": {"target_period": 8, "batch_size": 512}, "pong": {"target_period": 8, "batch_size": 2}}
+    small = {
+        "paced": {"target_interval": 2, "batch_size": 512, "replay_ratio": 128.0},
+        "pong": {"target_interval": 2, "batch_size": 2, "replay_ratio": 0.5},
+    }
     for name, changes in small.items():
         setting = dqn.SETTINGS[name]
         changed = dataclasses.replace(setting, config={**setting.config, **changes})
@@ -282,7 +289,7 @@ def test_fast_dqn_is_measured(tmp_path, monkeypatch, capsys):
     found = json.loads((tmp_path / "dqn.json").read_text())["results"]
     assert found["setting"]["config"]["batch_size"] == 512
     alone, cells, arithmetic = (found[name] for name in ("alone", "cells", "arithmetic"))
-    row = alone["update_seconds"] / found["setting"]["config"]["update_period"]
+    row = alone["update_seconds"] / 4
     assert row / (alone["acting_seconds"]["1"] + alone["pace_seconds"]) == pytest.approx(4.44 / 20.64)
     names = {(cell["kind"], cell["lanes"]) for cell in cells}
     assert names == {("standard", 1), ("concurrent", 1), *((kind, 2) for kind in dqn.KINDS)}
@@ -295,7 +302,7 @@ def test_fast_dqn_is_measured(tmp_path, monkeypatch, capsys):
 def test_fast_dqn_is_predicted():
     """With the paper's seconds of a row, the paper's rows a second (table 1), of one lane and of lanes that wait as one."""
     sampling, learning = 1.49e-3, 0.32e-3
-    environments, setting = types.SimpleNamespace(seconds=sampling), types.SimpleNamespace(config={"update_period": 4})
+    environments, setting = types.SimpleNamespace(seconds=sampling), types.SimpleNamespace(rows_per_update=4)
     grid = types.SimpleNamespace(environments=environments, setting=setting)
     predicted = dqn._predict(grid, dict.fromkeys((1, 8, 16), 0.0), 4 * learning, (1, 8, 16))
     hours = {name: 50e6 / rate / 3600 for name, rate in predicted.items()}
@@ -303,5 +310,5 @@ def test_fast_dqn_is_predicted():
     assert hours["concurrent 1"] == pytest.approx(20.64, rel=0.01)
     assert predicted["both 8"] == pytest.approx(1 / learning)
     assert predicted["synchronised 16"] == pytest.approx(1 / (2 * sampling / 16 + learning))
-    with pytest.raises(ValueError, match="lanes=3 must divide the target period of 40 rows"):
+    with pytest.raises(ValueError, match="lanes=3 must divide the 40 rows between copies to the target"):
         dqn.DQNArguments(lanes=(3,))

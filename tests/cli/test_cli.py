@@ -99,7 +99,7 @@ def complaint(capsys, command):
         ("train vtrace catch --agent.learning-rte 1", "--agent.learning-rte, 1; did you mean --agent.learning-rate?"),
         ("train vtrace catch --agent.lr 1", "--agent.lr, 1; did you mean --agent.learning-rate?"),
         ("train vtrace catch --gamma=1", "--gamma=1; did you mean --agent.discount?"),
-        ("train vtrace catch --agent.gae-lambda 1", "--agent.gae-lambda, 1; did you mean --agent.lambda_?"),
+        ("train vtrace catch --agent.gae-lambda 1", "--agent.gae-lambda, 1; did you mean --agent.trace-lambda?"),
         ("train ppo catch --agent.n-envs 1", "--agent.n-envs, 1; did you mean --num-envs?"),
         ("train vtrace catch --agent.clip-epsilon 1", "Unrecognized options: --agent.clip-epsilon, 1"),
         ("train vtrace catch --env.size 5", "Unrecognized options: --env.size, 5"),
@@ -127,27 +127,30 @@ def complaint(capsys, command):
             "train ppo envpool:CartPole-v1 --preset classic",
             "preset='classic': there is none for ppo on envpool:CartPole",
         ),
-        ("train vtrace catch --preset atary", "preset='atary': unknown; did you mean 'atari'?"),
+        ("train vtrace catch --preset atary", "preset='atary': unknown; did you mean 'atari' or 'minatar'?"),
         (
             "train vtrace envpool:Pong-v5 --preset fast_dqn",
-            "preset='fast_dqn' is of dqn; the presets of vtrace: atari.",
+            "preset='fast_dqn' is of dqn; the presets of vtrace: atari, minatar.",
         ),
         ("train vtrace catch --preset", "Missing value for argument '--preset"),
         ("train dqn envpool:Pong-v5 --preset fast_dqn --protocol machao", "did you mean 'machado'"),
         (
             "train dqn envpool:Pong-v5 --preset fast_dqn --num-envs 12",
-            "num_envs=12 must divide target_period=10000, for its rollouts together are one period; use 10 or 16",
+            "num_envs=12 must divide the 10000 rows of target_interval=2500 updates of 4 rows, for its rollouts together are one period; use 10 or 16",
         ),
         (
             "train dqn envpool:Pong-v5 --preset fast_dqn --actor-threads 2",
             "actor_threads=2: rollouts of this preset are one period between copies to the target network, which one",
         ),
         ("train dqn catch --agent.max-error 0", "DQNConfig.max_error=0.0: must be at least 1e-06."),
-        # What a target period, a replay, a distribution and exploration have to be, and who has pending updates.
+        # Names of earlier versions.
         (
-            "train dqn catch --agent.target-period 10",
-            "target_period=10 must be a multiple of update_period=4, such as 8 or 12.",
+            "train dqn catch --agent.target-period 8000",
+            "--agent.target-period, 8000; did you mean --agent.target-interval, in updates, each of batch_size / replay_ratio",
         ),
+        ("train pqn catch --agent.radam-eps 1e-8", "--agent.radam-eps, 1e-8; did you mean --agent.optimizer-eps? (see"),
+        ("train vtrace catch --hyper.lambda_ 1", "--hyper.lambda_, 1; did you mean --hyper.trace-lambda? (see"),
+        # What a replay, a distribution and exploration have to be, and who has pending updates.
         (
             "train dqn catch --agent.replay-min-size 30000",
             "replay_min_size=30000 must be at most replay_capacity=20000, or learning would never begin; use 20000.",
@@ -156,9 +159,9 @@ def complaint(capsys, command):
             "train dqn catch --agent.replay-capacity 48 --agent.replay-min-size 9",
             "replay_capacity=48 is less than one rollout: 16 lanes of rollout_length=4 bring 64 rows; raise it to 64 or",
         ),
-        ("train dqn catch --agent.num-atoms 1", "DQNConfig.num_atoms=1: must be at least 2."),
-        ("train dqn catch --agent.v-max 0", "v_max=0.0 must be finite and above 0, such as 10.0."),
-        ("train dqn catch --agent.v-max -1", "v_max=-1.0 must be finite and above 0, such as 10.0."),
+        ("train dqn catch --agent.num-bins 1", "DQNConfig.num_bins=1: must be at least 2."),
+        ("train dqn catch --agent.max-value 0", "max_value=0.0 must be finite and above 0, such as 10.0."),
+        ("train dqn catch --agent.max-value -1", "max_value=-1.0 must be finite and above 0, such as 10.0."),
         (
             "train dqn catch --agent.epsilon-start 0.2 --agent.epsilon-final 0.5",
             "epsilon_final=0.5 must be at most epsilon_start=0.2: exploration falls; use 0.2.",
@@ -209,11 +212,11 @@ def complaint(capsys, command):
         ("agents ppo", "agents takes no arguments, but got ppo."),
         (
             "bench",
-            "bench needs what to measure: podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling.",
+            "bench needs what to measure: podracer bench anakin|sebulba|replay|search.",
         ),
         (
             "bench everything",
-            "podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling, not 'everything'.",
+            "podracer bench anakin|sebulba|replay|search, not 'everything'.",
         ),
         ("bench anakin --env cach", "unknown environment 'cach'; did you mean 'catch'?"),
         ("bench anakin --env catch --env-options {", "env_options='{' is not JSON: "),
@@ -291,7 +294,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("help", "podracer train AGENT ENV"),
         ("help train", "environments: cartpole, catch"),
         ("help eval", "--episodes"),
-        ("-h", "podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling"),
+        ("-h", "podracer bench anakin|sebulba|replay|search"),
         ("--version", f"podracer {podracer.__version__}\n"),
         ("train", "environments: cartpole, catch"),
         ("train --help", "environments: cartpole, catch"),
@@ -302,7 +305,7 @@ def test_plot_of_nonsense(trained, tmp_path, capsys):
         ("plot --help", "--metric"),
         ("envs --help", "pixel_catch"),
         ("agents --help", "Proximal policy optimisation"),
-        ("bench --help", "podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling"),
+        ("bench --help", "podracer bench anakin|sebulba|replay|search"),
         ("bench anakin --help", "--repeats"),
     ],
 )
@@ -391,7 +394,7 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
     capsys.readouterr()
     assert run(f"train dqn {game} --preset rainbow --help") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in ("nature,fast_dqn,double,c51,qr,noisy,rainbow", "machado", "(default: 8000)"))
+    assert all(name in shown for name in ("nature,fast_dqn,double,c51,qr,noisy,rainbow", "machado", "(default: 2000)"))
 
 
 def test_envs_and_agents(capsys):

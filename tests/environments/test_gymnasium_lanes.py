@@ -147,15 +147,15 @@ class Informed(Walk):
 
 
 class Asked(Walk):
-    def action_masks(self): ...
+    def legal_actions(self): ...
 
 
 @pytest.mark.parametrize(
-    ("made", "said"), [(Informed, "Informed has action_mask in its info"), (Asked, "Asked has a method action_masks")]
+    ("made", "said"), [(Informed, "Informed has action_mask in its info"), (Asked, "Asked has a method legal_actions")]
 )
 def test_a_mask_that_is_in_no_observation_is_noticed(made, said, capsys):
     first_rows(environments.adopt(lambda: WRAPPERS.TimeLimit(made(), 9)))
-    assert capsys.readouterr().err.startswith(f"podracer: note: {said}, at which no agent looks; as action_mask in a")
+    assert capsys.readouterr().err.startswith(f"podracer: note: {said}, which agents do not follow: they take action_m")
     seen = gymnasium.spaces.Dict({"action_mask": gymnasium.spaces.MultiBinary(2)})
     assert gymnasium_state.unseen_mask(seen, {"action_mask": 1}, made()) is None
 

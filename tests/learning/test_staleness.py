@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from podracer import topology
 from podracer.learning import learner
-from podracer.learning.learner import Experience
+from podracer.learning.learner import ReplayState
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.topology import collectives
 from podracer.types import ActorParams, LearnerState
@@ -87,7 +87,7 @@ class Run:
         self.steps, self.streams = core.steps, Streams(0, 0)
         self.counts = core.counts()
         self._add = harness.alone(self.steps.add)
-        self._drain = harness.alone(self.steps.drain)  # type: ignore[arg-type]
+        self._run_pending = harness.alone(self.steps.run_pending_updates)  # type: ignore[arg-type]
         self.ring: Any = None
         for group in range(GROUPS):
             self.add(group, core.ring)
@@ -107,9 +107,9 @@ class Run:
             self.ring = ring_of(trajectory)
         self.counts, self.ring, _ = self._add(self.counts, self.ring, trajectory, jnp.int32(group))
 
-    def drain(self, groups: int, key: int = 0) -> dict[str, float]:
-        self.state, self.counts, self.ring, sums = self._drain(
-            self.state, self.counts, self.ring, jnp.int32(groups), ZERO, jax.random.key(key)
+    def run_pending(self, draws: int, key: int = 0) -> dict[str, float]:
+        self.state, self.counts, self.ring, sums = self._run_pending(
+            self.state, self.counts, self.ring, jnp.int32(draws), ZERO, jax.random.key(key)
         )
         return {name: float(x) for name, x in sums.items()}
 
@@ -119,18 +119,18 @@ def ahead(run: Run, updates: int) -> dict[str, float]:
     device = jax.devices("cpu")[0]
     layout = topology.make_host(num_envs=1, envs_per_actor=1, devices=[device])
     mesh = Mesh(np.asarray([device]), (topology.DATA_AXIS,), axis_types=(AxisType.Auto,))
-    place = SplitReplay(run.steps, layout, mesh, reanalyses=True, ahead=True)
+    place = SplitReplay(run.steps, layout, mesh, reanalyses=True, prefetch=True)
     ring = jax.tree.map(lambda x: x[None], run.ring)
     state = jax.tree.map(jnp.copy, run.state)  # which learning consumes
-    experience = Experience(run.counts, ring, place.ahead(state, run.counts, ring))
+    replay_state = ReplayState(run.counts, ring, place.empty_prefetched(state, run.counts, ring))
     sums: Any = ()
     for number in (INTERVAL, updates):
-        state, experience, sums = place._drain(
+        state, replay_state, sums = place._run_pending(
             place._jitted,
             state,
-            experience,
+            replay_state,
             (dict.fromkeys(NAMES, ZERO), {}),
-            number // run.agent.replay.group,
+            number // run.agent.replay.updates_per_draw,
             ZERO,
             jax.random.key(0),
         )
@@ -140,9 +140,9 @@ def ahead(run: Run, updates: int) -> dict[str, float]:
 @pytest.mark.parametrize("group", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_targets_are_as_old_as_the_closed_forms_say(group: int) -> None:
     """(interval - 1) / 2 updates, and G more where a group is prepared ahead."""
-    run, updates = Run(spec_of(group=group)), 4 * INTERVAL
+    run, updates = Run(spec_of(updates_per_draw=group)), 4 * INTERVAL
     behind = ahead(run, updates)  # of the learner that is where it began
-    for sums, more in ((run.drain(updates // group), 0), (behind, group)):
+    for sums, more in ((run.run_pending(updates // group), 0), (behind, group)):
         mean = (INTERVAL - 1) / 2 + more
         assert sums["reanalyse/staleness"] / updates == mean
         assert sums["reanalyse/staleness_max"] == INTERVAL - 1 + more
@@ -160,7 +160,7 @@ def refreshed(run: Run) -> list[tuple[int, float, float]]:
         for group in rng.integers(0, GROUPS, rng.integers(0, 3)):
             run.add(int(group))
         newest = float(jnp.max(run.ring.priority))  # those of what was added since are no larger
-        sums = run.drain(1)
+        sums = run.run_pending(1)
         assert sums["refresh/age_max"] == sums["refresh/age"] / 2
         found.append((number, sums["refresh/age_max"], newest - 1.0))
     return found
@@ -168,7 +168,7 @@ def refreshed(run: Run) -> list[tuple[int, float, float]]:
 
 def test_priorities_are_never_older_than_two_sweeps() -> None:
     """The bound holds whatever is added between the parts of a sweep."""
-    run = Run(spec_of(group=2, refresh_interval=10))
+    run = Run(spec_of(updates_per_draw=2, refresh_interval=10))
     for number, age, version in refreshed(run)[10:]:
         assert age == number - version
         assert 10 <= age < 20
@@ -179,10 +179,10 @@ def test_priorities_are_never_older_than_two_sweeps() -> None:
 def test_what_a_sweep_makes_no_update_writes_over() -> None:
     """Priorities that learning finds (1 here) are told and not written, where sweeps renew them; else they are written."""
     for interval, written in ((0, True), (10, False)):
-        run = Run(spec_of(group=2, refresh_interval=interval))
+        run = Run(spec_of(updates_per_draw=2, refresh_interval=interval))
         run.ring = run.ring._replace(priority=jnp.where(run.ring.priority > 0, 7.0, 0.0))
         before = np.asarray(run.ring.priority)
-        sums = run.drain(2)  # of the five parts of a sweep
+        sums = run.run_pending(2)  # of the five parts of a sweep
         assert sums["replay/priority"] / sums["replay/updates"] == 1.0
         changed = np.asarray(run.ring.priority) != before
         assert changed.any() == written
@@ -193,7 +193,7 @@ def test_what_a_sweep_makes_no_update_writes_over() -> None:
 def test_without_priorities_a_sweep_changes_nothing() -> None:
     learners = []
     for interval in (0, 10):
-        run = Run(spec_of(group=2, refresh_interval=interval, alpha=0.0))
-        run.drain(20)
+        run = Run(spec_of(updates_per_draw=2, refresh_interval=interval, alpha=0.0))
+        run.run_pending(20)
         learners.append(float(run.state.params))
     assert learners[0] == learners[1] != 0.0

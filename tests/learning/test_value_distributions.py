@@ -23,7 +23,7 @@ MAX_ERRORS = {"mean": 1.5, "squared": float("inf")}
 def made(kind: Any) -> value_distributions.ValueDistribution:
     max_error = MAX_ERRORS.get(kind, 0.0)
     return value_distributions.make(
-        "mean" if kind in MAX_ERRORS else kind, max_error=max_error, num_atoms=K, v_max=V_MAX
+        "mean" if kind in MAX_ERRORS else kind, max_error=max_error, num_bins=K, max_value=V_MAX
     )
 
 
@@ -129,7 +129,7 @@ def test_what_is_learnt_to_the_last_bit_surprises_no_more() -> None:
 
 
 def test_values_are_not_rounded_as_products_are() -> None:
-    values = value_distributions.make("categorical", max_error=0.0, num_atoms=51, v_max=100.0)
+    values = value_distributions.make("categorical", max_error=0.0, num_bins=51, max_value=100.0)
     logits = 3.0 * jax.random.normal(jax.random.key(0), (9, 51))
     exact = jax.nn.softmax(np.asarray(logits, np.float64)) @ np.linspace(-100.0, 100.0, 51)
     np.testing.assert_allclose(harness.as_a_tpu_rounds(values.mean)(logits), exact, atol=1e-4)

@@ -245,7 +245,7 @@ def test_heads_of_action_values(dueling: bool, head_size: int, norm: bool) -> No
 def test_heads_of_several_numbers_an_action(dueling: bool) -> None:
     """Each of the K numbers is joined from the streams by itself; the first action's come first."""
     A, K = 4, 3
-    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=0, dueling=dueling, num_atoms=K)
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=0, dueling=dueling, num_bins=K)
     params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
     inputs = random_inputs(np.zeros((2, 3), bool))
     outputs, values, _ = network.apply(params, inputs, ())

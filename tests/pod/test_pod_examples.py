@@ -44,8 +44,9 @@ REPLAY = "--agent.batch-size 8 --agent.replay-min-size 16"
 FEWER = {
     "vtrace": "",
     "ppo": "--agent.num-epochs 1 --agent.num-minibatches 1",
-    "r2d2": f"{REPLAY} --agent.replay-capacity 400 --agent.burn-in 2 --agent.trace-length 8 --agent.torso shallow",
-    "dqn": f"{REPLAY} --agent.replay-capacity 800 --agent.target-period 64 --agent.torso shallow",
+    "r2d2": "--agent.batch-size 8 --agent.replay-min-size 128 --agent.replay-capacity 3200 --agent.replay-ratio 16 "
+    "--agent.burn-in 2 --agent.trace-length 8 --agent.torso shallow",
+    "dqn": f"{REPLAY} --agent.replay-ratio 2 --agent.replay-capacity 800 --agent.target-interval 16 --agent.torso shallow",
 }
 MY_MODULE = """
 import gymnasium

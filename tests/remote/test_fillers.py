@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from podracer import agents, replay, spaces
-from podracer.replay import priority_refresh
 from podracer.types import Batch, EnvSpec, TimeStep
 from tests.support import harness
 
@@ -35,7 +34,7 @@ MADE = {
             n_step=3,
             head_size=8,
             batch_size=B,
-            replay_min_size=4,
+            replay_min_size=4 * T,
             **SMALL,
         ),
     ),
@@ -148,10 +147,12 @@ def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
     """This holds for all first priorities, with samples or of a sweep, and for all stacks of frames."""
     agent = BY_ROWS[name]()
     spec, (learner, recorded) = agent.replay, recorder(agent)
-    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=1, num_shards=1)
+    buffer = replay.make(
+        spec, jnp.zeros(SPEC.observation_space.shape), rollout_length=T, lanes=B, groups=1, num_shards=1
+    )
     counts, none, now = jnp.array([2], jnp.int32), jnp.int32(0), jnp.float32(0)
-    starts = np.zeros((B, plan.starts_per_lane), bool)
-    starts[:, 1 : 2 * T - plan.incomplete] = True  # after the context, and as far as all rows are there
+    starts = np.zeros((B, buffer.shape.starts_per_lane), bool)
+    starts[:, 1 : 2 * T - buffer.shape.incomplete] = True  # after the context, and as far as all rows are there
     for begin in (0, T):  # what comes before a `first` row
         starts[:, begin + T - 1] = starts[2, begin + 5] = starts[LANE, begin + FILLERS.stop - 1] = False
     played_starts = starts.copy()
@@ -161,18 +162,17 @@ def test_no_sample_begins_in_fillers_and_none_learns_of_them(name):
 
     @jax.jit
     def remembered(trajectory):
-        ring = replay.init(plan, spec, trajectory)
+        ring = buffer.init(trajectory)
         for number in range(2):
-            ring = replay.add(plan, spec, ring, trajectory, none, jnp.int32(number))
+            ring = buffer.add(ring, trajectory, none, jnp.int32(number))
         at = replay.Sample(index, jnp.zeros_like(index), jnp.ones(index.shape), jnp.zeros_like(index))
-        observation = trajectory.timesteps.observation
-        batch = Batch(replay.gather(plan, spec, ring, at, observation), at.weight, at.index)
+        batch = Batch(buffer.gather(ring, at), at.weight, at.index)
         if agent.reanalyse:
             batch = agent.reanalyse(agent.target_params(learner, now), batch, jax.random.key(3))
         swept = ()
         if agent.refresh:
             renew = functools.partial(agent.refresh, agent.refresh_params(learner, now))
-            after = priority_refresh.refresh(plan, spec, ring, counts, renew, none, (none, 1), observation, 1)
+            after = buffer.refresh(ring, counts, renew, none, (none, 1))
             swept = (after.priority, after.largest)
         return ring.priority, swept, batch
 

@@ -28,7 +28,7 @@ CONFIGS = {
     "ppo": {"rollout_length": 5, "hidden_sizes": (8,), "num_minibatches": 2, "normalize_observations": True},
     "r2d2": {
         **{"rollout_length": 5, "hidden_sizes": (8,), "burn_in": 1, "trace_length": 4, "batch_size": 4},
-        **{"replay_min_size": 4, "replay_ratio": 1.0},
+        **{"replay_min_size": 20, "replay_ratio": 0.8},
     },
 }
 

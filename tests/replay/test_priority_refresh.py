@@ -44,18 +44,10 @@ def expected(streams, lane, row, version):
 class Sweeper:
     def __init__(self, spec=SPEC, order=(0, 1) * 20, T=8):
         self.spec = spec
-        self.plan, self.ring, self.streams = filled(spec, list(order), T=T)
+        self.buffer, self.ring, self.streams = filled(spec, list(order), T=T)
         self.sweep = jax.jit(
-            lambda ring, counts, part, version: priority_refresh.refresh(
-                self.plan,
-                spec,
-                ring,
-                counts,
-                renew(version),
-                version.astype(jnp.int32),
-                (part, PARTS),
-                self.streams.observations,
-                1,
+            lambda ring, counts, part, version: self.buffer.refresh(
+                ring, counts, renew(version), version.astype(jnp.int32), (part, PARTS)
             )
         )
 
@@ -65,13 +57,16 @@ class Sweeper:
     def add(self, group):
         number = jnp.int32(self.streams.counts[group])
         trajectory = self.streams.rollout(group)
-        add = jax.jit(lambda ring: replay.add(self.plan, self.spec, ring, trajectory, jnp.int32(group), number))
+        add = jax.jit(lambda ring: self.buffer.add(ring, trajectory, jnp.int32(group), number))
         self.ring = add(self.ring)
 
     def found(self):
         """Priorities by lane and row; all others are 0."""
-        priority, there = np.asarray(self.ring.priority), eligible(self.plan, self.spec, self.streams)
-        at = {(lane, row): lane * self.plan.starts_per_lane + row % self.plan.starts_per_lane for lane, row in there}
+        priority, there = np.asarray(self.ring.priority), eligible(self.buffer, self.spec, self.streams)
+        at = {
+            (lane, row): lane * self.buffer.shape.starts_per_lane + row % self.buffer.shape.starts_per_lane
+            for lane, row in there
+        }
         assert np.count_nonzero(priority) == len(at)
         return {key: priority[index] for key, index in at.items()}
 
@@ -79,7 +74,7 @@ class Sweeper:
 @pytest.mark.parametrize("context", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_sweep_renews_all_priorities_at_its_end(context):
     sweeper = Sweeper(rows_of(capacity=900, refresh_interval=PARTS, reach=REACH, alpha=0.5, context=context))
-    assert sweeper.plan.slots * 8 > 2 * priority_refresh.SEGMENT, "several segments"
+    assert sweeper.buffer.shape.slots * 8 > 2 * priority_refresh.SEGMENT, "several segments"
     before = sweeper.found()
     for part in range(PARTS - 1):
         sweeper(part, 2.0)
@@ -91,14 +86,14 @@ def test_a_sweep_renews_all_priorities_at_its_end(context):
     for key, priority in after.items():
         assert priority == pytest.approx(expected(sweeper.streams, *key, 2.0), rel=1e-5)
     assert float(sweeper.ring.largest) == max(after.values())
-    assert not np.any(sweeper.ring.fresh)
+    assert not np.any(sweeper.ring.next_priority)
     for part in range(PARTS):
         sweeper(part, 2.0)
     assert sweeper.found() == after, "a second changes nothing"
     n, mass = 20_000, np.asarray(sweeper.ring.priority, np.float64)
     keys = jax.random.split(jax.random.key(0), n // 8)
-    draw = lambda key: replay.sample(plan, sweeper.ring, counts, key, 8, jnp.float32(0)).index  # noqa: E731
-    plan, counts = sweeper.plan, jnp.asarray(sweeper.streams.counts)
+    draw = lambda key: buffer.sample(sweeper.ring, counts, key, 8, jnp.float32(0)).index  # noqa: E731
+    buffer, counts = sweeper.buffer, jnp.asarray(sweeper.streams.counts)
     drawn = np.bincount(np.ravel(harness.alone(jax.vmap(draw))(keys)), minlength=len(mass))
     assert drawn[mass == 0].sum() == 0
     expect = n * mass[mass > 0] / mass.sum()
@@ -120,8 +115,8 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     rollouts = 14
     rows = harness.timesteps(0, rollouts * T, L, (2, 2))
     core = learner.make(agent, jnp.zeros((2, 2)), lanes=L, groups=1, num_shards=1)
-    plan = replay.layout(agent.replay, rollout_length=T, lanes=L, groups=1, num_shards=1)
-    assert plan.slots < rollouts, "some are overwritten"
+    buffer = replay.make(agent.replay, jnp.zeros((2, 2)), rollout_length=T, lanes=L, groups=1, num_shards=1)
+    assert buffer.shape.slots < rollouts, "some are overwritten"
     lane, version = jnp.arange(L, dtype=jnp.int32), jnp.zeros((T, L), jnp.int32)
     extras = {"policy": jnp.ones((T, L, 3)) / 3, "value": jnp.zeros((T, L))}
     state, counts, ring, add = agent.start(lane, L), core.counts(), None, harness.alone(core.steps.add)
@@ -139,12 +134,8 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     learned = learned._replace(aux=learned.aux._replace(sweep=(learned.params, {})))
     actor = agent.refresh_params(learned, jnp.float32(0))
     renew = functools.partial(agent.refresh, actor)
-    sweep = jax.jit(
-        lambda ring: priority_refresh.refresh(
-            plan, agent.replay, ring, counts.rollouts, renew, jnp.int32(7), (jnp.int32(0), 1), part.observation, 1
-        )
-    )
-    found = np.asarray(sweep(ring).priority).reshape(L, plan.starts_per_lane)
+    sweep = jax.jit(lambda ring: buffer.refresh(ring, counts.rollouts, renew, jnp.int32(7), (jnp.int32(0), 1)))
+    found = np.asarray(sweep(ring).priority).reshape(L, buffer.shape.starts_per_lane)
     model = prefix_models.make(nets.stacked_spec(spec, frames), config)
     flat = jnp.asarray(stacks.reshape(-1, *nets.stacked_spec(spec, frames).observation_space.shape))
     said = model.call("predict", actor.params, {}, model.call("represent", actor.params, {}, flat))[1]
@@ -153,7 +144,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     x = jax.tree.map(np.asarray, rows)
     seen, horizons = 0, set()
     for i, row in itertools.product(range(L), range(rollouts * T)):
-        if found[i, row % plan.starts_per_lane] == 0 or row + plan.starts_per_lane < rollouts * T:
+        if found[i, row % buffer.shape.starts_per_lane] == 0 or row + buffer.shape.starts_per_lane < rollouts * T:
             continue
         horizon = min(max(n - (rollouts * T - row) * L // 30, 1), n)
         z, scale, at = 0.0, 1.0, row
@@ -163,7 +154,7 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
             at += 1
         z += scale * value[at, i] * (at > row or x.discount[row, i])
         priority = max(abs(value[row, i] - z), 1e-6) ** config.priority_exponent
-        assert found[i, row % plan.starts_per_lane] == pytest.approx(priority, rel=1e-5, abs=1e-5)
+        assert found[i, row % buffer.shape.starts_per_lane] == pytest.approx(priority, rel=1e-5, abs=1e-5)
         horizons.add(horizon)
         seen += 1
     assert seen == np.count_nonzero(found) > 60
@@ -189,7 +180,7 @@ def test_what_comes_during_a_sweep_keeps_its_first_priority():
             assert priority == 1.0
             kinds.add("new")
             continue
-        segment = row % (sweeper.plan.slots * 8) // priority_refresh.SEGMENT
+        segment = row % (sweeper.buffer.shape.slots * 8) // priority_refresh.SEGMENT
         ends = {int(c[lane // B]) * 8 for c in counts.values()}
         ages = [np.sqrt(2.0 * (1000 * lane + row + 0.1 * REACH + 1e-2 * (end - row) * GROUPS * B)) for end in ends]
         assert any(priority == pytest.approx(age, rel=1e-5) for age in ages), (lane, row, segment)

@@ -1,6 +1,5 @@
 """Replay against a plain record of everything that was ever added."""
 
-import functools
 import itertools
 
 import jax
@@ -15,7 +14,7 @@ import podracer
 from podracer import agents, nets, replay
 from podracer.learning import learner
 from podracer.replay import ring as ring_buffer
-from podracer.types import Replay, TimeStep, Trajectory
+from podracer.types import ReplaySpec, TimeStep, Trajectory
 from tests.support import harness
 
 T, B, GROUPS = 4, 3, 2
@@ -29,7 +28,7 @@ def rows_of(length=4, capacity=30, **more):
 def spec_of(length=11, context=3, capacity=18, alpha=0.9, beta=0.6, priority=None, **more):
     frames = context + 1
     settings = {"min_size": 1, "batch_size": 8, "ratio": 1.0} | more
-    return Replay(
+    return ReplaySpec(
         capacity=capacity,
         length=length,
         context=context,
@@ -103,18 +102,18 @@ def nothing(state):
 
 def filled(spec, order, seed=0, T=T):
     streams = Streams(seed, spec.context, T)
-    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
-    add = jax.jit(lambda ring, trajectory, group, number: replay.add(plan, spec, ring, trajectory, group, number))
+    buffer = replay.make(spec, SQUARE, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    add = jax.jit(lambda ring, trajectory, group, number: buffer.add(ring, trajectory, group, number))
     ring = None
     for group in order:
         number = int(streams.counts[group])
         trajectory = streams.rollout(group)
-        ring = replay.init(plan, spec, trajectory) if ring is None else ring
+        ring = buffer.init(trajectory) if ring is None else ring
         ring = add(ring, trajectory, jnp.int32(group), jnp.int32(number))
-    return plan, ring, streams
+    return buffer, ring, streams
 
 
-def eligible(plan, spec, streams):
+def eligible(buffer, spec, streams):
     """(lane, row) of all sequences that are all there, by brute force."""
     found, T = set(), streams.T
     every_row = spec.starts == "rows"
@@ -122,7 +121,7 @@ def eligible(plan, spec, streams):
         end = int(streams.counts[lane // B]) * T
         for start in range(0, end, 1 if every_row else T):
             rows = range(start - spec.context, start + spec.length)
-            there = rows[0] >= 0 and rows[-1] < end and rows[0] // T > end // T - 1 - plan.slots
+            there = rows[0] >= 0 and rows[-1] < end and rows[0] // T > end // T - 1 - buffer.shape.slots
             if there and not (every_row and streams.rows[lane][start + 1][3]):
                 found.add((lane, start))
     return found
@@ -162,31 +161,31 @@ def test_sequences_are_the_streams(order, context):
 )
 def test_sequences_at_every_row_are_the_streams(length, context, T, order):
     """Rollouts shorter and longer than a sequence and its context; those whose transition is masked are not there."""
-    check_sequences(rows_of(length=length, context=context, observed=2), ORDERS[order], T)
+    check_sequences(rows_of(length=length, context=context, observation_rows=2), ORDERS[order], T)
 
 
 def check_sequences(spec, order, T):
-    plan, ring, streams = filled(spec, order, T=T)
+    buffer, ring, streams = filled(spec, order, T=T)
     counts, context = jnp.asarray(streams.counts), spec.context
     index = np.flatnonzero(np.asarray(ring.priority) > 0)
-    lanes = index // plan.starts_per_lane
-    slot, within = np.divmod(index % plan.starts_per_lane, plan.starts_per_rollout)
+    lanes = index // buffer.shape.starts_per_lane
+    slot, within = np.divmod(index % buffer.shape.starts_per_lane, buffer.shape.starts_per_rollout)
     newest = streams.counts[lanes // B] - 1
-    rollouts = newest - (newest - slot) % plan.slots
-    starts = rollouts * T + within * plan.stride
-    assert set(zip(lanes, starts)) == eligible(plan, spec, streams)
-    there = int(replay.num_sequences(plan, counts))
-    assert len(index) <= there <= plan.size * B * GROUPS
+    rollouts = newest - (newest - slot) % buffer.shape.slots
+    starts = rollouts * T + within * buffer.shape.stride
+    assert set(zip(lanes, starts)) == eligible(buffer, spec, streams)
+    there = int(buffer.num_sequences(counts))
+    assert len(index) <= there <= buffer.shape.size * B * GROUPS
     assert len(index) == there or spec.starts == "rows"
     if not len(index):
         return
     at = replay.Sample(jnp.asarray(index, jnp.int32), jnp.asarray(rollouts, jnp.int32), None, None)
-    np.testing.assert_array_equal(replay.generation_of(plan, at.index, counts)[0], rollouts)
-    found = replay.gather(plan, spec, ring, at, streams.observations)
+    np.testing.assert_array_equal(buffer.generation_of(at.index, counts)[0], rollouts)
+    found = buffer.gather(ring, at)
     for i, (lane, start) in enumerate(zip(lanes, starts)):
         rows = streams.rows[lane][start : start + spec.length]
         for column, got in enumerate(found.timesteps):
-            known = rows[: spec.observed] if column == 0 else rows
+            known = rows[: spec.observation_rows] if column == 0 else rows
             np.testing.assert_array_equal(np.asarray(got)[:, i], np.stack([row[column] for row in known]))
         actions = np.array([row[5] for row in rows[:-1]])
         np.testing.assert_array_equal(np.asarray(found.actions)[:, i], actions)
@@ -203,25 +202,25 @@ def check_sequences(spec, order, T):
 def test_what_is_new_is_as_likely_as_the_likeliest():
     """Without a first priority of their own, sequences get the largest there has been; with one, each row its own."""
     spec = rows_of(alpha=0.5, length=3, context=0)
-    plan, ring, streams = filled(spec, [0, 1] * 3)
+    buffer, ring, streams = filled(spec, [0, 1] * 3)
     assert set(np.unique(ring.priority)) == {0.0, 1.0}
     there = jnp.asarray(np.flatnonzero(np.asarray(ring.priority) > 0)[:2], jnp.int32)
     counts = jnp.asarray(streams.counts)
-    at = replay.Sample(there, replay.generation_of(plan, there, counts)[0], None, None)
-    update = jax.jit(lambda ring, priorities: replay.update(plan, spec, ring, counts, at, priorities)[0])
+    at = replay.Sample(there, buffer.generation_of(there, counts)[0], None, None)
+    update = jax.jit(lambda ring, priorities: buffer.write(ring, counts, at, priorities)[0])
     for priorities in (jnp.array([9.0, 0.25]), jnp.array([4.0, 4.0])):
         ring = update(ring, priorities)
-    add = jax.jit(lambda ring, trajectory: replay.add(plan, spec, ring, trajectory, jnp.int32(0), counts[0]))
+    add = jax.jit(lambda ring, trajectory: buffer.add(ring, trajectory, jnp.int32(0), counts[0]))
     ring = add(ring, streams.rollout(0))
     assert set(np.unique(ring.priority)) == {0.0, 1.0, 2.0, 3.0}
     of_rows = lambda rows, extras: jax.vmap(  # noqa: E731
         lambda i: jnp.sum(lax.dynamic_slice_in_dim(extras["double"], i, 2), axis=0)
     )(jnp.arange(T))
     spec = rows_of(alpha=1.0, length=3, context=0, priority=of_rows)
-    plan, ring, streams = filled(spec, [0, 1] * 3)
+    buffer, ring, streams = filled(spec, [0, 1] * 3)
     masses = np.asarray(ring.priority)
-    for lane, row in eligible(plan, spec, streams):
-        index = lane * plan.starts_per_lane + row % plan.starts_per_lane
+    for lane, row in eligible(buffer, spec, streams):
+        index = lane * buffer.shape.starts_per_lane + row % buffer.shape.starts_per_lane
         assert masses[index] == max(sum(2.0 * streams.rows[lane][row + i][5] for i in range(2)), 1e-6)
 
 
@@ -232,16 +231,16 @@ def test_capacity_is_what_was_asked_for():
         there = int(jnp.sum(ring.priority > 0))
         assert capacity <= there < capacity + B * GROUPS
     for capacity in (B * GROUPS * T, 100):
-        plan, _, streams = filled(rows_of(capacity=capacity), [0, 1] * 20)
-        assert capacity <= replay.num_sequences(plan, jnp.asarray(streams.counts)) < capacity + B * GROUPS * T
+        buffer, _, streams = filled(rows_of(capacity=capacity), [0, 1] * 20)
+        assert capacity <= buffer.num_sequences(jnp.asarray(streams.counts)) < capacity + B * GROUPS * T
     with pytest.raises(
         ValueError, match="replay_capacity=18 is less than one rollout: 6 lanes of rollout_length=4 .* 24"
     ):
         filled(rows_of(capacity=18), [0])
 
 
-def sampled(plan, spec, ring, counts, n, times, num_shards=1):
-    draw = lambda ring, key: replay.sample(plan, ring, counts, key, n, spec.importance_exponent)  # noqa: E731
+def sampled(buffer, spec, ring, counts, n, times, num_shards=1):
+    draw = lambda ring, key: buffer.sample(ring, counts, key, n, spec.importance_exponent)  # noqa: E731
     keys = jax.random.split(jax.random.key(1), (times, num_shards))
     rings = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_shards, *x.shape)), ring)
     run = jax.jit(
@@ -259,17 +258,15 @@ def sampled(plan, spec, ring, counts, n, times, num_shards=1):
 )
 def test_sequences_are_drawn_by_priority(alpha, make):
     spec = make(alpha=alpha, capacity=900)
-    plan, ring, streams = filled(spec, [0, 1] * 180)
+    buffer, ring, streams = filled(spec, [0, 1] * 180)
     counts = jnp.asarray(streams.counts)
     there = np.flatnonzero(np.asarray(ring.priority) > 0)
     rng = np.random.default_rng(0)
     raw = rng.exponential(size=len(there)).astype(np.float32) + np.float32(0.2)
-    at = replay.Sample(
-        jnp.asarray(there, jnp.int32), replay.generation_of(plan, jnp.asarray(there), counts)[0], None, None
-    )
-    ring, overwritten = replay.update(plan, spec, ring, counts, at, jnp.asarray(raw))
+    at = replay.Sample(jnp.asarray(there, jnp.int32), buffer.generation_of(jnp.asarray(there), counts)[0], None, None)
+    ring, overwritten = buffer.write(ring, counts, at, jnp.asarray(raw))
     assert float(overwritten) == 0
-    drawn = sampled(plan, spec, ring, counts, n=16, times=2000)
+    drawn = sampled(buffer, spec, ring, counts, n=16, times=2000)
     seen = np.bincount(np.asarray(drawn.index).ravel(), minlength=len(ring.priority))
     assert set(np.flatnonzero(seen)) <= set(there), "a sequence that is not there was drawn"
     expected = raw.astype(np.float64) ** alpha
@@ -284,19 +281,19 @@ def test_sequences_are_drawn_by_priority(alpha, make):
     np.testing.assert_allclose(drawn.weight, weights, rtol=1e-4)
     np.testing.assert_array_equal(
         drawn.age,
-        np.asarray(streams.counts)[np.asarray(drawn.index) // plan.starts_per_lane // B] - 1 - drawn.generation,
+        np.asarray(streams.counts)[np.asarray(drawn.index) // buffer.shape.starts_per_lane // B] - 1 - drawn.generation,
     )
 
 
 def test_weights_are_normalised_over_all_shards():
     spec = spec_of(capacity=60)
-    plan, ring, streams = filled(spec, [0, 1] * 20)
+    buffer, ring, streams = filled(spec, [0, 1] * 20)
     counts = jnp.asarray(streams.counts)
     rings = [ring, ring._replace(priority=ring.priority * jnp.linspace(0.1, 3.0, len(ring.priority)))]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rings)
     keys = jax.random.split(jax.random.key(0), 2)
     drawn = harness.over_shards(
-        lambda _, r, k: replay.sample(plan, r, counts, k, 8, spec.importance_exponent), 0, stacked, keys
+        lambda _, r, k: buffer.sample(r, counts, k, 8, spec.importance_exponent), 0, stacked, keys
     )
     raw = []
     for shard in range(2):
@@ -336,24 +333,24 @@ def test_small_masses_and_large_ones():
 def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
     """Priorities are dropped where nothing is now, and where other sequences are."""
     spec = make(alpha=1.0)
-    plan, ring, streams = filled(spec, [0, 1] * 9)
+    buffer, ring, streams = filled(spec, [0, 1] * 9)
     before = jnp.asarray(streams.counts)
-    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, before, n=64, times=1))
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(buffer, spec, ring, before, n=64, times=1))
     index = np.asarray(drawn.index)
     lanes, starts = (
-        index // plan.starts_per_lane,
-        np.asarray(drawn.generation) * T + index % plan.starts_per_rollout * plan.stride,
+        index // buffer.shape.starts_per_lane,
+        np.asarray(drawn.generation) * T + index % buffer.shape.starts_per_rollout * buffer.shape.stride,
     )
-    assert set(zip(lanes, starts)) <= eligible(plan, spec, streams)
-    for i in range(plan.slots if all_of_them else 1):
-        ring = replay.add(plan, spec, ring, streams.rollout(0), jnp.int32(0), before[0] + i)
+    assert set(zip(lanes, starts)) <= eligible(buffer, spec, streams)
+    for i in range(buffer.shape.slots if all_of_them else 1):
+        ring = buffer.add(ring, streams.rollout(0), jnp.int32(0), before[0] + i)
     counts = jnp.asarray(streams.counts)
-    left = eligible(plan, spec, streams)
+    left = eligible(buffer, spec, streams)
     gone = np.array([at not in left for at in zip(lanes, starts)])
     assert np.array_equal(gone, lanes < B) if all_of_them else 0 < gone.sum() < np.sum(lanes < B)
     assert not np.any(gone[lanes >= B])
     priority = jnp.arange(1.0, 65.0)
-    after, overwritten = replay.update(plan, spec, ring, counts, drawn, priority)
+    after, overwritten = buffer.write(ring, counts, drawn, priority)
     assert int(overwritten) == gone.sum() > 0
     written, old = np.asarray(after.priority), np.asarray(ring.priority)
     for i in np.unique(index):
@@ -367,13 +364,13 @@ def test_priorities_of_what_is_gone_are_dropped(make, all_of_them):
 def test_replay_that_draws_all_alike_writes_no_priorities(make):
     """Nor does it compare each sample of a batch with each other to do so."""
     spec = make(alpha=0.0)
-    plan, ring, streams = filled(spec, [0, 1] * 9)
+    buffer, ring, streams = filled(spec, [0, 1] * 9)
     counts = jnp.asarray(streams.counts)
-    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, counts, n=64, times=1))
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(buffer, spec, ring, counts, n=64, times=1))
     assert set(np.unique(ring.priority)) == {0.0, 1.0}
-    written = jax.make_jaxpr(lambda ring, at, new: replay.update(plan, spec, ring, counts, at, new))
+    written = jax.make_jaxpr(lambda ring, at, new: buffer.write(ring, counts, at, new))
     assert "64,64" not in str(written(ring, drawn, jnp.arange(64.0)))
-    after, overwritten = replay.update(plan, spec, ring, counts + 100, drawn, jnp.arange(64.0))
+    after, overwritten = buffer.write(ring, counts + 100, drawn, jnp.arange(64.0))
     assert overwritten == 64
     np.testing.assert_array_equal(after.priority, ring.priority)
 
@@ -382,12 +379,12 @@ def test_replay_that_draws_all_alike_writes_no_priorities(make):
 def test_what_is_learnt_to_the_last_bit_does_no_harm():
     """Priorities of 0 can be drawn, and weights stay finite."""
     spec = spec_of(priority=lambda rows, extras: jnp.zeros((1, rows.reward.shape[1])))
-    plan, ring, streams = filled(spec, [0, 1] * 9)
+    buffer, ring, streams = filled(spec, [0, 1] * 9)
     counts = jnp.asarray(streams.counts)
-    assert int(jnp.sum(ring.priority > 0)) == int(replay.num_sequences(plan, counts))
-    drawn = jax.tree.map(lambda x: x[0, 0], sampled(plan, spec, ring, counts, n=8, times=1))
-    ring, _ = replay.update(plan, spec, ring, counts, drawn, jnp.where(jnp.arange(8) < 4, 0.0, 1e4))
-    drawn = sampled(plan, spec, ring, counts, n=8, times=20)
+    assert int(jnp.sum(ring.priority > 0)) == int(buffer.num_sequences(counts))
+    drawn = jax.tree.map(lambda x: x[0, 0], sampled(buffer, spec, ring, counts, n=8, times=1))
+    ring, _ = buffer.write(ring, counts, drawn, jnp.where(jnp.arange(8) < 4, 0.0, 1e4))
+    drawn = sampled(buffer, spec, ring, counts, n=8, times=20)
     assert np.all(np.isfinite(drawn.weight))
     assert np.max(drawn.weight) == 1.0
 
@@ -395,12 +392,12 @@ def test_what_is_learnt_to_the_last_bit_does_no_harm():
 def test_the_ring_is_written_in_place():
     """Adding to a large ring allocates next to nothing: all of it is donated."""
     spec = spec_of(capacity=30_000)
-    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    buffer = replay.make(spec, SQUARE, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
     trajectory = Streams(0, spec.context).rollout(0)
-    ring = jax.eval_shape(lambda: replay.init(plan, spec, trajectory))
+    ring = jax.eval_shape(lambda: buffer.init(trajectory))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring))
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    add = jax.jit(lambda *args: replay.add(plan, spec, *args), donate_argnums=0)
+    add = jax.jit(buffer.add, donate_argnums=0)
     memory = add.lower(ring, trajectory, number, number).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 100
@@ -409,11 +406,11 @@ def test_the_ring_is_written_in_place():
 def test_shards_of_one_device_are_written_by_slices():
     """Mapped over shards that all write at one place, rows stay slice updates: a scatter of images is not in place."""
     spec = spec_of()
-    plan = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=2)
+    buffer = replay.make(spec, SQUARE, rollout_length=T, lanes=B, groups=GROUPS, num_shards=2)
     first, second = (Streams(seed, spec.context).rollout(1) for seed in (0, 1))
-    rings = [replay.init(plan, spec, trajectory) for trajectory in (first, second)]
+    rings = [buffer.init(trajectory) for trajectory in (first, second)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rings), jax.tree.map(lambda *x: jnp.stack(x), first, second)
-    add = functools.partial(replay.add, plan, spec)
+    add = buffer.add
     mapped = jax.vmap(add, in_axes=(0, 0, None, None))
     at = jnp.int32(1), jnp.int32(2)
     written = [jax.tree.map(lambda x, i=i: x[i], jax.jit(mapped)(*stacked, *at)) for i in range(2)]
@@ -431,21 +428,21 @@ def test_more_than_two_billion_numbers():
     """A replay of 310,000 rows of 84x84 frames: rows written after the 2^31st number are read there."""
     rows, frame = 500, (84, 84)
     spec = rows_of(length=2, context=0, capacity=310_000)
-    plan = replay.layout(spec, rollout_length=rows, lanes=1, groups=1, num_shards=1)
-    assert plan.slots * rows * np.prod(frame) > 2**31
+    buffer = replay.make(spec, np.zeros(frame, np.uint8), rollout_length=rows, lanes=1, groups=1, num_shards=1)
+    assert buffer.shape.slots * rows * np.prod(frame) > 2**31
     pictures = np.random.default_rng(0).integers(0, 256, (rows + 1, 1, *frame), np.uint8)
     number = lambda dtype, n=rows: jnp.zeros((n, 1), dtype)  # noqa: E731
     steps = TimeStep(jnp.asarray(pictures), *(number(d, rows + 1) for d in (jnp.float32, jnp.float32, bool, bool)))
     state = nets.ActorState((), ())
     trajectory = Trajectory(steps, number(jnp.int32), (), state, number(jnp.int32), jnp.zeros(1, jnp.int32))
-    ring = jax.jit(lambda: replay.init(plan, spec, trajectory))()
-    add = jax.jit(functools.partial(replay.add, plan, spec), donate_argnums=0)
-    ring = add(ring, trajectory, jnp.int32(0), jnp.int32(plan.slots - 1))
+    ring = jax.jit(lambda: buffer.init(trajectory))()
+    add = jax.jit(buffer.add, donate_argnums=0)
+    ring = add(ring, trajectory, jnp.int32(0), jnp.int32(buffer.shape.slots - 1))
     within = np.array([0, 7, rows - 2], np.int32)
-    index = jnp.asarray(plan.starts_per_lane - rows + within)
+    index = jnp.asarray(buffer.shape.starts_per_lane - rows + within)
     assert np.all(np.asarray(ring.priority)[index] == 1)
-    at = replay.Sample(index, jnp.full(3, plan.slots - 1, jnp.int32), None, None)
-    found = jax.jit(lambda ring: replay.gather(plan, spec, ring, at, steps.observation))(ring)
+    at = replay.Sample(index, jnp.full(3, buffer.shape.slots - 1, jnp.int32), None, None)
+    found = jax.jit(lambda ring: buffer.gather(ring, at))(ring)
     for i, row in enumerate(within):
         np.testing.assert_array_equal(found.timesteps.observation[:, i], pictures[row : row + 2, 0])
 
@@ -456,14 +453,14 @@ def test_a_run_copies_no_ring(name):
     """Also where a call adds and samples: the program's scratch memory is a small part of the ring."""
     catch = envs_jax.make("catch")
     if name == "vtrace":
-        config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=100_000, rollout_length=5)
+        config = agents.VTraceConfig(replay_fraction=0.5, replay_capacity=500_000, rollout_length=5)
         agent = agents.vtrace.make(catch.spec, config)
     else:
-        config = agents.R2D2Config(replay_capacity=50_000, rollout_length=5, burn_in=2, trace_length=8)
+        config = agents.R2D2Config(replay_capacity=250_000, rollout_length=5, burn_in=2, trace_length=8)
         agent = agents.r2d2.make(catch.spec, config)
     prog = harness.make_program(agent, catch, num_envs=8)
     like = prog.like()
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.experience.ring))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.replay_state.ring))
     memory = prog.step.lower(like, prog.like_limits()).compile().memory_analysis()
     assert size > 5e7
     assert memory.temp_size_in_bytes < size / 5
@@ -483,10 +480,10 @@ def test_bytes_are_those_of_the_frames():
     lane = jax.ShapeDtypeStruct((lanes,), jnp.int32)
     trajectory = Trajectory(steps, number(jnp.int32, rows), extras, state, number(jnp.int32, rows), lane)
     spec = spec_of(length=121, capacity=100_000)
-    plan = replay.layout(spec, rollout_length=rows, lanes=lanes, groups=1, num_shards=1)
-    ring = jax.eval_shape(lambda t: replay.init(plan, spec, t), trajectory)
+    buffer = replay.make(spec, np.zeros((84, 84), np.uint8), rollout_length=rows, lanes=lanes, groups=1, num_shards=1)
+    ring = jax.eval_shape(lambda t: buffer.init(t), trajectory)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring))
-    assert plan.size * lanes >= 100_000
+    assert buffer.shape.size * lanes >= 100_000
     assert size <= 1.1 * 100_000 * rows * 84 * 84
 
 
@@ -537,15 +534,13 @@ def test_the_ratio_is_counted(ratio, batch):
 
 
 def test_a_ratio_that_never_learns_is_refused():
-    """Also one of an agent's own, and DQN's, which is made of two settings and rounded."""
-    for config, name in (
-        (agents.R2D2Config, "replay_ratio"),
-        (agents.AlphaZeroConfig, "samples_per_row"),
-        (agents.EfficientZeroConfig, "samples_per_row"),
-        (agents.MuZeroConfig, "samples_per_row"),
+    """Also one of an agent's own, and R2D2's, which is made of sequences and rounded."""
+    for config in (
+        *(agents.DQNConfig, agents.R2D2Config, agents.AlphaZeroConfig),
+        *(agents.EfficientZeroConfig, agents.MuZeroConfig),
     ):
-        with pytest.raises(ValueError, match=f"{config.__name__}.{name}=0.0: must be at least 0.0001"):
-            config(**{name: 0.0})
+        with pytest.raises(ValueError, match=f"{config.__name__}.replay_ratio=0.0: must be at least 0.0001"):
+            config(replay_ratio=0.0)
     for ratio in (0.0, 32 / 1e6):
         with pytest.raises(ValueError, match="learns would never learn: it samples .* sequences per sequence added"):
             learner.make(Learns(spec_of(ratio=ratio)), SQUARE, lanes=B, groups=GROUPS, num_shards=1)
@@ -588,7 +583,7 @@ def test_old_rollouts_join_new_ones():
 
 def test_a_rollout_must_fit_into_a_sequence():
     with pytest.raises(ValueError, match="lower rollout_length to 3 or less"):
-        replay.layout(spec_of(length=4), rollout_length=4, lanes=1, groups=1, num_shards=1)
+        replay.make(spec_of(length=4), SQUARE, rollout_length=4, lanes=1, groups=1, num_shards=1)
     with pytest.raises(ValueError, match="batch_size=8 is not divisible by the 3 shards"):
         learner.make(Learns(spec_of()), SQUARE, lanes=1, groups=1, num_shards=3)
 
@@ -627,7 +622,7 @@ def test_an_accelerator_offers_the_hosts_memory():
             return "gpu:0"
 
     def of(n):
-        return learner.Experience((), jax.ShapeDtypeStruct((n,), jnp.uint8))
+        return learner.ReplayState((), jax.ShapeDtypeStruct((n,), jnp.uint8))
 
     message = (
         r"the replay needs 0\.1 GiB on each device, and gpu:0 has 0\.0 GiB; lower replay_capacity, use more devices, or "
@@ -638,8 +633,8 @@ def test_an_accelerator_offers_the_hosts_memory():
     with pytest.raises(ValueError, match=r"use more devices\.$"):
         learner.require_room(of(2**50), [Accelerator()])
     learner.require_room(of(2**21), [Accelerator()] * 2)
-    with pytest.raises(ValueError, match="the replay needs"):  # with what is prepared ahead
-        learner.require_room(of(2**21)._replace(ahead=of(2**20).ring), [Accelerator()] * 2)
+    with pytest.raises(ValueError, match="the replay needs"):  # with prefetched samples
+        learner.require_room(of(2**21)._replace(prefetched=of(2**20).ring), [Accelerator()] * 2)
 
 
 def test_replays_in_the_hosts_memory_are_sebulbas():
@@ -663,13 +658,14 @@ def test_means_are_of_updates():
 def test_rollouts_that_do_not_fit_are_refused():
     """A rollout without its last row, or of a lane less, would be written over a part of the oldest one."""
     spec, streams = spec_of(), Streams(0, 3)
-    plan, trajectory = replay.layout(spec, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1), streams.rollout(0)
-    ring = jax.eval_shape(lambda trajectory: replay.init(plan, spec, trajectory), trajectory)
-    add = lambda ring, trajectory: replay.add(plan, spec, ring, trajectory, jnp.int32(0), jnp.int32(0))  # noqa: E731
+    buffer = replay.make(spec, SQUARE, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    trajectory = streams.rollout(0)
+    ring = jax.eval_shape(lambda trajectory: buffer.init(trajectory), trajectory)
+    add = lambda ring, trajectory: buffer.add(ring, trajectory, jnp.int32(0), jnp.int32(0))  # noqa: E731
     jax.eval_shape(add, ring, trajectory)
     cut = lambda tree: jax.tree.map(lambda x: x[:-1], tree)  # noqa: E731
     for part in ("timesteps", "actions", "policy_version", "lane"):
         with pytest.raises(AssertionError):
             jax.eval_shape(add, ring, trajectory._replace(**{part: cut(getattr(trajectory, part))}))
     with pytest.raises(AssertionError):
-        jax.eval_shape(lambda ring, counts: replay.sample(plan, ring, counts, jax.random.key(0), 4, 0.5), ring, jnp.zeros(GROUPS + 1, jnp.int32))  # fmt: skip
+        jax.eval_shape(lambda ring, counts: buffer.sample(ring, counts, jax.random.key(0), 4, 0.5), ring, jnp.zeros(GROUPS + 1, jnp.int32))  # fmt: skip

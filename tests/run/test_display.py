@@ -115,15 +115,17 @@ def test_lines_where_there_is_neither(capsys):
 
 def test_a_setting_that_does_not_fit_is_said_once(capsys):
     """By the first member that shows it; where nothing is shown, as a warning of Python's."""
-    caution = Caution("value/outside", 0.01, "set v_max")
+    caution = Caution("value/outside", 0.01, "set max_value")
     for shown in (True, False):
         cautions = Cautions([caution], metrics.Display(2000, "dqn catch", shown))
         cautions.check({})
         cautions.check({"value/outside": np.array([np.nan, 0.01])})
         assert not capsys.readouterr().err
         with (
-            contextlib.nullcontext() if shown else pytest.warns(UserWarning, match="^value/outside is 0.25: set v_max$")
+            contextlib.nullcontext()
+            if shown
+            else pytest.warns(UserWarning, match="^value/outside is 0.25: set max_value$")
         ):
             cautions.check({"value/outside": np.array([0.0, 0.25])})
         cautions.check({"value/outside": np.array([0.5, 0.5])})
-        assert capsys.readouterr().err == ("warning: value/outside is 0.25: set v_max\n" if shown else "")
+        assert capsys.readouterr().err == ("warning: value/outside is 0.25: set max_value\n" if shown else "")

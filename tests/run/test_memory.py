@@ -11,7 +11,7 @@ from podracer.anakin import runner
 from podracer.anakin.driver import Anakin, _too_small
 from podracer.learning import learner
 from podracer.run import driver
-from podracer.sebulba.learner_program import OnDevices
+from podracer.sebulba.learner_devices import OnDevices
 
 
 class Accelerator:
@@ -46,7 +46,7 @@ def test_a_program_must_fit():
         driver.require_memory(driver.program_bytes(compiled(3 * 2**30)), SMALL)
     driver.require_memory(2**30, SMALL)
     driver.require_memory(None, SMALL)
-    little = learner.Experience((), jax.ShapeDtypeStruct((8,), np.uint8))
+    little = learner.ReplayState((), jax.ShapeDtypeStruct((8,), np.uint8))
     for unknown in (None, {}, jax.errors.JaxRuntimeError("UNIMPLEMENTED: a device that is not there")):
         driver.require_memory(2**50, Accelerator(unknown))
         learner.require_room(little, [Accelerator(unknown)])
@@ -65,7 +65,7 @@ def test_anakin_asks_before_it_runs(monkeypatch):
 def test_sebulba_asks_before_it_runs():
     update = types.SimpleNamespace(lower=lambda *args: types.SimpleNamespace(compile=lambda: compiled(3 * 2**30)))
     layout = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.array([SMALL])))
-    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(drains=False))
+    learning = types.SimpleNamespace(_learn=update, _layout=layout, _core=types.SimpleNamespace(defers_updates=False))
     with pytest.raises(podracer.OutOfMemoryError, match=TOO_SMALL):
         OnDevices.compile(learning, None, None, None)
 

@@ -55,14 +55,20 @@ def test_another_version_that_goes_on_is_said(tmp_path):
     assert rundir.read(tmp_path / "run")["podracer"] == "0.0.9"
 
 
-def test_a_run_from_before_a_setting_goes_on(tmp_path):
-    description = resolve("muzero", "catch", RunConfig(total_steps=10_000, num_envs=8)).description
-    before = description | {"agent_config": {k: v for k, v in description["agent_config"].items() if k != "engine"}}
-    rundir.prepare(tmp_path / "run", before, resume=False)
-    assert rundir.prepare(tmp_path / "run", description, resume=True) == []
-    other = description | {"agent_config": description["agent_config"] | {"engine": "mctx"}}
-    with pytest.raises(ValueError, match=r"of another configuration: agent_config.engine: podracer -> mctx"):
-        rundir.prepare(tmp_path / "run", other, resume=True)
+def test_a_run_of_a_setting_that_has_another_name_now_is_refused(tmp_path):
+    description = resolve("r2d2", "catch", RunConfig(total_steps=10_000, num_envs=8)).description
+    old = {k: v for k, v in description["agent_config"].items() if k != "target_interval"}
+    earlier = description | {"agent_config": old | {"target_update_interval": 200}}
+    rundir.prepare(tmp_path / "run", earlier, resume=False)
+    with pytest.raises(
+        ValueError, match=r"agent_config.target_interval: absent -> 200; .*_update_interval: 200 -> absent"
+    ):
+        rundir.prepare(tmp_path / "run", description, resume=True)
+    for use in (podracer.resume, podracer.load):
+        with pytest.raises(
+            ValueError, match=r"R2D2Config has no field 'target_update_interval'; did you mean 'target_int"
+        ):
+            use(tmp_path / "run")
 
 
 def test_more_updates_than_can_be_counted_are_refused():

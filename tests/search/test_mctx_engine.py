@@ -154,7 +154,7 @@ SMALL = {
     "batch_size": 4,
     "replay_capacity": 64,
     "replay_min_size": 16,
-    "samples_per_row": 0.5,
+    "replay_ratio": 0.5,
 }
 
 

@@ -59,11 +59,11 @@ def learnt(agent, devices, made):
     assert layout.mesh.size == devices
     functions = learner_program.make(agent, layout, made[0])
     learner, norms = functions.init(jax.random.key(0), harness.hyper(agent)), []
-    experience = functions.experience()
-    programs = functions.compile(learner, experience, functions.spread(made[0]))
+    replay_state = functions.replay_state()
+    programs = functions.compile(learner, replay_state, functions.spread(made[0]))
     for trajectory in made:
-        learner, experience, metrics = programs.learn(
-            learner, experience, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
+        learner, replay_state, metrics = programs.learn(
+            learner, replay_state, functions.spread(trajectory), jnp.int32(0), jnp.float32(0.1), jax.random.key(1)
         )
         norms.append(float(metrics["grad/norm"]))
     assert min(norms) > 0.01, f"clipping is not active: {norms}"
@@ -80,7 +80,8 @@ def on_eight_devices(directory):
     )
     assert result.summary["devices"] == 8
     assert result.summary["complete"]
-    config = {"rollout_length": 10, "burn_in": 0, "trace_length": 10, "batch_size": 48, "replay_min_size": 96}
+    config = {"rollout_length": 10, "burn_in": 0, "trace_length": 10, "batch_size": 48, "replay_ratio": 16.0}
+    config |= {"replay_min_size": 960}
     ends = []
     for memory in ("device", "host"):
         result = podracer.train(

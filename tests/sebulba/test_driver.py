@@ -37,26 +37,26 @@ def agent_of(name, core_size=0, normalize=True):
     if name == "vtrace":
         return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common))
     if name == "vtrace with replay":
-        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40))
+        return agents.vtrace.make(COUNTING.spec, VTraceConfig(**common, replay_fraction=0.5, replay_capacity=40 * T))
     if name == "r2d2":
-        replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 1.0}
+        replayed = {"batch_size": 4, "replay_capacity": 100 * T, "replay_min_size": 10 * T, "replay_ratio": 9 / T}
         config = agents.R2D2Config(**common, **replayed, burn_in=3, trace_length=9, head_size=8)
         return agents.r2d2.make(COUNTING.spec, config)
     if name == "dqn":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "update_period": 20}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         config = agents.DQNConfig(
-            rollout_length=T, hidden_sizes=(8,), **replayed, target_period=60, n_step=3, frame_stack=2
+            rollout_length=T, hidden_sizes=(8,), **replayed, target_interval=3, n_step=3, frame_stack=2
         )
         return agents.dqn.make(COUNTING.spec, config)
     if name == "muzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11}
         config = agents.MuZeroConfig(
             rollout_length=T, **replayed, **sizes, simulations=2, unroll_length=2, n_step=2, frame_stack=2
         )
         return agents.muzero.make(COUNTING.spec, config)
     if name == "efficientzero":
-        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "samples_per_row": 0.2}
+        replayed = {"batch_size": 4, "replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 0.2}
         sizes = {"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 4}
         groups = {"reanalyse_group": 2, "target_interval": 4, "refresh_interval": 4}
         config = agents.EfficientZeroConfig(
@@ -198,22 +198,23 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     agent = agent_of(name, core_size=4)
     driver = driver_of(agent, threads=2, num_shards=num_shards)
     final, _, progress, _ = run(driver, total_steps=3000)
-    counts, rings, _ = final.experience
+    counts, rings, _ = final.replay_state
     assert int(counts.batches) * T * B >= 3000
     assert np.min(counts.rollouts) > 3
     assert int(final.learner.num_updates[0]) == progress[-1].updates > 10
     lanes = B // num_shards
-    spec = agent.replay._replace(observed=None)  # whatever a window brings, all of its rows are stored
-    plan = replay.layout(spec, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
+    spec = agent.replay._replace(observation_rows=None)  # whatever a window brings, all of its rows are stored
+    observation = jnp.zeros(rings.rows.observation.shape[3:])
+    buffer = replay.make(spec, observation, rollout_length=T, lanes=lanes, groups=2, num_shards=num_shards)
     seen = []
     for shard in range(num_shards):
         ring = jax.tree.map(lambda x, s=shard: x[s], rings)
         own = [actor * B + shard * lanes + i for actor in range(2) for i in range(lanes)]
         np.testing.assert_array_equal(ring.lane, own)
         index = jnp.flatnonzero(ring.priority > 0).astype(jnp.int32)
-        generation, newest = replay.generation_of(plan, index, counts.rollouts)
+        generation, newest = buffer.generation_of(index, counts.rollouts)
         at = replay.Sample(index, generation, jnp.ones(index.shape), newest - generation)
-        sequences = harness.numbers_of(replay.gather(plan, spec, ring, at, ring.rows.observation))
+        sequences = harness.numbers_of(buffer.gather(ring, at))
         seen.append(sequences.timesteps.observation[0, :, :2])
         memory = sequences.actor_state
         for i in range(len(index)):
@@ -243,7 +244,7 @@ def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, mon
     for memory in ("device", "host"):
         driver = driver_of(agent_of(name, core_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)
         final, _, progress, _ = run(driver, total_steps=2000)
-        ends.append(harness.numbers_of((final.learner, final.experience)))
+        ends.append(harness.numbers_of((final.learner, final.replay_state)))
         reports.append([p.metrics for p in progress])
     device, host = ends
     assert device[0].num_updates > 10
@@ -347,7 +348,7 @@ def test_lockstep_has_a_fixed_lag_and_repeats(threads):
 def test_agents_that_search_learn_on_the_host(name, environment, mode):
     """As many updates as are due, and in lockstep the same ones again."""
     config = {"rollout_length": T, "hidden_sizes": (8,), "simulations": 2, "n_step": 2, "batch_size": 10}
-    config |= {"samples_per_row": 0.5, "replay_capacity": 400, "replay_min_size": 100}
+    config |= {"replay_ratio": 0.5, "replay_capacity": 400, "replay_min_size": 100}
     run = {"arch": "sebulba", "mode": mode, "num_envs": B, "total_steps": 600, "eval_episodes": 2, "eval_every": 600}
     with harness.shared_programs():
         results = [
@@ -397,8 +398,8 @@ def test_snapshots_compile_nothing_new():
     learner = driver.learner(state).learner
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: compiled.append(event))
-    driver.states.make(driver.learner(state).learner, (), 3, state.experience)
-    driver.states.make(learner, (), 5, state.experience)
+    driver.states.make(driver.learner(state).learner, (), 3, state.replay_state)
+    driver.states.make(learner, (), 5, state.replay_state)
     assert not [event for event in compiled if "backend_compile" in event]
 
 
@@ -451,7 +452,7 @@ def test_the_learner_is_anakins(name, num_shards):
     expected = harness.numbers_of(jax.tree.map(lambda x: x[0], expected))
     driver.compile(driver.init())
     actual, _, found = driver._programs.learn(
-        learner, driver.learning.experience(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
+        learner, driver.learning.replay_state(), driver.learning.spread(trajectory), jnp.int32(0), progress, key
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), harness.numbers_of(actual), expected
@@ -472,10 +473,10 @@ def test_updates_per_batch_take_every_lane_once():
 
     driver = driver_of(agent._replace(learn=learn), updates_per_batch=2)
 
-    def observed(learner, experience, trajectory, part, progress, key):
-        new, experience, metrics = update(learner, experience, trajectory, part, progress, key)
+    def observed(learner, replay_state, trajectory, part, progress, key):
+        new, replay_state, metrics = update(learner, replay_state, trajectory, part, progress, key)
         seen.append((int(part), float(metrics["lanes"])))
-        return new, experience, metrics
+        return new, replay_state, metrics
 
     driver.compile(driver.init())
     update = driver._programs.learn

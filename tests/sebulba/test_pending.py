@@ -11,7 +11,7 @@ import pytest
 
 from podracer import agents, topology
 from podracer.environments.from_jax import SteppedEnvironments
-from podracer.learning.learner import owing
+from podracer.learning.learner import add_updates
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba import runner
@@ -26,7 +26,7 @@ COUNTING = counting.CountingEnvironment()
 @functools.cache
 def agent():
     """DUE updates a rollout, once there are two."""
-    replayed = {"batch_size": 8, "replay_capacity": 200, "replay_min_size": 8, "replay_ratio": DUE * 8 / B}
+    replayed = {"batch_size": 8, "replay_capacity": 200 * T, "replay_min_size": 8 * T, "replay_ratio": DUE * 8 / B}
     config = agents.R2D2Config(
         rollout_length=T, hidden_sizes=(8,), core="none", head_size=8, burn_in=0, trace_length=T, **replayed
     )
@@ -92,14 +92,14 @@ def run(driver, state=None, total_steps=240, stop_after=None, milestone=None, na
     With `stop_after`, a signal comes after so many calls of updates.
     """
     calls, states = [], []
-    drain = driver._programs.drain
+    drain = driver._programs.run_pending_updates
 
     def counted(*arguments):
         calls.append(int(arguments[3]))
         time.sleep(nap)
         return drain(*arguments)
 
-    driver._programs = driver._programs._replace(drain=counted)
+    driver._programs = driver._programs._replace(run_pending_updates=counted)
     final, complete = driver.run(
         driver.init() if state is None else state,
         RunHooks(
@@ -137,7 +137,7 @@ def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environme
     final, complete, _ = run(driver, nap=0.002 if environments is Sleepy else 0.0)
     assert complete
     assert_same(final, whole("lockstep", 1))
-    assert int(final.experience.counts.updates) == int(final.learner.num_updates[0]) > 2 * DUE
+    assert int(final.replay_state.counts.draws) == int(final.learner.num_updates[0]) > 2 * DUE
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_how_updates_are_cut_changes_nothing(updates_per_call, memory, environme
 )
 def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
     stopped, complete, _ = run(driver_of(mode, threads), stop_after=DUE + 2)
-    counts = stopped.experience.counts
+    counts = stopped.replay_state.counts
     assert not complete
-    assert int(counts.pending) == DUE - 2
-    assert int(counts.updates) == int(stopped.learner.num_updates[0]) == DUE + 2
+    assert int(counts.pending_updates) == DUE - 2
+    assert int(counts.draws) == int(stopped.learner.num_updates[0]) == DUE + 2
     driver, begun = driver_of(mode, threads), int(counts.batches)
     actor_pool = driver.actor_pool
 
@@ -171,28 +171,31 @@ def test_a_run_stopped_between_updates_goes_on_bit_for_bit(mode, threads):
 def test_updates_that_a_lost_replay_puts_off_are_done_once_it_is_filled():
     """So whatever counts updates, as target networks do, stays in step with rollouts and publications."""
     stopped, *_ = run(driver_of("lockstep"), stop_after=DUE + 2)
-    experience = stopped.experience
-    empty = jax.tree.map(jnp.zeros_like, experience)._replace(counts=experience.counts.emptied())
-    assert (int(empty.counts.pending), int(empty.counts.put_off)) == (0, DUE - 2)
+    replay_state = stopped.replay_state
+    empty = jax.tree.map(jnp.zeros_like, replay_state)._replace(counts=replay_state.counts.without_rollouts())
+    assert (int(empty.counts.pending_updates), int(empty.counts.deferred_updates)) == (0, DUE - 2)
     reports: list = []
-    final, complete, _ = run(driver_of("lockstep"), stopped._replace(experience=empty), 400, reports=reports)
+    final, complete, _ = run(driver_of("lockstep"), stopped._replace(replay_state=empty), 400, reports=reports)
     assert complete
-    assert int(final.experience.counts.put_off) == 0
-    assert int(final.experience.counts.updates) == int(final.learner.num_updates[0]) > 4 * DUE
-    assert int(final.experience.counts.updates) % DUE == 0
+    assert int(final.replay_state.counts.deferred_updates) == 0
+    assert int(final.replay_state.counts.draws) == int(final.learner.num_updates[0]) > 4 * DUE
+    assert int(final.replay_state.counts.draws) % DUE == 0
 
 
 def test_no_update_behind_the_last_step_is_due_on_a_replay_that_was_lost():
-    experience = whole("lockstep", 1).experience
-    assert int(owing(experience, 3).counts.pending) == 3
-    assert int(owing(experience._replace(counts=experience.counts.emptied()), 3).counts.pending) == 0
+    replay_state = whole("lockstep", 1).replay_state
+    assert int(add_updates(replay_state, 3).counts.pending_updates) == 3
+    assert (
+        int(add_updates(replay_state._replace(counts=replay_state.counts.without_rollouts()), 3).counts.pending_updates)
+        == 0
+    )
 
 
 def test_a_milestone_does_not_wait():
     """The state there has pending updates, from which a run goes on; only the end waits for them."""
     final, _, (middle, end) = run(driver_of("lockstep"), milestone=100)
-    assert int(middle.experience.counts.pending) == DUE
-    assert int(end.experience.counts.pending) == 0
+    assert int(middle.replay_state.counts.pending_updates) == DUE
+    assert int(end.replay_state.counts.pending_updates) == 0
     assert_same(final, whole("lockstep", 1))
     assert_same(run(driver_of("lockstep"), middle)[0], final)
 
@@ -225,7 +228,7 @@ def test_a_stop_before_the_last_updates_is_made_good():
     stopped, complete, states = run(driver_of("lockstep"), stop_after=total - 2)
     assert not complete
     assert not states
-    assert int(stopped.experience.counts.pending) == 2
+    assert int(stopped.replay_state.counts.pending_updates) == 2
     assert int(stopped.env_steps.low[0]) >= 240
     final, complete, (end,) = run(driver_of("lockstep"), stopped)
     assert complete

@@ -157,7 +157,7 @@ def test_every_step_has_the_version_of_the_parameters_that_acted(recorded):
 @pytest.mark.slow
 def test_every_lane_has_the_rows_that_it_has_where_all_are_waited_for():
     """With parameters that do not change, and actions that are not drawn."""
-    replayed = {"batch_size": 4, "replay_capacity": 100, "replay_min_size": 10, "replay_ratio": 0.1}
+    replayed = {"batch_size": 4, "replay_capacity": 100 * T, "replay_min_size": 10 * T, "replay_ratio": 0.1 * 4 / T}
     config = agents.R2D2Config(
         rollout_length=T, hidden_sizes=(8,), core="lstm", core_size=4, head_size=8, burn_in=1, trace_length=4, epsilon_base=0.0, **replayed
     )  # fmt: skip

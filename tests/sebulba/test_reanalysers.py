@@ -47,7 +47,7 @@ SMALL = {
     "batch_size": 16,
     "replay_min_size": 64,
     "replay_capacity": 2_000,
-    "samples_per_row": 2.0,
+    "replay_ratio": 2.0,
     "target_interval": 8,
     "reanalyse_group": 2,
     "refresh_interval": 4,
@@ -78,14 +78,14 @@ def mean(result, name):
 @contextlib.contextmanager
 def drawn():
     """Records the draws meanwhile: slots in the ring, by draw and shard in any order."""
-    sample, found = replay.sample, []
+    sample, found = replay.Buffer.sample, []
 
     def watched(*arguments):
         at = sample(*arguments)
         jax.debug.callback(lambda index: found.append(tuple(np.ravel(index).tolist())), at.index)
         return at
 
-    with mock.patch.object(replay, "sample", watched):
+    with mock.patch.object(replay.Buffer, "sample", watched):
         yield found
         jax.effects_barrier()
     found.sort()
@@ -207,7 +207,7 @@ def out_of_memory():
 @contextlib.contextmanager
 def broken_learner():
     """Makes publishing fail; yields when."""
-    publish, calls, since = runner.Learner._publish_to, iter(range(3)), []
+    publish, calls, since = runner.Learner.publish_to, iter(range(3)), []
 
     def failing(*arguments):
         if next(calls, None) is None:
@@ -215,7 +215,7 @@ def broken_learner():
             raise RuntimeError("a learner fell over")
         return publish(*arguments)
 
-    with mock.patch.object(runner.Learner, "_publish_to", failing):
+    with mock.patch.object(runner.Learner, "publish_to", failing):
         yield since
 
 

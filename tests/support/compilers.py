@@ -30,8 +30,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from podracer.bench.hlo import count
+from tests.support import benchmarks
 
+count = benchmarks.load("hlo").count
 COMPILERS = pathlib.Path(os.environ.get("PODRACER_COMPILERS", f"{sys.prefix}/compilers"))
 
 H200 = """
@@ -82,7 +83,7 @@ def _r2d2(devices: list[Any]) -> Any:
         "head_size": 64,
         "rollout_length": 8,
     }
-    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8192, "replay_ratio": 0.5}
+    settings |= {"burn_in": 4, "trace_length": 8, "batch_size": 8, "replay_capacity": 8 * 8192, "replay_ratio": 0.5}
     return _anakin("r2d2", "pixel_catch", 64, settings, devices)
 
 

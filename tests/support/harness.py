@@ -120,7 +120,7 @@ def batch_of(agent: Agent, num_actions: int, least: int = 0, shape: tuple[int, .
     x = windows(agent.replay.length, num_actions, seed)
     x = {name: value[:, ~x["first"][1 : least + 1].any(axis=0)] for name, value in x.items()}
     length, B = x["reward"].shape
-    observation = rng.normal(size=(agent.replay.observed, B, *shape)).astype(np.float32)
+    observation = rng.normal(size=(agent.replay.observation_rows, B, *shape)).astype(np.float32)
     if len(shape) == 3:
         observation = rng.integers(0, 256, observation.shape, np.uint8)
     rows = TimeStep(observation, x["reward"], x["discount"], x["first"], np.zeros((length, B), bool))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ LOCKSTEP = {"arch": "sebulba", "mode": "lockstep", "updates_per_call": 4}
 
 def train(log=None, final_updates=FINAL, **settings):
     settings = {"total_steps": STEPS, "num_envs": 4, "eval_episodes": 2, "eval_every": 2**40} | settings
-    config = DQN | {"update_period": 8}
+    config = DQN | {"replay_ratio": 1.0}
     return podracer.train(
         "dqn", "catch", config=config, progress=False, log=log, final_updates=final_updates, **settings
     )

@@ -97,7 +97,7 @@ def test_a_run_begins_with_anothers_weights(finished, tmp_path):
 @pytest.mark.slow
 def test_what_is_transferred_and_what_begins_anew():
     """Parameters and what else was learnt (R2D2's target) of the best member, for all members; not the optimiser."""
-    config = {"hidden_sizes": (4,), "core": "none", "head_size": 4, "replay_capacity": 64, "replay_min_size": 8}
+    config = {"hidden_sizes": (4,), "core": "none", "head_size": 4, "replay_capacity": 1280, "replay_min_size": 160}
 
     def learner(population, offset):
         run = RunConfig(total_steps=10, num_envs=8, population=population)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TOTAL_STEPS = 6_000
 PERIOD = 80
 DQN = (
-    f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.update-period 4 --agent.target-period {PERIOD} "
+    f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-ratio 2 --agent.target-interval {PERIOD // 4} "
     "--agent.replay-capacity 800 --agent.replay-min-size 160"
 )
 CASES = {
@@ -33,7 +33,8 @@ CASES = {
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
     # A replay with its priorities, and a target network.
     "r2d2": "train r2d2 memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.burn-in 2 --agent.trace-length 12 "
-    "--agent.batch-size 8 --agent.replay-capacity 400 --agent.replay-min-size 40 --agent.target-update-interval 7",
+    "--agent.batch-size 8 --agent.replay-ratio 9.6 --agent.replay-capacity 8000 --agent.replay-min-size 800 "
+    "--agent.target-interval 7",
     # Updates that are due and not done: at checkpoints, and wherever in a period a signal comes.
     "dqn": f"{DQN} --mode lockstep",
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
@@ -46,7 +47,7 @@ SEARCH_CASES = {
     # A tree of states is never kept from one action to the next; a replay is, two networks beside the newest, and a sweep
     # that is under way: all that MuZero has, and more.
     "efficientzero": "train efficientzero memory_chain --env.length 3 --arch sebulba --mode lockstep "
-    "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.samples-per-row 0.5 "
+    "--agent.simulations 4 --agent.unroll-length 2 --agent.n-step 2 --agent.batch-size 8 --agent.replay-ratio 0.5 "
     "--agent.reanalyse-group 2 --agent.target-interval 4 --agent.refresh-interval 6 --agent.replay-capacity 400 "
     "--agent.replay-min-size 100",
 }
@@ -166,7 +167,7 @@ def check_resumed(agent, reference, number, tmp_path):
     for attempt in range(8):
         run_dir = tmp_path / f"run-{attempt}"
         code, error = disturb(agent, run_dir, number)
-        if not inside(agent, number) or 0 < stored(run_dir)["experience.counts.pending"] < PERIOD // 4:
+        if not inside(agent, number) or 0 < stored(run_dir)["replay_state.counts.pending_updates"] < PERIOD // 4:
             break
     else:
         pytest.fail("no signal came between the updates of a period")
@@ -184,7 +185,7 @@ def check_resumed(agent, reference, number, tmp_path):
 
     newest = newest_of(run_dir)
     if agent == "dqn" or (agent.startswith("dqn") and number == signal.SIGKILL):  # between calls, or at a milestone
-        assert stored(run_dir)["experience.counts.pending"] > 0
+        assert stored(run_dir)["replay_state.counts.pending_updates"] > 0
     kept = [row for row in rows_of(run_dir) if row["env_steps"] <= newest]
     # The first goes on writing checkpoints as often, which takes most of the time.
     by_name = agent == "ppo" and number == signal.SIGTERM
@@ -228,7 +229,13 @@ def same_rows(reference: pathlib.Path, run_dir: pathlib.Path):
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
     settings = {
-        "config": {"replay_capacity": 400, "replay_min_size": 100, "replay_ratio": 1.0, "core": "lstm", "core_size": 4},
+        "config": {
+            "replay_capacity": 8_000,
+            "replay_min_size": 2_000,
+            "replay_ratio": 2.0,
+            "core": "lstm",
+            "core_size": 4,
+        },
         "arch": arch,
         "num_envs": 8,
         "total_steps": 12_000,
@@ -255,7 +262,7 @@ def test_a_replay_that_was_not_saved_is_filled_again(arch, tmp_path):
 
 
 def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_told(tmp_path, capsys, monkeypatch):
-    drain = runner.Learner.drain
+    drain = runner.Learner.run_pending_updates
 
     def stopped_behind_the_last_step(self, should_stop, *rest):
         calls = iter(range(3))
@@ -263,7 +270,7 @@ def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_to
 
     settings = {
         "config": {
-            **{"update_period": 4, "target_period": 80, "batch_size": 8, "rollout_length": 10, "hidden_sizes": (8,)},
+            **{"replay_ratio": 2.0, "target_interval": 20, "batch_size": 8, "rollout_length": 10, "hidden_sizes": (8,)},
             **{"replay_capacity": 800, "replay_min_size": 160},
         },
         "arch": "sebulba",
@@ -276,7 +283,7 @@ def test_updates_that_a_replay_owed_when_it_was_lost_behind_the_last_step_are_to
         "resume": True,
     }
     with monkeypatch.context() as patched:
-        patched.setattr(runner.Learner, "drain", stopped_behind_the_last_step)
+        patched.setattr(runner.Learner, "run_pending_updates", stopped_behind_the_last_step)
         stopped = podracer.train("dqn", "catch", **settings)
     assert not stopped.summary["complete"]
     left = 20 - int(stopped.summary["updates"]) % 20  # of a period's 20

@@ -1,4 +1,4 @@
-"""`podracer bench reanalyse`: the cost of EfficientZero's updates with and without SpeedyZero's additions.
+"""`python benchmarks/reanalyse.py`: the cost of EfficientZero's updates with and without SpeedyZero's additions.
 
     learning            no sample is reanalysed reanalysing         all are, an update at a time groups              the
     same, with the searches of 8 updates in one large batch         the same number of samples in one update refreshing
@@ -22,6 +22,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import script
 import tyro
 from jax.sharding import Mesh, PartitionSpec
 
@@ -148,7 +149,7 @@ def main(arguments: ReanalyseArguments) -> int:
     print(f"Floor: operations of the network at the {speed / 1e9:,.0f} GFLOP/s of a product of matrices.")
     if arguments.json:
         results = {"rates": rates, "ratios": ratios, "operations_a_sample": operations, "product": speed}
-        write(arguments.json, "podracer bench reanalyse", arguments, results)
+        write(arguments.json, "python benchmarks/reanalyse.py", arguments, results)
     return 0
 
 
@@ -175,8 +176,8 @@ class Updates:
         observation = spaces.zeros(spec.observation_space)
         core = learner.make(agent, observation, lanes=arguments.lanes, groups=1, num_shards=1)
         assert core.steps is not None
-        assert core.steps.drain is not None
-        drain, add_rollout = core.steps.drain, core.steps.add
+        assert core.steps.run_pending_updates is not None
+        drain, add_rollout = core.steps.run_pending_updates, core.steps.add
         hyper = {name: jnp.float32(value) for name, value in agent.hyper.items()}
         self._state = jax.jit(agent.init)(jax.random.key(0), hyper)
         trajectory = _random(agent, spec, arguments.lanes, self._state)
@@ -198,7 +199,7 @@ class Updates:
         arguments_of = (self._state, self._counts, self._ring, jax.random.key(1))
         self._update = jitted(update, (0, 2)).lower(*arguments_of).compile()
         self._samples = agent.config.batch_size * agent.config.reanalyse_group
-        prepare = functools.partial(core.steps.prepare, core.steps.elders(self._state, jnp.float32(0)))
+        prepare = functools.partial(core.steps.prepare, core.steps.target_params(self._state, jnp.float32(0)))
         prepared = jax.eval_shape(jitted(prepare, ()), self._counts, self._ring, (), jnp.float32(0), jax.random.key(0))
         self._learning = jitted(agent.learn, ()), jax.eval_shape(lambda: self._state), prepared[2].batch
 
@@ -276,3 +277,7 @@ def _random(agent: Agent, spec: EnvSpec, lanes: int, state: Any) -> Trajectory:
     by_row = lambda x: jnp.broadcast_to(x, (T, *x.shape))  # noqa: E731
     version = jnp.zeros((T, lanes), jnp.int32)
     return Trajectory(rows, jax.tree.map(by_row, actions), jax.tree.map(by_row, extras), memory, version, lane)
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("reanalyse", ReanalyseArguments, main))

@@ -1,4 +1,4 @@
-"""`podracer bench dqn`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside the prediction of a model.
+"""`python benchmarks/dqn.py`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside the prediction of a model.
 
     standard        W threads of one lane each, mode="serial": no update runs while a lane acts concurrent      W
     threads of one lane each, mode="lockstep": a period is learnt from while the next is acted synchronised    one
@@ -18,14 +18,15 @@ import math
 import pathlib
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import script
 import tyro
+from paced import Paced
 
 from podracer import configs, environments, nets, spaces, topology
 from podracer.agents.registry import make_agent
@@ -34,7 +35,7 @@ from podracer.bench.sebulba import Acting
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
-from podracer.types import Agent, EnvSpec, HostEnvironment, HostEnvironments, HostStep
+from podracer.types import Agent, EnvSpec
 from podracer.version import __version__
 
 LEARNING_OVER_SAMPLING = 4.44 / 20.64
@@ -60,9 +61,18 @@ class Setting:
     config: Mapping[str, Any]
     paced: bool
 
+    @property
+    def rows_per_update(self) -> int:
+        """Rows acted for an update."""
+        return int(self.config["batch_size"] / self.config["replay_ratio"])
+
+    @property
+    def target_rows(self) -> int:
+        """Rows acted between copies to the target network, those of a rollout of all lanes."""
+        return self.config["target_interval"] * self.rows_per_update
+
 
 _COMMON = {
-    "update_period": 4,
     "replay_capacity": 20_000,
     "replay_min_size": 40,
     "epsilon_start": 0.1,
@@ -72,9 +82,11 @@ _IMAGES = {"batch_size": 32, "n_step": 3, "torso": "shallow", "frame_stack": 4, 
 SETTINGS = {
     # Batches so large that what a row costs beside its wait, and a rollout beside its updates, is little.
     "paced": Setting(
-        "envpool:Catch-v0", _COMMON | {"target_period": 40, "batch_size": 4096, "hidden_sizes": (256, 256)}, True
+        "envpool:Catch-v0",
+        _COMMON | {"target_interval": 10, "batch_size": 4096, "replay_ratio": 1024.0, "hidden_sizes": (256, 256)},
+        True,
     ),
-    "pong": Setting("envpool:Pong-v5", _COMMON | _IMAGES | {"target_period": 400}, False),
+    "pong": Setting("envpool:Pong-v5", _COMMON | _IMAGES | {"target_interval": 100, "replay_ratio": 8.0}, False),
 }
 
 
@@ -99,46 +111,10 @@ class DQNArguments:
 
     def __post_init__(self):
         configs.check(self)
-        period = SETTINGS[self.setting].config["target_period"]
+        rows = SETTINGS[self.setting].target_rows
         for lanes in self.lanes:
-            if period % lanes:
-                raise ValueError(f"lanes={lanes} must divide the target period of {period} rows.")
-
-
-class Paced:
-    """Environments (see `podracer.types.HostEnvironments`) that answer after `seconds` or later.
-
-    Of many lanes, `CORES` wait at a time.
-    """
-
-    def __init__(self, environments: HostEnvironments, seconds: float):
-        self._environments, self.seconds = environments, seconds
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._environments.spec
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> _PacedEnvironment:
-        """Starts lanes."""
-        running = self._environments.make(num_lanes, seed, evaluation=evaluation)
-        return _PacedEnvironment(running, self, math.ceil(num_lanes / CORES))
-
-
-class _PacedEnvironment:
-    """Running lanes (see `podracer.types.HostEnvironment`)."""
-
-    def __init__(self, running: HostEnvironment, pace: Paced, rounds: int):
-        self._running, self._pace, self._rounds, self._due = running, pace, rounds, 0.0
-        self.spec, self.close = running.spec, running.close
-
-    def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._due = time.perf_counter() + self._rounds * self._pace.seconds
-        self._running.send(lanes, actions)
-
-    def recv(self) -> tuple[np.ndarray, HostStep]:
-        answer = self._running.recv()
-        time.sleep(max(0.0, self._due - time.perf_counter()))
-        return answer
+            if rows % lanes:
+                raise ValueError(f"lanes={lanes} must divide the {rows} rows between copies to the target network.")
 
 
 class _Training:
@@ -181,7 +157,7 @@ class _Updates:
 
     def __call__(self, n: int) -> int:
         self._learner.pending = n
-        self._learner.drain(lambda: False)
+        self._learner.run_pending_updates(lambda: False)
         jax.block_until_ready(self._learner.learner)
         return n
 
@@ -192,11 +168,11 @@ class _Grid:
     def __init__(self, setting: Setting):
         self.setting = setting
         source: Any = environments.make(setting.env, num_threads=1 if setting.paced else None)
-        self.environments: Any = Paced(source, 0.0) if setting.paced else source
+        self.environments: Any = Paced(source, 0.0, CORES) if setting.paced else source
 
     def agent(self, lanes: int) -> Agent:
-        """An agent whose rollouts have the rows of a target period, over all lanes."""
-        rollout_length = self.setting.config["target_period"] // lanes
+        """An agent whose rollouts have the rows between copies to the target network, over all lanes."""
+        rollout_length = self.setting.target_rows // lanes
         return make_agent("dqn", self.environments, {**self.setting.config, "rollout_length": rollout_length})
 
     def driver(self, lanes: int, threads: int, mode: Any, agent: Agent) -> Sebulba:
@@ -221,8 +197,7 @@ def main(arguments: DQNArguments) -> int:
     say("measuring acting and learning alone")
     acting, update, updates = _measure_alone(grid, arguments)
     if setting.paced:
-        period = setting.config["update_period"]
-        grid.environments.seconds = update / period / LEARNING_OVER_SAMPLING - acting[1]
+        grid.environments.seconds = update / setting.rows_per_update / LEARNING_OVER_SAMPLING - acting[1]
         if grid.environments.seconds <= 0:
             raise RuntimeError(
                 f"acting takes {acting[1] * 1e3:.2f} ms and an update {update * 1e3:.2f} ms: lanes would have to wait "
@@ -253,7 +228,7 @@ def main(arguments: DQNArguments) -> int:
             "waiting_at_a_time": CORES if setting.paced else None,
         }
         found = {"setting": setting, "alone": alone, "arithmetic": arithmetic, "cells": results}
-        command = f"podracer bench dqn --setting {arguments.setting}"
+        command = f"python benchmarks/dqn.py --setting {arguments.setting}"
         write(arguments.json, command, arguments, configs.to_json(found))
     return 0
 
@@ -344,7 +319,7 @@ def _measure_alone(grid: _Grid, arguments: DQNArguments) -> tuple[dict[int, floa
 
 def _predict(grid: _Grid, acting: Mapping[int, float], update: float, lanes: tuple[int, ...]) -> dict[str, float]:
     """Rows per second of every cell, by the model."""
-    wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.config["update_period"]
+    wait, R = getattr(grid.environments, "seconds", 0.0), update / grid.setting.rows_per_update
     predicted = {}
     for W in lanes:
         sampling = {"threads": (wait + acting[1]) / W, "lanes": (math.ceil(W / CORES) * wait + acting[W]) / W}
@@ -410,3 +385,7 @@ def _show(
     wait = f", a wait of {grid.environments.seconds * 1e3:.2f} ms" if grid.setting.paced else ""
     rounds = ", ".join(f"{seconds * 1e3:.2f} ms with {lanes}" for lanes, seconds in acting.items())
     print(f"alone: an update {update * 1e3:.2f} ms; a round of acting {rounds} lane(s){wait}.")
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("dqn", DQNArguments, main))
