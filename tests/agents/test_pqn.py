@@ -167,7 +167,7 @@ def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "learning_rate": 1.0, "max_grad_norm": np.inf}
     sizes: dict[str, Any] = {"hidden_sizes": (4,), "core": core, "core_size": 4, "core_memory": 3}
     config = PQNConfig(**settings, **sizes, discount=0.9, trace_lambda=0.8)
-    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.scale(-0.1))):
+    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.scale(0.1))):
         agent = agents.pqn.make(SPEC, config)
     rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0.3)
     before = jax.jit(agent.init)(KEY, harness.hyper(agent))

@@ -84,6 +84,7 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(core, frame_sta
     np.testing.assert_allclose(taken, trajectory.extras["q_taken"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_window_of_gtrxl_is_rebuilt_by_burning_in():
     """Replay stores none of it; after L M rows of an empty state, values are the actor's, and a row before are not."""
     agent = made(core="gtrxl", core_layers=2, core_memory=2)
