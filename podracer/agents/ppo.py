@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, distributions, nets, returns, spaces, trajectories
+from podracer import configs, distributions, nets, returns, spaces
 from podracer.agents import base
 from podracer.learning import minibatches, moments, optimizer, update
 from podracer.topology import collectives
@@ -305,7 +305,7 @@ class _PPO(base.Functions):
 
         def minibatch(units: jax.Array, weights: tuple[jax.Array, jax.Array]) -> Samples:
             advantage, weight = weights
-            return take(samples, units)._replace(advantage=advantage, weight=weight)
+            return minibatches.take(samples, units)._replace(advantage=advantage, weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             outputs, values, _ = self.network.apply(params, batch.inputs, batch.core)
@@ -322,7 +322,7 @@ class _PPO(base.Functions):
             learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
             observation=samples.inputs.observation,
             num_rows=samples.value.shape[0],
-            split=split,
+            split=minibatches.split,
         )
         return learner._replace(aux=normalizers), metrics
 
@@ -379,17 +379,3 @@ class _PPO(base.Functions):
 def _map_moments(function: Callable[..., Any], running: ArrayTree, *trees: ArrayTree) -> ArrayTree:
     """`function(moments, *leaves)` of every part of an observation; moments are () of parts without any."""
     return jax.tree.map(function, running, *trees, is_leaf=lambda m: isinstance(m, tuple))
-
-
-def take(samples: Samples, units: jax.Array) -> Samples:
-    """Takes some units: fields [T, n, ...] -> [T, len(units), ...]; the core's state has no T."""
-    core = jax.tree.map(lambda x: x[units], samples.core)
-    fields = jax.tree.map(lambda x: x[:, units], samples._replace(core=()))
-    return fields._replace(core=core)
-
-
-def split(batch: Samples, groups: int) -> Samples:
-    """[T, n] -> [groups, T, n / groups]."""
-    core = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch.core)
-    fields = jax.tree.map(lambda x: trajectories.split(x, groups, 1), batch._replace(core=()))
-    return fields._replace(core=core)

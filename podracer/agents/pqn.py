@@ -6,6 +6,8 @@ several epochs of minibatches move the values of the actions taken:
 
     G_t = r_{t+1} + gamma_{t+1} (lambda G_{t+1} + (1 - lambda) max_a Q(x_{t+1}, a))
 
+Feed-forward networks shuffle single transitions, recurrent ones whole lanes, from the state at the rollout's start.
+
 Defaults are those of small tasks; `PQNConfig.atari()` sets all the paper's, but the head's weights are Glorot's.
 """
 
@@ -106,16 +108,18 @@ Loss = Callable[..., tuple[jax.Array, Metrics]]
 
 
 class Samples(NamedTuple):
-    """Transitions [n].
+    """A minibatch of n units (lanes, or transitions with T = 1).
 
     Attributes:
-      inputs: of the network.
-      action: int32; taken.
-      target: float32; of its value.
-      weight: float32; 1 for a real transition, else 0. In a minibatch they sum to 1 over all shards.
+      inputs: of the network, [T, n, ...].
+      core: state of the core before row 0, [n, ...]; () without one.
+      action: int32 [T, n]; taken.
+      target: [T, n]; of its value.
+      weight: [T, n]; 1 for a real transition, else 0. In a minibatch they sum to 1 over all shards.
     """
 
     inputs: nets.Inputs
+    core: ArrayTree
     action: jax.Array
     target: jax.Array
     weight: jax.Array
@@ -153,14 +157,12 @@ def make(
     """The PQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
-      ValueError: for an action space, torso or network that does not fit, such as a recurrent one; while tracing, where
-        `num_minibatches` does not divide what a shard holds.
+      ValueError: for an action space, torso or network that does not fit; while tracing, where `num_minibatches` does
+        not divide what a shard holds.
     """
     config = config or PQNConfig()
     check_one_player(spec, "pqn")
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
-    if network.recurrent:
-        raise ValueError("network= is recurrent, but pqn shuffles single rows: give a feed-forward one, or use r2d2.")
     functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.optimizer_eps), loss)
     return functions.bundle("pqn", best=functions.best)
 
@@ -181,11 +183,13 @@ class _PQN(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)
         epsilon = self.config.evaluation_epsilon if evaluation else actor.aux
-        return epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation)), {}, state
+        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
+        return action, {}, state.after(action)
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)
-        return greedy(q), state
+        action = greedy(q)
+        return action, state.after(action)
 
     def learn(
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
@@ -195,16 +199,17 @@ class _PQN(base.Functions):
 
         # Epochs of minibatches. Weights of a mean over real transitions, for all minibatches at once.
         config = self.config
-        order = minibatches.minibatches(key, samples.weight.shape[0], config.num_epochs, config.num_minibatches)
-        weight = samples.weight[order]
-        weights = weight / jnp.maximum(collectives.global_sum(jnp.sum(weight, axis=1, keepdims=True)), 1.0)
+        order = minibatches.minibatches(key, samples.weight.shape[1], config.num_epochs, config.num_minibatches)
+        weight = jnp.moveaxis(samples.weight[:, order], 1, 0)
+        weights = weight / jnp.maximum(collectives.global_sum(jnp.sum(weight, axis=(1, 2), keepdims=True)), 1.0)
 
-        def minibatch(indices: jax.Array, weight: jax.Array) -> Samples:
-            return jax.tree.map(lambda x: x[indices], samples._replace(weight=()))._replace(weight=weight)
+        def minibatch(units: jax.Array, weight: jax.Array) -> Samples:
+            return minibatches.take(samples._replace(weight=()), units)._replace(weight=weight)
 
         def loss(params: ArrayTree, batch: Samples) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
-            q = self.network.apply(params, jax.tree.map(lambda x: x[None], batch.inputs), ())[0][0]
-            total, metrics = self.loss(q, batch.action, batch.target, batch.weight, learner.hyper, config)
+            q = self.network.apply(params, batch.inputs, batch.core)[0]
+            flat = [x.reshape(-1, *x.shape[2:]) for x in (q, batch.action, batch.target, batch.weight)]
+            total, metrics = self.loss(*flat, learner.hyper, config)
             return total, (metrics, ())
 
         return minibatches.run(
@@ -216,17 +221,22 @@ class _PQN(base.Functions):
             optimizer=self.optimizer,
             learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
             observation=trajectory.timesteps.observation,
+            num_rows=samples.weight.shape[0],
+            split=minibatches.split,
         )
 
     def _samples(self, learner: LearnerState, trajectory: Trajectory) -> Samples:
-        """All transitions of a rollout with their targets."""
+        """Units with their targets."""
         # max_a Q of all rows in one pass.
-        inputs = nets.inputs(self.network, trajectory)
-        values = jnp.max(self.network.apply(learner.params, inputs, ())[0], axis=-1)
+        inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
+        values = jnp.max(self.network.apply(learner.params, inputs, core)[0], axis=-1)
         step = returns.transitions(trajectory)
         reward = jnp.clip(step.reward, -1.0, 1.0) if self.config.clip_rewards else step.reward
         step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
         # G_t of Peng's Q(lambda) is max_a Q plus the sum of lambda-weighted errors, as with GAE.
         targets = returns.gae(values, step, learner.hyper["trace_lambda"]) + values[:-1]
-        samples = Samples(jax.tree.map(lambda x: x[:-1], inputs), trajectory.actions, targets, step.mask)
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+        samples = Samples(jax.tree.map(lambda x: x[:-1], inputs), core, trajectory.actions, targets, step.mask)
+        # A unit is a lane where the network is recurrent, else a transition.
+        if self.network.recurrent:
+            return samples
+        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)

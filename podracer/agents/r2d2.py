@@ -1,7 +1,8 @@
 """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019), as SEED RL reproduced it (Espeholt et al. 2020).
 
 Action values of a recurrent dueling network are learnt from prioritised sequences. A sequence brings the recurrent
-state that the actor had before it; its first rows only burn the state in. Targets are double-Q returns of n steps, in
+state that the actor had before it, but for GTrXL's window, which is too large; its first rows only burn the state in.
+Targets are double-Q returns of n steps, in
 rescaled values (SEED RL, section 3.2 and tables 8 and 9).
 
     h(r_{t+1} + ... + gamma^n h^-1(Q_target(x_{t+n}, argmax_a Q(x_{t+n}, a))))        h: podracer.returns.rescale
@@ -108,6 +109,11 @@ class R2D2Config(nets.NetworkConfig):
             raise ValueError(
                 f"replay_min_size={self.replay_min_size} is more than replay_capacity={self.replay_capacity}; "
                 "learning would never begin."
+            )
+        if self.burn_in < (rows := self.core_settings.rows_to_rebuild):
+            raise ValueError(
+                f"burn_in={self.burn_in}: replay does not store the state of {self.core}, and burning in rebuilds it "
+                f"from core_layers x core_memory rows; use {rows} or more, or lower core_memory."
             )
 
     @classmethod
@@ -216,6 +222,7 @@ def make(
     """
     config = config or R2D2Config()
     check_one_player(spec, "r2d2")
+    rebuilt = network is None and config.core_settings.rows_to_rebuild > 0
     network = config.action_values("r2d2", spec, network, head_size=config.head_size)
     functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.optimizer_eps), loss)
     T = config.rollout_length  # a sequence begins every T rows
@@ -228,7 +235,7 @@ def make(
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=functions.first_priority,
-        **nets.frame_context(config.frame_stack, lambda memory: memory.net),
+        **nets.frame_context(config.frame_stack, lambda memory: memory.net, network.start if rebuilt else None),
     )
     return functions.bundle("r2d2", replay=replay, best=functions.best)
 

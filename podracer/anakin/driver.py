@@ -64,7 +64,7 @@ class Anakin:
 
     def check(self) -> None:
         like = self.program.like()
-        require_room(like.replay_state, self.devices)
+        require_room(like.replay_state, self.devices, memory=like.actors.agent)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
         if self._final_draws and self.program.finish:
             jax.eval_shape(self.program.finish, like, self.program.like_limits())

@@ -102,18 +102,23 @@ class Learner(NamedTuple):
         return self.steps is not None and self.steps.run_pending_updates is not None
 
 
-def require_room(replay_state: ReplayState, devices: list[Any], *, on_host: bool = False) -> None:
-    """Checks that a replay fits.
+def require_room(
+    replay_state: ReplayState, devices: list[Any], *, on_host: bool = False, memory: ArrayTree = ()
+) -> None:
+    """Checks that a replay fits, and the memory that an agent has of its lanes.
 
     Args:
       replay_state: shapes; its ring and prefetched samples are spread evenly over the devices.
       devices: all of one kind.
       on_host: whether the ring is in the host's memory instead.
+      memory: shapes of the agent's memory of all lanes, spread evenly as well.
 
     Raises:
       ValueError: where a device, or the host, has less memory than its part needs.
     """
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay_state[1:])) / 2**30
+    size, lanes = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**30 for tree in (replay_state[1:], memory)
+    )
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     if on_host:
         if size > machine:
@@ -122,8 +127,13 @@ def require_room(replay_state: ReplayState, devices: list[Any], *, on_host: bool
             )
         return
     # CPU devices share the machine's memory, and say nothing of it.
-    needed, limit = size / len(devices), topology.memory_limit(devices)
+    needed, limit = (size + lanes) / len(devices), topology.memory_limit(devices)
     there = limit / 2**30 if limit is not None else machine / len(devices)
+    if needed > there and lanes > size:
+        raise ValueError(
+            f"the agent's memory of its lanes needs {lanes / len(devices):.1f} GiB on each device, and {devices[0]} "
+            f"has {there:.1f} GiB; lower core_memory or num_envs, or use more devices."
+        )
     if needed > there:
         elsewhere = (
             f", or keep it in the host's memory ({machine:.1f} GiB) with arch='sebulba' and replay_memory='host'"

@@ -113,6 +113,21 @@ def run(
     return state, metrics
 
 
+def take(samples: Any, units: jax.Array) -> Any:
+    """Takes some units of a named tuple of [T, n, ...]: [T, len(units), ...]. Its `core`, a network's state before row
+    0, has no T."""
+    core = jax.tree.map(lambda x: x[units], samples.core)
+    fields = jax.tree.map(lambda x: x[:, units], samples._replace(core=()))
+    return fields._replace(core=core)
+
+
+def split(batch: Any, groups: int) -> Any:
+    """Splits units of a named tuple as in `take`: [T, n] -> [groups, T, n / groups]."""
+    core = jax.tree.map(lambda x: trajectories.split(x, groups, 0), batch.core)
+    fields = jax.tree.map(lambda x: trajectories.split(x, groups, 1), batch._replace(core=()))
+    return fields._replace(core=core)
+
+
 def permutations(key: jax.Array, num: int, n: int) -> jax.Array:
     """Independent random orders of range(n), int32 [num, n]."""
     digits = radices(n)

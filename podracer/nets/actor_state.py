@@ -125,18 +125,28 @@ def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, fram
     return kept._replace(frames=stack_frames(nothing, observation, first)[1])
 
 
-def frame_context(frame_stack: int, state_of: Callable[[Any], ActorState] = lambda memory: memory) -> dict[str, Any]:
+def frame_context(
+    frame_stack: int,
+    state_of: Callable[[Any], ActorState] = lambda memory: memory,
+    empty: Callable[[int], ArrayTree] | None = None,
+) -> dict[str, Any]:
     """The fields of `types.ReplaySpec` by which stored frames are shared: a sequence is stored without those before it.
 
     Args:
       frame_stack: the number of newest observations that the network sees.
       state_of: `(agent's memory) -> ActorState`.
+      empty: `(num_lanes) -> state` of a core whose state is not stored, and begins empty; None stores it.
     """
-    return {
-        "context": frame_stack - 1,
-        "keep": lambda memory: without_frames(state_of(memory)),
-        "restore": lambda kept, observation, first: with_frames(kept, observation, first, frame_stack),
-    }
+
+    def keep(memory: Any) -> ActorState:
+        state = without_frames(state_of(memory))
+        return state._replace(core=()) if empty else state
+
+    def restore(kept: ActorState, observation: ArrayTree, first: jax.Array) -> ActorState:
+        state = with_frames(kept, observation, first, frame_stack)
+        return state._replace(core=empty(first.shape[1])) if empty else state
+
+    return {"context": frame_stack - 1, "keep": keep, "restore": restore}
 
 
 def stack_frames(frames: jax.Array, observation: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,6 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from podracer.nets.layers import Dense, LayerNorm, Weights, product
@@ -113,9 +112,9 @@ class _GTrXLLayer(nn.Module):
 
 def sinusoids(M: int, size: int) -> jax.Array:
     """Computes R, [M + 1, D]: sines and cosines of the ages M, ..., 0, at geometric frequencies of base 10,000."""
-    frequencies = 10_000.0 ** (-np.arange(0, size, 2) / size)
-    angles = np.arange(M, -1, -1)[:, None] * frequencies
-    return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :size], jnp.float32)
+    frequencies = jnp.float32(10_000.0) ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+    angles = jnp.arange(M, -1, -1, dtype=jnp.float32)[:, None] * frequencies[None]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)[:, :size]
 
 
 def by_row(by_age: jax.Array, T: int) -> jax.Array:

@@ -17,8 +17,8 @@ from podracer.agents.ppo import (
     Samples,
     loss,
     normalize_minibatch,
-    take,
 )
+from podracer.learning import minibatches
 from podracer.types import EnvSpec, TimeStep, Trajectory
 from tests.support import harness, oracles
 
@@ -172,14 +172,17 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
     ("action_space", "fields"),
     [
         (SPEC.action_space, {}),
-        pytest.param(SPEC.action_space, {"core": "lstm", "core_size": 5}, marks=pytest.mark.slow),
+        *(
+            pytest.param(SPEC.action_space, {"core": core, "core_size": 5, "core_memory": 4}, marks=pytest.mark.slow)
+            for core in ("lstm", "gru", "mingru", "lru", "gtrxl")
+        ),
         pytest.param(
             spaces.Box(-2.0, 1.0, (2,)),
             {"core": "lstm", "core_size": 5, "separate": False, "normalize_observations": True},
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["discrete", "recurrent", "continuous recurrent normalised"],
+    ids=["discrete", "lstm", "gru", "mingru", "lru", "gtrxl", "continuous recurrent normalised"],
 )
 def test_the_first_epoch_is_on_policy(action_space: spaces.Space, fields: dict[str, Any]) -> None:
     """One epoch of one minibatch: ratios are 1, nothing is clipped, and the policy loss of unit advantages is 0."""
@@ -290,7 +293,7 @@ def labelled(shape: tuple[int, int]) -> Samples:
 @pytest.mark.parametrize("shape", [(1, 24), (3, 8)])
 def test_taking_units_tears_none_apart(shape: tuple[int, int]) -> None:
     units = np.array([5, 0, 7])
-    taken = jax.jit(take)(labelled(shape), jnp.asarray(units))
+    taken = jax.jit(minibatches.take)(labelled(shape), jnp.asarray(units))
     np.testing.assert_array_equal(taken.core[0], units)
     expected = 100 * np.arange(shape[0])[:, None] + units
     for leaf in jax.tree.leaves(taken._replace(core=())):

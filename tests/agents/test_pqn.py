@@ -16,7 +16,7 @@ import pytest
 from podracer import agents, nets, spaces
 from podracer.agents import PQNConfig
 from podracer.learning import minibatches, optimizer
-from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
+from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 from tests.support import harness
 
 T, B, A, F = 9, 6, 3, 4
@@ -161,6 +161,42 @@ def test_an_update_is_the_hand_written_one() -> None:
     assert float(metrics["grad/learning_rate"]) == pytest.approx(0.075)
 
 
+@pytest.mark.parametrize("core", ["mingru", pytest.param("gtrxl", marks=pytest.mark.slow)])
+def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
+    """Two steps on three lanes each, from the state that acting had: the gradients of a loss written out here."""
+    settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "learning_rate": 1.0, "max_grad_norm": np.inf}
+    sizes: dict[str, Any] = {"hidden_sizes": (4,), "core": core, "core_size": 4, "core_memory": 3}
+    config = PQNConfig(**settings, **sizes, discount=0.9, trace_lambda=0.8)
+    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.scale(0.1))):
+        agent = agents.pqn.make(SPEC, config)
+    rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0.3)
+    before = jax.jit(agent.init)(KEY, harness.hyper(agent))
+    start = agent.start(jnp.arange(B, dtype=jnp.int32), B)
+    record = jax.jit(
+        lambda state: harness.record(agent, ActorParams(before.params, jnp.int32(0), actor), state, rows, KEY)
+    )
+    trajectory, _ = record(record(start)[1])
+    _, after, metrics = learnt(agent, trajectory, learner=before)
+
+    network = nets.make_q(SPEC, hidden_sizes=(4,), core=config.core_settings, head_size=0, dueling=False, norm=True)
+    unroll = jax.jit(lambda params: nets.unroll(network, params, trajectory)[0])
+    values = np.asarray(unroll(before.params)).max(-1)
+    wanted = by_episodes(values, jax.tree.map(np.asarray, rows), 0.9, 0.8)
+    valid, order = jnp.asarray(~np.isnan(wanted)), np.asarray(minibatches.minibatches(KEY, B, 1, 2))
+
+    def loss(params: Any, lanes: jax.Array) -> jax.Array:
+        taken = jnp.take_along_axis(unroll(params)[:-1], trajectory.actions[..., None], -1)[..., 0]
+        errors = jnp.where(valid, jnp.nan_to_num(jnp.asarray(wanted, jnp.float32)) - taken, 0.0)[:, lanes]
+        return 0.5 * jnp.sum(jnp.square(errors)) / jnp.sum(valid[:, lanes].astype(jnp.float32))
+
+    params, gradient = before.params, jax.jit(jax.grad(loss))
+    for lanes in order:
+        moves = gradient(params, jnp.asarray(lanes))
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, moves)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), after.params, params)
+    assert float(metrics["grad/norm"]) > 0.01
+
+
 def test_frames_are_stacked_by_the_agent() -> None:
     """The agent learns the same as an agent of stacked observations."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (8,), "learning_rate": 0.1}
@@ -222,11 +258,11 @@ def test_the_papers_settings() -> None:
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"epsilon_final=0\.5 must be at most epsilon_start=0\.2: .* use 0\.2\."):
         PQNConfig(epsilon_start=0.2, epsilon_final=0.5)
-    recurrent = nets.make_q(SPEC, hidden_sizes=(4,), core=nets.CoreSettings("lstm", 4), head_size=4)
-    with pytest.raises(ValueError, match="network= is recurrent, but pqn shuffles single rows"):
-        agents.pqn.make(SPEC, network=recurrent)
     with pytest.raises(ValueError, match="action values need Discrete ones"):
         agents.pqn.make(SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,))))
     agent = agents.pqn.make(SPEC, PQNConfig(num_minibatches=5), linear(F))
     with pytest.raises(ValueError, match="num_minibatches=5 does not divide the 54 units of a shard"):
         learnt(agent, trajectory_of(agent, harness.timesteps(5, T, B, (F,))))
+    lanes = agents.pqn.make(SPEC, PQNConfig(num_minibatches=4, core="gru", core_size=4))
+    with pytest.raises(ValueError, match="num_minibatches=4 does not divide the 6 units of a shard"):
+        learnt(lanes, trajectory_of(lanes, harness.timesteps(5, T, B, (F,))))

@@ -84,6 +84,23 @@ def test_unrolling_from_the_stored_state_gives_the_actors_values(core, frame_sta
     np.testing.assert_allclose(taken, trajectory.extras["q_taken"], atol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_window_of_gtrxl_is_rebuilt_by_burning_in():
+    """Replay stores none of it; after L M rows of an empty state, values are the actor's, and a row before are not."""
+    agent = made(core="gtrxl", core_layers=2, core_memory=2)
+    learner, ring, _, batch = replayed(agent)
+    assert ring.actor_state.core == ()
+    trajectory, n = batch.trajectory, agent.config.burn_in
+    network = nets.make_q(SPEC, hidden_sizes=(8,), core=agent.config.core_settings, head_size=8)
+    q = jax.jit(functools.partial(nets.unroll, network))(learner.params, trajectory)[0]
+    errors = np.abs(np.max(q[:-1], -1) - trajectory.extras["q_max"])
+    assert n == 4
+    assert np.max(errors[n:]) < 1e-5
+    assert np.max(errors[n - 1]) > 1e-4
+    with pytest.raises(ValueError, match=r"burn_in=4: .* the state of gtrxl, .* use 6 or more, or lower core_memory"):
+        R2D2Config(**(SMALL | {"core": "gtrxl", "core_layers": 2, "core_memory": 3}))
+
+
 @pytest.mark.parametrize("rescaling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_first_priorities_are_the_learners(rescaling):
     """With the actor's parameters as both networks, learning finds the priorities that acting had foreseen.

@@ -79,7 +79,7 @@ def test_any_cut_of_the_rows_gives_the_same(name: str) -> None:
             assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
-@cores
+@pytest.mark.parametrize("name", ["lstm", "gru", "mingru", "lru", pytest.param("gtrxl", marks=pytest.mark.slow)])
 def test_a_first_row_cuts_all_that_was_before_it(name: str) -> None:
     """Neither earlier rows nor the state reach it, nor a NaN in the state; without it they do."""
     core, params, unroll, middle = made(name)
@@ -282,6 +282,7 @@ def test_slots_that_hold_nothing_stay_empty() -> None:
     assert not np.any(of_window)
 
 
+@pytest.mark.slow
 def test_gtrxl_forgets_what_no_layer_reaches() -> None:
     """A row sees L M rows before it, and no further: after so many, an empty state is as good as the right one."""
     core, params, unroll, (window, _) = made("gtrxl")
@@ -293,6 +294,7 @@ def test_gtrxl_forgets_what_no_layer_reaches() -> None:
     assert np.max(np.abs(empty[L * M - 1] - right[L * M - 1])) > 1e-5
 
 
+@pytest.mark.slow
 def test_units_of_linear_cores_begin_with_many_horizons() -> None:
     x, first = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1), bool)
     cores: dict[str, Any] = {name: nets.CoreSettings(name, 256).make() for name in ("mingru", "lru")}  # type: ignore[arg-type]
@@ -309,6 +311,7 @@ def test_units_of_linear_cores_begin_with_many_horizons() -> None:
     close([jnp.std(q["B"]), jnp.std(q["C"])], [512**-0.5, 256**-0.5], 0.05)
 
 
+@pytest.mark.slow
 def test_units_of_the_gru_begin_with_many_horizons() -> None:
     """A bit is still there after 20 rows, where biases of 0 leave a millionth."""
     core: Any = nets.CoreSettings("gru", 256).make()

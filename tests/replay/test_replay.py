@@ -599,6 +599,16 @@ def test_a_replay_that_does_not_fit_is_refused(arch):
         podracer.train("r2d2", "pixel_catch", arch="sebulba", replay_memory="host", **large)
 
 
+@pytest.mark.parametrize("arch", ["anakin", "sebulba"])
+def test_a_window_that_does_not_fit_is_refused(arch):
+    """The memory that an agent has of its lanes."""
+    message = (
+        r"the agent's memory of its lanes needs [0-9.]+ GiB on each device, .*; lower core_memory or num_envs, or use"
+    )
+    with pytest.raises(ValueError, match=message):
+        podracer.train("ppo", "catch", arch=arch, config={"core": "gtrxl", "core_memory": 10**8}, progress=False)
+
+
 def test_an_accelerator_offers_the_hosts_memory():
     """Not where there is too little of it."""
 
