@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from podracer import configs, nets, spaces
+from podracer.learning import optimizer as optimizers
 from podracer.learning import update
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics
 
@@ -60,14 +62,29 @@ class Functions(abc.ABC):
     @abc.abstractmethod
     def learn(self, *args: Any) -> Any: ...
 
+    def learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array | None:
+        """`learning.update.learning_rate` by the config's schedule."""
+        config = self.config
+        return update.learning_rate(learner, progress, config.learning_rate_schedule, config.learning_rate_warmup)
+
     def update(
-        self, loss: update.Loss, learner: LearnerState, batch: Any, learning_rate: jax.Array, **how: Any
+        self, loss: update.Loss, learner: LearnerState, batch: Any, learning_rate: jax.Array | None, **how: Any
     ) -> tuple[LearnerState, Metrics, Any]:
         """`learning.update.apply` with the agent's optimiser; `how` are its further arguments."""
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
 
     def bundle(self, name: str, **others: Any) -> Agent:
-        """The agent of these functions; `others` are further fields of it."""
+        """The agent of these functions; `others` are further fields of it.
+
+        Raises:
+          OptimizerError: for an optimiser of the user's that does not fit.
+        """
+        unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
+        hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
+        if getattr(self.optimizer, "own", False):
+            numbers = {name: jnp.float32(value) for name, value in hyper.items()}
+            learner = jax.eval_shape(self.init, jax.random.key(0), numbers)
+            optimizers.check(self.optimizer, learner.params, learner.opt_state, numbers)
         return Agent(
             name=name,
             config=self.config,
@@ -76,7 +93,7 @@ class Functions(abc.ABC):
             start=self.start,
             act=self.act,
             learn=self.learn,
-            hyper=configs.tunables(self.config),
+            hyper=hyper,
             **others,
         )
 

@@ -15,6 +15,7 @@ from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
 from podracer.environments import gate, imports
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
@@ -56,6 +57,7 @@ def resolve(
     config: Any = None,
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
+    optimizer: Own | None = None,
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
     remote: RemotelyStepped | None = None,
@@ -70,7 +72,7 @@ def resolve(
 
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
-    own += ["network"] if network is not None else []
+    own += [name for name, part in (("network", network), ("optimizer", optimizer)) if part is not None]
     env_name, options = "", {}
     if isinstance(environment, str):
         env_name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
@@ -89,15 +91,17 @@ def resolve(
     else:
         gate.check_dtypes(environment.spec)
     if isinstance(agent, str):
-        agent = make_agent(agent, environment, config, network)
+        agent = make_agent(agent, environment, config, network, optimizer)
     elif not isinstance(agent, Agent):
         raise TypeError(
             f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
             "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
         )
-    elif config is not None or network is not None:
-        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
-    hypers = configs.population_hyper(agent.config, run.population, hyper)
+    elif any(part is not None for part in (config, network, optimizer)):
+        raise ValueError(
+            "config, network and optimizer belong to an agent given by name; pass them to the agent you made."
+        )
+    hypers = configs.population_hyper(agent.config, run.population, hyper, agent.hyper)
     run = dataclasses.replace(
         run,
         arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
@@ -120,6 +124,8 @@ def resolve(
         "run": configs.to_json(run),
         "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
+    if optimizer is not None:
+        description["optimizer_state"] = described(driver.like().learner.opt_state)
     if path:
         description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
