@@ -81,7 +81,7 @@ class Functions(abc.ABC):
         """
         unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
         hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
-        if getattr(self.optimizer, "own", False):
+        if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
             numbers = {name: jnp.float32(value) for name, value in hyper.items()}
             learner = jax.eval_shape(self.init, jax.random.key(0), numbers)
             optimizers.check(self.optimizer, learner.params, learner.opt_state, numbers)

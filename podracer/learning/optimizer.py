@@ -286,10 +286,7 @@ def check(optimizer: Optimizer, params: ArrayTree, opt_state: ArrayTree, hyper: 
 def described(tree: ArrayTree) -> dict[str, str]:
     """The dtype and shape of every array of a tree, by its path."""
     named = jax.tree.leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype} {list(x.shape)}"
-        for path, x in named
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype} {list(x.shape)}" for path, x in named}
 
 
 def first_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import pytest
 
 from podracer import agents, nets, spaces
 from podracer.agents import PQNConfig
-from podracer.learning import minibatches, optimizer
+from podracer.learning import minibatches
 from podracer.types import Agent, EnvSpec, TimeStep, Trajectory
 from tests.support import harness
 
@@ -72,8 +71,7 @@ def by_episodes(values: np.ndarray, rows: TimeStep, discount: float, lambda_: fl
 def table(**fields: Any) -> Agent:
     """An agent whose value of every row and action is a parameter, and whose optimiser leaves gradients as they are."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 1.0, "max_grad_norm": np.inf}
-    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity())):
-        return agents.pqn.make(TABLE, PQNConfig(**(settings | fields)), linear(ROWS))
+    return agents.pqn.make(TABLE, PQNConfig(**(settings | {"optimizer": "sgd"} | fields)), linear(ROWS))
 
 
 def table_rows(seed: int = 3) -> TimeStep:
