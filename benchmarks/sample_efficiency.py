@@ -100,7 +100,7 @@ TASKS = {
 }
 ARMS = {
     # With EfficientZero's schedule and beginning, for what is compared is what is learnt.
-    "muzero": Arm("muzero", {"learning_rate_decay": False, "replay_min_size": 500}, part=1.0),
+    "muzero": Arm("muzero", {"learning_rate_schedule": "constant", "replay_min_size": 500}, part=1.0),
     "efficientzero": Arm(),
     # Each with all that those above have.
     "plain": Arm(config=PLAIN),

@@ -114,24 +114,30 @@ def members(population: int, overrides: Mapping[str, Any] | None) -> int:
     return max([1, *sizes]) if population == 1 else population
 
 
-def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+def population_hyper(
+    config: Any, population: int, overrides: Mapping[str, Any] | None, used: Iterable[str] | None = None
+) -> dict[str, np.ndarray]:
     """Returns the tunable numbers of every member: float32 [population] by name.
 
     Args:
       config: an agent's config, for the defaults and the limits.
       population: number of members.
       overrides: numbers or sequences of length `population`, by field name.
+      used: the tunable numbers that the agent uses; all if None.
 
     Raises:
-      ValueError: for a field that is not tunable, a wrong length, or a value outside its limits.
+      ValueError: for a field that is not tunable or not used, a wrong length, or a value outside its limits.
     """
     defaults = tunables(config)
+    unused = set() if used is None else set(defaults) - set(used)
     limits = {f.name: f.metadata for f in dataclasses.fields(config)}
-    hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items()}
+    hyper = {name: np.full(population, value, np.float32) for name, value in defaults.items() if name not in unused}
     for name, values in (overrides or {}).items():
         where = f"hyper[{name!r}]"
         if name not in defaults:
             raise ValueError(f"{where}: not a tunable number of {type(config).__name__}; {suggest(name, defaults)}")
+        if name in unused:
+            raise ValueError(f"{where}: the agent's optimiser does not use it; used: {', '.join(sorted(hyper))}.")
         array = np.asarray(values)
         if array.dtype.kind not in "iuf" or array.shape not in ((), (population,)):
             raise ValueError(f"{where}: give one number, or {population} numbers (one a member); got {values!r}.")
@@ -141,7 +147,7 @@ def population_hyper(config: Any, population: int, overrides: Mapping[str, Any] 
 
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "anneal_lr": ("learning_rate_decay",),
+    "anneal_lr": ("learning_rate_schedule",),
     "buffer_size": ("replay_capacity",),
     "clip_coef": ("clip_epsilon",),
     "clip_eps": ("clip_epsilon",),
@@ -162,6 +168,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     # Of earlier versions:
     "adam_eps": ("optimizer_eps",),
     "baseline_cost": ("value_cost",),
+    "learning_rate_decay": ("learning_rate_schedule",),
     "lambda_": ("trace_lambda", "gae_lambda"),
     "num_atoms": ("num_bins",),
     "radam_eps": ("optimizer_eps",),
@@ -174,6 +181,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 """Names of settings in other libraries and in earlier versions, and the names here."""
 
 OTHER_UNITS = {
+    "anneal_lr": "'linear' for True and 'constant' for False",
+    "learning_rate_decay": "'linear' for True and 'constant' for False",
     "target_period": "in updates, each of batch_size / replay_ratio rows",
     "update_period": "batch_size / update_period",
 }

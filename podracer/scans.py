@@ -38,7 +38,6 @@ def choose(T: int, size: int) -> Way:
     return "sequential" if topology.on_cpu() else "unrolled"
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def linear_recurrence(
     gate: Numbers, x: Numbers, start: Numbers, reverse: bool = False, way: Way | None = None
 ) -> Numbers:
@@ -56,6 +55,11 @@ def linear_recurrence(
     Returns:
       h [T, ...].
     """
+    return _recurrence(gate, x, start, reverse, way)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _recurrence(gate: Numbers, x: Numbers, start: Numbers, reverse: bool, way: Way | None) -> Numbers:
     T, *shape = jax.tree.leaves(x)[0].shape
     way = way or choose(T, math.prod(shape))
     if way == "associative":
@@ -70,7 +74,7 @@ def linear_recurrence(
 
 
 def _forward(gate: Numbers, x: Numbers, start: Numbers, reverse: bool, way: Way | None) -> tuple[Numbers, Any]:
-    h = linear_recurrence(gate, x, start, reverse, way)
+    h = _recurrence(gate, x, start, reverse, way)
     return h, (gate, h, start)
 
 
@@ -84,7 +88,7 @@ def _backward(reverse: bool, way: Way | None, residuals: Any, cotangent: Numbers
     return _times(_conjugate(_shift(h, start, reverse)), g), g, _times(_conjugate(gate_of_start), g_of_start)
 
 
-linear_recurrence.defvjp(_forward, _backward)
+_recurrence.defvjp(_forward, _backward)
 
 
 def _associative(gate: Numbers, x: Numbers, start: Numbers, reverse: bool) -> Numbers:

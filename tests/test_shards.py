@@ -20,7 +20,6 @@ import pytest
 import podracer
 from envs_jax.catch import Catch
 from podracer import spaces
-from podracer.learning import optimizer
 from podracer.training.session import Session
 from tests.support import harness
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.slow
 UPDATES = 10
 CLIP = 0.01
 # Batch norm enlarges rounding: with steps of 10, one device differs as much from itself when compiled in another way.
-LEARNING_RATES = {"adam": 3e-3, "sgd": 10.0, "small sgd": 0.3}
+LEARNING_RATES = {"adam": 3e-3, "own": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 BATCH_NORM = ("efficientzero-batch_norm", "small sgd")
@@ -38,7 +37,7 @@ MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), BATCH_NORM)
 compared below."""
 ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
-CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam")]
+CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam"), ("ppo", "own")]
 CASES += [BATCH_NORM]
 NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd")}
 """Agents without a replay and with one are compared before as well; that each has its mean over shards, beside each agent."""
@@ -84,18 +83,14 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     """Ten updates, on catch (but AlphaZero's), whose episodes keep rounding errors small, with small steps and clipping on."""
     config = {"rollout_length": 10, "hidden_sizes": (16,), "max_grad_norm": CLIP}
     agent = case.partition("-")[0]
-    config |= CONFIGS[case] | ({"optimizer": optimizer_name} if agent == "vtrace" else {})
+    config |= CONFIGS[case]
+    config |= {"optimizer": "sgd"} if optimizer_name.endswith("sgd") else {}  # Adam hides the size of a gradient
     if agent == "dqn":  # one update per rollout
         config |= {"replay_ratio": 16 / (10 * num_envs), "target_interval": 2}
     if agent in ("alphazero", "efficientzero", "muzero"):
         config["replay_ratio"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
-    plain = mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity()))
     with contextlib.ExitStack() as stack:
-        if agent != "vtrace" and optimizer_name.endswith(
-            "sgd"
-        ):  # they have Adam only, which hides the size of a gradient
-            stack.enter_context(plain)
         stack.enter_context(mock.patch.object(Session, "_evaluate", return_value=None))  # nothing to compile for it
         result = podracer.train(
             agent,
@@ -108,6 +103,7 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
             run_dir=run_dir,
             resume=resume,
             progress=False,
+            optimizer=optax.contrib.muon if optimizer_name == "own" else None,
             **run,
         )
     updates = result.summary["updates"]

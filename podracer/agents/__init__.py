@@ -1,4 +1,4 @@
-"""Agents: one readable file each, made by its `make(spec, config, network, loss) -> Agent`.
+"""Agents: one readable file each, made by its `make(spec, config, network, loss, optimizer) -> Agent`.
 
 agent = podracer.agents.vtrace.make(env.spec, podracer.agents.VTraceConfig(learning_rate=1e-3))
 
@@ -7,7 +7,9 @@ Every `make` takes
 *   `spec`: the environment's spec (AlphaZero takes the environment);
 *   `config`: settings; the defaults if None;
 *   `network`: your own network (see `podracer.nets.Network`) or model; the config's if None;
-*   `loss`: your own loss, called as the file's `loss` is and returning what it returns, with metrics of any names.
+*   `loss`: your own loss, called as the file's `loss` is and returning what it returns, with metrics of any names;
+*   `optimizer`: your own optimiser, a function `learning_rate -> optax.GradientTransformation` or a transformation; the
+    config's if None.
 
 In the files, the config comes first, then the loss, then `make`, then the agent's functions in the order of their use.
 """

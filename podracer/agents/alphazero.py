@@ -19,7 +19,9 @@ from jax import lax
 
 from podracer import configs, nets, returns, spaces
 from podracer.agents import base
-from podracer.learning import optimizer, update
+from podracer.learning import update
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.search import search
 from podracer.topology import collectives
 from podracer.types import (
@@ -37,7 +39,7 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaZeroConfig(search.Settings):
+class AlphaZeroConfig(search.Settings, OptimizerConfig):
     """The agent's settings, beside those of `search.Settings`. Paper values are those of Silver et al. 2018,
     unless they say else.
 
@@ -58,7 +60,7 @@ class AlphaZeroConfig(search.Settings):
       replay_capacity: rows that are kept at least, over all devices (paper: those of 1,000,000 games).
       replay_min_size: rows before the first update.
       learning_rate: (paper: 0.2 falling to 0.0002, with SGD).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth, in steps).
+      learning_rate_schedule: (paper: to a tenth, in steps).
       optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       l2_cost: weight of the parameters' squared norm in the loss (paper: 1e-4).
@@ -81,8 +83,8 @@ class AlphaZeroConfig(search.Settings):
     replay_capacity: int = configs.field(50_000, low=1)
     replay_min_size: int = configs.field(4_000, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = False
-    optimizer_eps: float = configs.field(1e-8, low=0.0)
+    learning_rate_schedule: update.Schedule = "constant"
+    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     l2_cost: float = configs.field(0.0, low=0.0)
     hidden_sizes: tuple[int, ...] = configs.field((128, 128), low=1)
@@ -146,6 +148,7 @@ def make(
     config: AlphaZeroConfig | None = None,
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The AlphaZero agent for a game; `podracer.agents` says what the other arguments are.
 
@@ -168,7 +171,7 @@ def make(
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
     network = network or _network(spec, config)
     symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
-    rule = optimizer.make("adam", eps=config.optimizer_eps, l2_cost=config.l2_cost)
+    rule = config.make_optimizer(optimizer, l2_cost=config.l2_cost)
     replay = ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
@@ -230,7 +233,7 @@ class _AlphaZero(base.Functions):
             total, metrics = self.loss(logits, value, samples, weight, learner.hyper, self.config, batch_size)
             return total, (metrics, ())
 
-        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        rate = self.learning_rate(learner, progress)
         learner, metrics, _ = self.update(loss, learner, (samples, batch.weight), rate)
         return learner, metrics, jnp.ones(B)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import configs, nets, returns, spaces
+from podracer.learning import optimizer as optimizers
 from podracer.learning import update
 from podracer.topology import collectives
 from podracer.types import ActorParams, Agent, ArrayTree, Caution, EnvSpec, LearnerState, Metrics, Trajectory
@@ -67,8 +68,13 @@ class Functions(abc.ABC):
     @abc.abstractmethod
     def learn(self, *args: Any) -> Any: ...
 
+    def learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array | None:
+        """`learning.update.learning_rate` by the config's schedule."""
+        config = self.config
+        return update.learning_rate(learner, progress, config.learning_rate_schedule, config.learning_rate_warmup)
+
     def update(
-        self, loss: update.Loss, learner: LearnerState, batch: Any, learning_rate: jax.Array, **how: Any
+        self, loss: update.Loss, learner: LearnerState, batch: Any, learning_rate: jax.Array | None, **how: Any
     ) -> tuple[LearnerState, Metrics, Any]:
         """`learning.update.apply` with the agent's optimiser; `how` are its further arguments."""
         return update.apply(loss, learner, batch, optimizer=self.optimizer, learning_rate=learning_rate, **how)
@@ -78,9 +84,16 @@ class Functions(abc.ABC):
 
         Raises:
           ValueError: for a mask of actions that does not fit the actions.
+          OptimizerError: for an optimiser of the user's that does not fit.
         """
         nets.masks.check(self.spec)
         masked = nets.masks.present(self.spec)
+        unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
+        hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
+        if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
+            numbers = {name: jnp.float32(value) for name, value in hyper.items()}
+            learner = jax.eval_shape(self.init, jax.random.key(0), numbers)
+            optimizers.check(self.optimizer, learner.params, learner.opt_state, numbers)
         return Agent(
             name=name,
             config=self.config,
@@ -89,7 +102,7 @@ class Functions(abc.ABC):
             start=self.start,
             act=self.act,
             learn=self._learn_with_mask if masked else self.learn,
-            hyper=configs.tunables(self.config),
+            hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
             **others,
         )

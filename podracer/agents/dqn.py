@@ -39,7 +39,9 @@ from jax import lax
 from podracer import configs, nets, returns
 from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import bins, optimizer, update, value_distributions
+from podracer.learning import bins, value_distributions
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -56,8 +58,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class DQNConfig(nets.NetworkConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of Mnih et al. 2015
+class DQNConfig(nets.NetworkConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Mnih et al. 2015
     (extended data table 1), unless they say else.
 
     Attributes:
@@ -74,9 +77,9 @@ class DQNConfig(nets.NetworkConfig):
       n_step: rewards in a return (paper: 1; Rainbow: 3).
       double: whether the learner chooses the action that the target network values (Rainbow: True).
       dueling: whether the network has streams for the state's value and for advantages (Rainbow: True).
-      optimizer: "adam", or "rmsprop" centred and with decay 0.95 (paper).
+      optimizer: "rmsprop" is centred here, with decay 0.95 (paper).
       learning_rate: (paper: 2.5e-4).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
+      learning_rate_schedule: (paper: "constant").
       optimizer_eps: of RMSProp, inside the root (paper: 0.01 for a loss summed over a batch of 32, so 0.01 / 32^2); of
         Adam, outside it (C51: 0.01 / 32), which has to be set where a preset is for RMSProp.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
@@ -112,10 +115,8 @@ class DQNConfig(nets.NetworkConfig):
     n_step: int = configs.field(1, low=1)
     double: bool = True
     dueling: bool = False
-    optimizer: Literal["adam", "rmsprop"] = "adam"
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = True
-    optimizer_eps: float = configs.field(1e-5, low=0.0)
+    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     max_error: float = configs.field(float("inf"), low=1e-6)
     values: value_distributions.Kind = "mean"
@@ -203,6 +204,7 @@ def make(
     config: DQNConfig | None = None,
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The DQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -232,9 +234,8 @@ def make(
     )
     if network.recurrent:
         raise nets.NetworkError("dqn replays single rows, of which no recurrent state is kept; r2d2 replays sequences.")
-    rule = optimizer.make(
-        "centred_rmsprop" if config.optimizer == "rmsprop" else "adam", eps=config.optimizer_eps, decay=0.95
-    )
+    name = "centred_rmsprop" if config.optimizer == "rmsprop" else config.optimizer
+    rule = config.make_optimizer(optimizer, name=name, decay=0.95)
     functions = _DQN(spec, config, network, rule, loss, values)
     advice = "set max_value to the largest return, or values='quantile', which has no limit"
     return functions.bundle(
@@ -321,7 +322,7 @@ class _DQN(base.Functions):
 
         epsilon = self._epsilon(learner.num_updates)
         # The step, and Q- := Q every C updates (Mnih et al. 2015, algorithm 1).
-        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        rate = self.learning_rate(learner, progress)
         learner, metrics, priorities = self.update(loss, learner, batch, rate, copy_every=config.target_interval)
         return learner, metrics | {"policy/epsilon": epsilon}, priorities
 

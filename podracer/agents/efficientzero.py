@@ -27,7 +27,8 @@ from jax import lax
 
 from podracer import configs, nets, spaces
 from podracer.agents import base
-from podracer.learning import augmentation, lars, optimizer, update
+from podracer.learning import augmentation, lars, update
+from podracer.learning import optimizer as optimizers
 from podracer.learning.bins import Bins, caution, largest_return
 from podracer.search import planning, prefix_models, reanalysis, search, windows, world_models
 from podracer.topology import collectives
@@ -78,11 +79,14 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       value_target: source of renewed values: the "network" (the authors' code), or a "search" from every row (paper).
       reanalyse_group: G updates whose samples are drawn and reanalysed at once. G divides `target_interval`.
       target_interval: updates between copies of the parameters for it (paper: 200).
-      optimizer: "adam"; "sgd" with momentum 0.9 (paper); or "clipped_lars" (Mei et al. 2023), for large batches.
+      optimizer: "sgd" with momentum 0.9 (paper); "clipped_lars" (Mei et al. 2023), for large batches; others as in
+        `podracer.learning.optimizer.make`.
+      optimizer_eps: the epsilon of Adam, AdamW and Muon.
+      weight_decay: see `podracer.learning.optimizer_config.OptimizerConfig`.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
       final_scale: of the learning rate in updates after the last step, `final_updates` (paper: 0.1).
-      l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, with SGD and Adam (paper: 0.00005).
+      l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, but with Clipped LARS (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
       max_grad_norm: clip by global norm, inf for none (paper: 5).
@@ -113,7 +117,9 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     value_target: Literal["network", "search"] = "network"
     reanalyse_group: int = configs.field(1, low=1)
     target_interval: int = configs.field(100, low=1)
-    optimizer: Literal["adam", "sgd", "clipped_lars"] = "adam"
+    optimizer: Literal["adam", "sgd", "adamw", "muon", "clipped_lars"] = "adam"
+    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     warmup_updates: int = configs.field(0, low=0)
     final_scale: float = configs.field(1.0, low=0.0)
@@ -192,6 +198,7 @@ def make(
     config: EfficientZeroConfig | None = None,
     network: prefix_models.PrefixModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+    optimizer: optimizers.Own | None = None,
 ) -> Agent:
     """The EfficientZero agent for an environment with discrete actions; see `podracer.agents` for the arguments.
 
@@ -205,7 +212,7 @@ def make(
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
     augments = config.augment and world_models.takes_convolutions(stacked, config.torso)
     plan = planner(spec, config, model)
-    functions = _EfficientZero(spec, config, model, _optimizer(config), loss, plan, bins, augments)
+    functions = _EfficientZero(spec, config, model, _optimizer(config, optimizer), loss, plan, bins, augments)
     others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
     if config.reanalyse:
         others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
@@ -291,7 +298,7 @@ class _EfficientZero(base.Functions):
             return total, (metrics, (error, statistics))
 
         # The step; batch normalisation has to see all samples of a shard.
-        rate = self._learning_rate(learner, progress)
+        rate = self.learning_rate(learner, progress)
         num_rows, batch_norm = 2 * config.unroll_length + 1, bool(jax.tree.leaves(learner.aux.statistics))
         learner, metrics, (errors, statistics) = self.update(
             loss, learner, (batch, changes), rate, num_rows=num_rows, unrolled=True, together=batch_norm
@@ -305,8 +312,10 @@ class _EfficientZero(base.Functions):
             sweep = update.copy_target(learner, config.refresh_interval, current, sweep)
         return learner._replace(aux=Aux(statistics, target, sweep)), metrics, errors
 
-    def _learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
+    def learning_rate(self, learner: LearnerState, progress: jax.Array) -> jax.Array | None:
         """The tunable number, which rises over the warm-up and is smaller in the updates after the last step."""
+        if "learning_rate" not in learner.hyper:
+            return None
         rate = learner.hyper["learning_rate"] * jnp.where(progress < 1, 1.0, self.config.final_scale)
         if self.config.warmup_updates:
             number = (learner.num_updates + 1).astype(jnp.float32)
@@ -367,10 +376,15 @@ def _bins(config: EfficientZeroConfig) -> Bins:
     return Bins(config.num_bins, largest if config.max_value is None else config.max_value)
 
 
-def _optimizer(config: EfficientZeroConfig) -> update.Optimizer:
-    if config.optimizer == "clipped_lars":
+def _optimizer(config: EfficientZeroConfig, own: optimizers.Own | None = None) -> update.Optimizer:
+    if own is None and config.optimizer == "clipped_lars":
         return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
-    return optimizer.make(config.optimizer, eps=1e-8, momentum=0.9, weight_decay=config.l2_cost)
+    if own is None:
+        rule = optimizers.make(config.optimizer, momentum=0.9)  # type: ignore[arg-type]
+    else:
+        scheduled = config.warmup_updates > 0 or config.final_scale != 1.0
+        rule = optimizers.of(own, "warmup_updates=0, final_scale=1" if scheduled else "")
+    return rule._replace(l2_cost=config.l2_cost, l2_clipped=False)
 
 
 def planner(

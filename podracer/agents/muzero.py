@@ -22,8 +22,9 @@ from jax import lax
 
 from podracer import configs, nets
 from podracer.agents import base
-from podracer.learning import optimizer, update
 from podracer.learning.bins import Bins, caution, largest_return
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.search import planning, reanalysis, search, windows, world_models
 from podracer.topology import collectives
 from podracer.types import (
@@ -41,7 +42,7 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class MuZeroConfig(search.Settings, world_models.Sizes):
+class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
     """The agent's settings, beside those of `search.Settings` and `world_models.Sizes`. Paper values
     are those of Schrittwieser et al. 2020 for Atari, unless they say else.
 
@@ -68,7 +69,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
         value head (paper, appendix H: 0.8).
       target_interval: updates between copies to that target network.
       learning_rate: (paper: 0.05, with SGD).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: to a tenth every 350,000 updates).
+      learning_rate_schedule: (paper: to a tenth every 350,000 updates).
       optimizer_eps: of Adam.
       max_grad_norm: clip by global norm, inf for none (paper: inf).
       clip_rewards: to [-1, 1].
@@ -93,8 +94,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes):
     reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
     target_interval: int = configs.field(200, low=1)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = True
-    optimizer_eps: float = configs.field(1e-8, low=0.0)
+    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(5.0, low=0.0, tunable=True)
     clip_rewards: bool = False
     frame_stack: int = configs.field(1, low=1)
@@ -144,6 +144,7 @@ def make(
     config: MuZeroConfig | None = None,
     network: world_models.WorldModel | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The MuZero agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -153,7 +154,7 @@ def make(
     config = config or MuZeroConfig()
     base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
-    rule = optimizer.make("adam", eps=config.optimizer_eps)
+    rule = config.make_optimizer(optimizer)
     functions = _MuZero(spec, config, model, rule, loss, planner(spec, config, model), bins)
     remedy = f"set max_reward, which is {config.max_reward:g}, to the largest reward of a step"
     others: dict[str, Any] = {"cautions": (caution(bins.largest, remedy),)}
@@ -230,7 +231,7 @@ class _MuZero(base.Functions):
             return total, (metrics, error)
 
         # The step, new priorities, and the copy of the parameters that reanalyses.
-        rate = update.learning_rate(learner, progress, config.learning_rate_decay)
+        rate = self.learning_rate(learner, progress)
         num_rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
         return self.update(loss, learner, batch, rate, num_rows=num_rows, unrolled=True, copy_every=copy_every)
 

@@ -24,7 +24,9 @@ from jax import lax
 
 from podracer import configs, distributions, nets, returns, spaces
 from podracer.agents import base
-from podracer.learning import minibatches, moments, optimizer, update
+from podracer.learning import minibatches, moments
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -40,8 +42,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig(nets.NetworkConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of table 5 (Atari)
+class PPOConfig(nets.NetworkConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of table 5 (Atari)
     where it has them.
 
     Attributes:
@@ -56,7 +59,7 @@ class PPOConfig(nets.NetworkConfig):
       value_cost: weight of half the squared error of values (paper: 1 of the whole, which is 2.0 here).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
       learning_rate: of Adam (paper: 2.5e-4).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
+      learning_rate_schedule: (paper: "linear").
       optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
@@ -78,8 +81,7 @@ class PPOConfig(nets.NetworkConfig):
     value_cost: float = configs.field(0.5, low=0.0, tunable=True)
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = True
-    optimizer_eps: float = configs.field(1e-5, low=0.0)
+    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(0.5, low=0.0, tunable=True)
     normalize_advantages: bool = True
     normalize_observations: bool = False
@@ -223,6 +225,7 @@ def make(
     config: PPOConfig | None = None,
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The PPO agent for an environment; `podracer.agents` says what the arguments are.
 
@@ -239,14 +242,13 @@ def make(
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
         )
-    adam = optimizer.make("adam", eps=config.optimizer_eps)
-    return _PPO(spec, config, network, adam, loss, distribution).bundle("ppo")
+    rule = config.make_optimizer(optimizer)
+    return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PPO(base.Functions):
     config: PPOConfig
-    optimizer: optimizer.Optimizer
     distribution: distributions.Distribution
 
     def aux(self, params: ArrayTree) -> Normalizers:
@@ -319,7 +321,7 @@ class _PPO(base.Functions):
             order,
             (weighted.advantage, weighted.weight),
             optimizer=self.optimizer,
-            learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
+            learning_rate=self.learning_rate(learner, progress),
             observation=samples.inputs.observation,
             num_rows=samples.value.shape[0],
             split=minibatches.split,

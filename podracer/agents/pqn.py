@@ -23,7 +23,10 @@ import jax.numpy as jnp
 from podracer import configs, nets, returns
 from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import minibatches, optimizer, update
+from podracer.learning import minibatches
+from podracer.learning import optimizer as optimizers
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -39,8 +42,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class PQNConfig(nets.NetworkConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those for Atari.
+class PQNConfig(nets.NetworkConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those for Atari.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 128).
@@ -50,7 +54,7 @@ class PQNConfig(nets.NetworkConfig):
       discount: gamma (paper: 0.99).
       trace_lambda: of the targets (paper: 0.65).
       learning_rate: of RAdam (paper: 2.5e-4).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: False).
+      learning_rate_schedule: (paper: "constant").
       optimizer_eps: RAdam's epsilon (paper: 1e-8).
       max_grad_norm: clip by global norm (paper: 10).
       epsilon_start: probability of a random action at first (paper: 1).
@@ -69,8 +73,8 @@ class PQNConfig(nets.NetworkConfig):
     discount: float = configs.field(0.995, low=0.0, high=1.0, tunable=True)
     trace_lambda: float = configs.field(0.95, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = True
-    optimizer_eps: float = configs.field(1e-8, low=0.0)
+    optimizer: optimizers.Name = "radam"
+    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
     epsilon_final: float = configs.field(0.2, low=0.0, high=1.0)
@@ -95,7 +99,7 @@ class PQNConfig(nets.NetworkConfig):
             "discount": 0.99,
             "trace_lambda": 0.65,
             "learning_rate": 2.5e-4,
-            "learning_rate_decay": False,
+            "learning_rate_schedule": "constant",
             "epsilon_final": 0.001,
             "clip_rewards": True,
             "frame_stack": 4,
@@ -152,7 +156,11 @@ def loss(
 
 
 def make(
-    spec: EnvSpec, config: PQNConfig | None = None, network: nets.Network | None = None, loss: Loss = loss
+    spec: EnvSpec,
+    config: PQNConfig | None = None,
+    network: nets.Network | None = None,
+    loss: Loss = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The PQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -163,14 +171,13 @@ def make(
     config = config or PQNConfig()
     check_one_player(spec, "pqn")
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
-    functions = _PQN(spec, config, network, optimizer.make("radam", eps=config.optimizer_eps), loss)
+    functions = _PQN(spec, config, network, config.make_optimizer(optimizer), loss)
     return functions.bundle("pqn", best=functions.best)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PQN(base.Functions):
     config: PQNConfig
-    optimizer: optimizer.Optimizer
 
     def actor_aux(self, learner: LearnerState, progress: jax.Array) -> jax.Array:
         # Epsilon falls linearly over the first part of the run.
@@ -219,7 +226,7 @@ class _PQN(base.Functions):
             order,
             weights,
             optimizer=self.optimizer,
-            learning_rate=update.learning_rate(learner, progress, config.learning_rate_decay),
+            learning_rate=self.learning_rate(learner, progress),
             observation=trajectory.timesteps.observation,
             num_rows=samples.weight.shape[0],
             split=minibatches.split,

@@ -30,7 +30,9 @@ from jax import lax
 from podracer import configs, nets, returns
 from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
-from podracer.learning import optimizer
+from podracer.learning import update
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -47,8 +49,9 @@ from podracer.types import (
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config(nets.NetworkConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of SEED RL's table 8.
+class R2D2Config(nets.NetworkConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of SEED RL's table 8.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 610 actors in all).
@@ -85,7 +88,8 @@ class R2D2Config(nets.NetworkConfig):
     n_step: int = configs.field(5, low=1)
     discount: float = configs.field(0.997, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
-    optimizer_eps: float = configs.field(1e-3, low=0.0)
+    learning_rate_schedule: update.Schedule = "constant"
+    optimizer_eps: float = configs.field(1e-3, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(80.0, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
     replay_capacity: int = configs.field(200_000, low=1)
@@ -214,6 +218,7 @@ def make(
     config: R2D2Config | None = None,
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The R2D2 agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -224,7 +229,7 @@ def make(
     check_one_player(spec, "r2d2")
     rebuilt = network is None and config.core_settings.rows_to_rebuild > 0
     network = config.action_values("r2d2", spec, network, head_size=config.head_size)
-    functions = _R2D2(spec, config, network, optimizer.make("adam", eps=config.optimizer_eps), loss)
+    functions = _R2D2(spec, config, network, config.make_optimizer(optimizer), loss)
     T = config.rollout_length  # a sequence begins every T rows
     replay = ReplaySpec(
         capacity=-(-config.replay_capacity // T),
@@ -293,7 +298,7 @@ class _R2D2(base.Functions):
             return total, (metrics, sequence_priority(lax.stop_gradient(errors), step.mask, config))
 
         # The step, new priorities, and Q- := Q every `target_interval` updates.
-        rate, num_rows = learner.hyper["learning_rate"], config.burn_in + config.trace_length
+        rate, num_rows = self.learning_rate(learner, progress), config.burn_in + config.trace_length
         return self.update(loss, learner, batch, rate, num_rows=num_rows, copy_every=config.target_interval)
 
     def first_priority(self, timesteps: TimeStep, extras: Mapping[str, jax.Array]) -> jax.Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracer import agents, configs
+from podracer.learning.optimizer import Own
 from podracer.nets import Network
 from podracer.search.search import Planner
 from podracer.types import Agent, Environment, HostEnvironments
@@ -31,9 +32,14 @@ PLANNERS: dict[str, Callable[..., Planner]] = {
 
 
 def make_agent(
-    agent: str, environment: Environment | HostEnvironments, config: Any = None, network: Network | None = None
+    agent: str,
+    environment: Environment | HostEnvironments,
+    config: Any = None,
+    network: Network | None = None,
+    optimizer: Own | None = None,
 ) -> Agent:
-    """An agent by name for an environment; `config` is its config dataclass or a mapping of fields.
+    """An agent by name for an environment; `config` is its config dataclass or a mapping of fields, `network` and
+    `optimizer` are the user's own.
 
     Raises:
       ValueError: for an unknown name (with the nearest ones), or settings that do not fit.
@@ -45,7 +51,7 @@ def make_agent(
         config = configs.from_json(cls, config or {})
     if not isinstance(config, cls):
         raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
-    return make(_rules(agent, environment), config, network)
+    return make(_rules(agent, environment), config, network, optimizer=optimizer)
 
 
 def make_planner(agent: Agent, environment: Environment | HostEnvironments, network: Any = None) -> Planner:

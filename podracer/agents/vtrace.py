@@ -23,7 +23,9 @@ from jax import lax
 
 from podracer import configs, distributions, nets, returns
 from podracer.agents import base
-from podracer.learning import optimizer, update
+from podracer.learning import update
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -43,8 +45,9 @@ RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_cod
 
 
 @dataclasses.dataclass(frozen=True)
-class VTraceConfig(nets.NetworkConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig`. Paper values are those of tables C.3 and F.1
+class VTraceConfig(nets.NetworkConfig, OptimizerConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
+    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of tables C.3 and F.1
     (Atari).
 
     Attributes:
@@ -52,8 +55,8 @@ class VTraceConfig(nets.NetworkConfig):
       rollout_length: T, transitions of a lane in a batch (paper: 20; 100 for DMLab).
       discount: gamma (paper: 0.99).
       learning_rate: of the optimiser (paper: 6e-4).
-      learning_rate_decay: whether it falls linearly to 0 over `total_steps` (paper: True).
-      optimizer: "rmsprop" (paper), "adam" (SEED RL) or "sgd".
+      learning_rate_schedule: (paper: "linear").
+      optimizer: (paper: "rmsprop"; SEED RL: "adam").
       optimizer_eps: (paper: 0.01 with rmsprop).
       rmsprop_decay: (paper: 0.99).
       momentum: of rmsprop and sgd (paper: 0).
@@ -80,9 +83,7 @@ class VTraceConfig(nets.NetworkConfig):
     rollout_length: int = configs.field(20, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     learning_rate: float = configs.field(2e-3, low=0.0, tunable=True)
-    learning_rate_decay: bool = True
-    optimizer: optimizer.Name = "adam"
-    optimizer_eps: float = configs.field(1e-5, low=0.0)
+    optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
     rmsprop_decay: float = configs.field(0.99, low=0.0, high=1.0)
     momentum: float = configs.field(0.0, low=0.0, high=1.0)
     max_grad_norm: float = configs.field(1.0, low=0.0, tunable=True)
@@ -203,6 +204,7 @@ def make(
     config: VTraceConfig | None = None,
     network: nets.Network | None = None,
     loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
+    optimizer: Own | None = None,
 ) -> Agent:
     """The V-trace agent for an environment; `podracer.agents` says what the arguments are.
 
@@ -213,9 +215,7 @@ def make(
     check_one_player(spec, "vtrace")
     distribution = distributions.for_space(spec.action_space)
     network = config.actor_critic("vtrace", spec, network)
-    rule = optimizer.make(
-        config.optimizer, eps=config.optimizer_eps, decay=config.rmsprop_decay, momentum=config.momentum
-    )
+    rule = config.make_optimizer(optimizer, decay=config.rmsprop_decay, momentum=config.momentum)
     replay = ReplaySpec(
         capacity=-(-config.replay_capacity // config.rollout_length),
         length=config.rollout_length + 1,
@@ -254,9 +254,9 @@ class _VTrace(base.Functions):
             return total, (metrics, ())
 
         # One gradient step a batch.
-        rate = update.learning_rate(learner, progress, self.config.learning_rate_decay)
+        rate = self.learning_rate(learner, progress)
         learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
-        return learner, metrics | {"grad/learning_rate": rate}
+        return learner, metrics | update.rate_metric(rate)
 
     def _with_rewards(self, timesteps: TimeStep) -> TimeStep:
         return timesteps._replace(reward=transform_reward(timesteps.reward, self.config.reward_transform))

@@ -41,7 +41,7 @@ DQN: dict[str, Difference] = {
             "double": False,
             "optimizer": "rmsprop",
             "learning_rate": 2.5e-4,
-            "learning_rate_decay": False,
+            "learning_rate_schedule": "constant",
             "optimizer_eps": 0.01 / 32**2,  # the paper's gradients are sums over a batch, and this one is squared
             "max_grad_norm": float("inf"),
             "max_error": 1.0,

@@ -9,7 +9,7 @@ begins late: heads that begin at 0 could never leave it, for no step is larger t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -45,7 +45,14 @@ class ClippedLARS(NamedTuple):
     momentum: float = 0.9
     decay: float = 1e-4
 
-    def init(self, params: ArrayTree) -> State:
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return ("learning_rate",)
+
+    def pack(self, tree: ArrayTree) -> tuple[ArrayTree, Callable[[ArrayTree], ArrayTree]]:
+        return tree, lambda packed: packed
+
+    def init(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> State:
         self.late(params)  # which may say that the model has none
         return State(jax.tree.map(jnp.zeros_like, params), jnp.bool_(False), jnp.int32(0))
 
@@ -55,13 +62,13 @@ class ClippedLARS(NamedTuple):
         opt_state: State,
         params: ArrayTree,
         *,
-        learning_rate: jax.Array,
-        max_grad_norm: jax.Array,
+        learning_rate: jax.Array | None,
+        hyper: Mapping[str, jax.Array],
     ) -> tuple[ArrayTree, State, jax.Array]:
         """As `optimizer.step`: new parameters, the new state and the gradient's norm before clipping."""
         # Clipping by global norm.
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
-        clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+        clip = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
         # lambda counts once the heads have grown, and from then on.
         grown = jnp.all(jnp.stack([jnp.linalg.norm(w) >= LARGE for w in self.late(params)]))
         active = opt_state.active | ((opt_state.steps >= self.start) & grown)

@@ -19,8 +19,7 @@ from jax import lax
 
 from podracer import trajectories
 from podracer.learning import gradients
-from podracer.learning.optimizer import Optimizer, Parts, joined
-from podracer.learning.update import Loss
+from podracer.learning.update import Loss, Optimizer, rate_metric
 from podracer.topology import collectives
 from podracer.types import ArrayTree, LearnerState, Metrics
 
@@ -56,7 +55,7 @@ def run(
     weights: Any,
     *,
     optimizer: Optimizer,
-    learning_rate: jax.Array,
+    learning_rate: jax.Array | None,
     observation: ArrayTree,
     num_rows: int = 1,
     split: Callable[[Any, int], Any] = trajectories.split_batch,
@@ -73,7 +72,7 @@ def run(
       weights: a tree of [M, ...], given to `take`. They are computed for all minibatches at once, so that within the
         loop the gradient is all that devices have to agree on.
       optimizer: of the parameters.
-      learning_rate: float32 [].
+      learning_rate: float32 [], or None (see `update.learning_rate`).
       observation: [T, B, ...]; an example of the network's input, for its shape.
       num_rows: T, rows of a unit.
       split: `(minibatch, number of groups) -> minibatch`, with a leading dim [number of groups].
@@ -84,17 +83,14 @@ def run(
     num_units = order.shape[1]
     num_chunks = num_units // gradients.at_a_time(observation, num_rows, num_units)
 
-    def step(carry: tuple[Parts, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+    def step(carry: tuple[Any, ArrayTree], minibatch: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         # The gradient of one minibatch, a few units at a time, then its sum over all shards.
         params, opt_state = carry
         chunks = split(take(*minibatch), num_chunks)
         grads, metrics, _ = gradients.accumulate(loss, restore(params), chunks)
-        params, opt_state, norm = optimizer.step_joined(
-            collectives.global_sum(joined(grads)[0]),
-            opt_state,
-            params,
-            learning_rate=learning_rate,
-            max_grad_norm=learner.hyper["max_grad_norm"],
+        gradient = collectives.global_sum(optimizer.pack(grads)[0])
+        params, opt_state, norm = optimizer.step(
+            gradient, opt_state, params, learning_rate=learning_rate, hyper=learner.hyper
         )
         return (params, opt_state), (jnp.stack(jax.tree.leaves(metrics)), norm)  # one vector through the scan
 
@@ -102,13 +98,13 @@ def run(
         return loss(params, take(*jax.tree.map(lambda x: x[0], minibatches)))[1][0]
 
     names = jax.tree.structure(jax.eval_shape(metrics_of_first, learner.params, (order, weights)))
-    # Joined through the scan: taking parameters apart and together again is a copy for every array.
-    params, restore = joined(learner.params)
+    # Packed through the scan: taking parameters apart and together again is a copy for every array.
+    params, restore = optimizer.pack(learner.params)
     (params, opt_state), (sums, norms) = lax.scan(step, (params, learner.opt_state), (order, weights))
     # Metrics are reduced once, after the loop.
     sums = collectives.global_sum(jnp.mean(sums, axis=0))
     metrics = jax.tree.unflatten(names, list(sums))
-    metrics |= {"grad/norm": jnp.mean(norms), "grad/learning_rate": learning_rate}
+    metrics |= {"grad/norm": jnp.mean(norms), **rate_metric(learning_rate)}
     state = learner._replace(params=restore(params), opt_state=opt_state, num_updates=learner.num_updates + 1)
     return state, metrics
 

@@ -1,12 +1,14 @@
-"""Optimisers as agents use them: the learning rate is an array, so that a population can vary it.
+"""Optimisers as agents use them: the tunable numbers are arrays, so that a population can vary them.
 
-Small arrays of parameters and gradients are one vector here (`joined`). A network has dozens of them, and an operation
-on each costs more in launches and compilation than the copies do.
+Those with a name work on few arrays: small arrays of parameters and gradients are one vector (`joined`). A network has
+dozens of them, and an operation on each costs more in launches and compilation than the copies do. AdamW, Muon and the
+user's own see the tree of parameters, for they treat matrices otherwise than vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,59 +17,139 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from podracer import errors
 from podracer.types import ArrayTree
 
-Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"]
+Name = Literal["rmsprop", "centred_rmsprop", "adam", "radam", "sgd", "adamw", "muon"]
+
+Own = optax.GradientTransformation | Callable[[jax.Array], optax.GradientTransformation]
+"""A user's optimiser: a function of the learning rate, float32 [], or a transformation with a rate of its own."""
+
+Numbers = Mapping[str, jax.Array]
+"""Tunable numbers, float32 [], with `learning_rate` as it is now."""
 
 Parts = tuple[jax.Array, ...]
 """Parameters, or gradients or moments of them, as few arrays."""
 
+TUNABLE = ("learning_rate", "optimizer_eps", "weight_decay")
+"""The tunable numbers that not every optimiser uses."""
 
-def make(
-    name: Name,
-    *,
-    eps: float,
-    decay: float = 0.99,
-    momentum: float = 0.0,
-    l2_cost: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Optimizer:
-    """The optimiser of a name.
+HEADS = ("policy", "value", "advantage", "q", "reward", "prefix")
+"""The names of heads in networks and models."""
+
+
+class OptimizerError(ValueError):
+    """A user's optimiser does not fit; the message says where, and what to do."""
+
+
+class Optimizer(NamedTuple):
+    """An optimiser of trees of float32 arrays.
+
+    Attributes:
+      build: `(numbers) -> transformation` of the packed gradient, whose updates are added to the parameters.
+      uses: those of `TUNABLE` that it uses.
+      joins: whether it works on `joined` arrays, and not on the tree.
+      own: whether it is the user's.
+      l2_cost: c of a further loss c |params|^2; 0 for none.
+      l2_clipped: whether the gradient of that loss is part of the one that is clipped. As PyTorch's weight decay, it is
+        otherwise not in the norm that `step` returns.
+    """
+
+    build: Callable[[Numbers], optax.GradientTransformation]
+    uses: tuple[str, ...]
+    joins: bool = True
+    own: bool = False
+    l2_cost: float = 0.0
+    l2_clipped: bool = True
+
+    def pack(self, tree: ArrayTree) -> tuple[Any, Callable[[Any], ArrayTree]]:
+        """Parameters, or a gradient, as `step` takes them; the second result makes the tree again."""
+        return joined(tree) if self.joins else (tree, lambda packed: packed)
+
+    def init(self, params: ArrayTree, hyper: Numbers) -> ArrayTree:
+        """The optimiser's state for a tree of parameters.
+
+        Raises:
+          OptimizerError: where the user's cannot make one.
+        """
+        if not self.own:
+            return self.build(hyper).init(self.pack(params)[0])
+        with explained("init"):
+            return strong(self.build(hyper).init(params))
+
+    def step(
+        self,
+        grads: Any,
+        opt_state: ArrayTree,
+        params: Any,
+        *,
+        learning_rate: jax.Array | None,
+        hyper: Numbers,
+    ) -> tuple[Any, ArrayTree, jax.Array]:
+        """Clips by global norm, transforms, and moves the parameters.
+
+        Args:
+          grads: of the loss, packed.
+          opt_state: of `init`, or the last step's.
+          params: the parameters, packed.
+          learning_rate: float32 []; None for an optimiser that does not use it.
+          hyper: tunable numbers: `max_grad_norm`, the gradient's largest global norm, and those that are used.
+
+        Returns:
+          New parameters, packed, the new optimiser state, and the gradient's norm before clipping.
+        """
+        if self.l2_cost and self.l2_clipped:
+            grads = self._with_l2(grads, params)
+        # Clipping by global norm (Pascanu et al. 2013, algorithm 1).
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(grads)))
+        scale = jnp.minimum(1.0, hyper["max_grad_norm"] / jnp.maximum(norm, 1e-12))
+        clipped = jax.tree.map(lambda x: scale * x, grads)
+        if self.l2_cost and not self.l2_clipped:
+            clipped = self._with_l2(clipped, params)
+        numbers = hyper if learning_rate is None else {**hyper, "learning_rate": learning_rate}
+        with lenient():
+            updates, opt_state = self.build(numbers).update(clipped, opt_state, params)  # type: ignore[assignment]
+        return jax.tree.map(jnp.add, params, updates), strong(opt_state), norm
+
+    def _with_l2(self, grads: Any, params: Any) -> Any:
+        return jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, grads, params)
+
+
+def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0) -> Optimizer:
+    """The optimiser of a name. Its epsilon is the tunable number `optimizer_eps`.
 
     Args:
       name: "rmsprop" is TensorFlow 1's form, g / sqrt(nu + eps) with nu_0 = 1, that IMPALA's epsilon belongs to
         (papers quote epsilon for this form); "centred_rmsprop" is that of Graves (2013, equations 38 to 41), as DQN
         has it: g / sqrt(E[g^2] - E[g]^2 + eps) from moments of 0; "adam" is Kingma and Ba's; "radam" is Liu et al.'s
-        (2020), momentum alone for five steps; "sgd" leaves gradients as they are.
-      eps: the numerical epsilon.
+        (2020), momentum alone for five steps; "sgd" leaves gradients as they are; "adamw" is Loshchilov and Hutter's
+        (2019), which decays matrices alone; "muon" is Jordan et al.'s (2024), see `_muon`.
       decay: RMSProp's decay.
       momentum: heavy-ball momentum for RMSProp and SGD.
-      l2_cost: see `Optimizer`.
-      weight_decay: c of a further loss c |params|^2, whose gradient is added after the clip. As PyTorch's weight decay,
-        it is not in the norm that `Optimizer.step` returns.
     """
-    transformation = _transformation(name, eps, decay, momentum)
-    if weight_decay:
-        transformation = optax.chain(optax.add_decayed_weights(2.0 * weight_decay), transformation)
-    return Optimizer(transformation, l2_cost)
+    if name in ("adamw", "muon"):
+        build = _adamw if name == "adamw" else _muon
+        return Optimizer(build, TUNABLE, joins=False)
+    uses = ("learning_rate",) if name == "sgd" else ("learning_rate", "optimizer_eps")
+    return Optimizer(lambda numbers: _transformation(name, numbers, decay, momentum), uses)
 
 
-def _transformation(name: Name, eps: float, decay: float, momentum: float) -> optax.GradientTransformation:
+def _transformation(name: Name, numbers: Numbers, decay: float, momentum: float) -> optax.GradientTransformation:
+    parts, eps = [], numbers.get("optimizer_eps", 0.0)
     if name == "adam":
-        return optax.scale_by_adam(eps=eps)
+        parts.append(optax.scale_by_adam(eps=eps))
     if name == "radam":
-        return optax.scale_by_radam(eps=eps)
-    parts = []
+        parts.append(optax.scale_by_radam(eps=eps))
     if name == "rmsprop":
         parts.append(optax.scale_by_rms(decay=decay, eps=eps, initial_scale=1.0, eps_in_sqrt=True))
     if name == "centred_rmsprop":
         parts.append(_scale_by_deviation(decay, eps))
-    if momentum:
+    if momentum and name in ("rmsprop", "centred_rmsprop", "sgd"):
         parts.append(optax.trace(decay=momentum))
-    return optax.chain(*parts) if parts else optax.identity()
+    return optax.chain(*parts, optax.scale_by_learning_rate(numbers["learning_rate"]))
 
 
-def _scale_by_deviation(decay: float, eps: float) -> optax.GradientTransformation:
+def _scale_by_deviation(decay: float, eps: Any) -> optax.GradientTransformation:
     def init(parts: Parts) -> tuple[Parts, Parts]:
         return jax.tree.map(jnp.zeros_like, parts), jax.tree.map(jnp.zeros_like, parts)
 
@@ -108,65 +190,142 @@ def joined(tree: ArrayTree) -> tuple[Parts, Callable[[Parts], ArrayTree]]:
     return (vector, *parts) if vector.size else parts, restore
 
 
-class Optimizer(NamedTuple):
-    """An optimiser of trees of float32 arrays.
+def _adamw(numbers: Numbers) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019), whose decay is of arrays with two dims or more."""
+    return optax.adamw(
+        numbers["learning_rate"],
+        eps=numbers["optimizer_eps"],
+        weight_decay=numbers["weight_decay"],
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    )
 
-    Attributes:
-      transformation: of the `joined` gradient, without learning rate or sign.
-      l2_cost: c of a further loss c |params|^2, whose gradient is part of the one that is clipped; 0 for none.
+
+def _muon(numbers: Numbers) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024), with steps as large as AdamW's (Liu et al. 2025): of matrices, and of kernels of
+    convolutions [k, k, C, O] as matrices [k k C, O]. Vectors, other arrays and what is under a head's name (`HEADS`)
+    go by AdamW."""
+    dims = {2: optax.contrib.MuonDimensionNumbers(), 4: optax.contrib.MuonDimensionNumbers((0, 1, 2), 3)}
+
+    def label(path: tuple[Any, ...], x: jax.Array) -> str:
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        return "muon" if x.ndim in dims and not set(names) & set(HEADS) else "adamw"
+
+    muon = optax.contrib.muon(
+        numbers["learning_rate"],
+        weight_decay=numbers["weight_decay"],
+        muon_weight_dimension_numbers=lambda params: jax.tree.map(lambda x: dims[x.ndim], params),
+        consistent_rms=0.2,
+    )
+    labels = lambda params: jax.tree.map_with_path(label, params)  # noqa: E731
+    return optax.partition({"muon": muon, "adamw": _adamw(numbers)}, labels)
+
+
+def of(own: Own, scheduled: str = "") -> Optimizer:
+    """The user's optimiser, on the tree of parameters.
+
+    Args:
+      own: the user's.
+      scheduled: the settings under which the agent's learning rate would not change, if it does.
+
+    Raises:
+      OptimizerError: where it is neither a transformation nor a function, or has a rate of its own and `scheduled` is
+        given.
     """
-
-    transformation: optax.GradientTransformation
-    l2_cost: float = 0.0
-
-    def init(self, params: ArrayTree) -> ArrayTree:
-        """The optimiser's state for parameters."""
-        return self.transformation.init(joined(params)[0])
-
-    def step(
-        self,
-        grads: ArrayTree,
-        opt_state: ArrayTree,
-        params: ArrayTree,
-        *,
-        learning_rate: jax.Array,
-        max_grad_norm: jax.Array,
-    ) -> tuple[ArrayTree, ArrayTree, jax.Array]:
-        """Clips by global norm, transforms, and moves the parameters by -learning_rate.
-
-        Args:
-          grads: of the loss.
-          opt_state: of `init`, or the last step's.
-          params: the parameters.
-          learning_rate: float32 [].
-          max_grad_norm: float32 [], the gradient's largest global norm.
-
-        Returns:
-          New parameters, new optimiser state, and the gradient's norm before clipping.
-        """
-        parts, restore = joined(params)
-        gradient = joined(grads)[0]
-        parts, opt_state, norm = self.step_joined(
-            gradient, opt_state, parts, learning_rate=learning_rate, max_grad_norm=max_grad_norm
+    if _is_transformation(own):
+        if scheduled:
+            raise OptimizerError(
+                "optimizer= has a learning rate of its own, which no schedule of the agent's reaches: give a function, "
+                f"such as optimizer=lambda learning_rate: optax.adam(learning_rate), or {scheduled}."
+            )
+        return Optimizer(lambda _: own, (), joins=False, own=True)  # type: ignore[arg-type, return-value]
+    if not callable(own):
+        raise OptimizerError(
+            f"optimizer={own!r}: give an optax.GradientTransformation, or a function learning_rate -> transformation; "
+            "names belong into the config."
         )
-        return restore(parts), opt_state, norm
 
-    def step_joined(
-        self,
-        gradient: Parts,
-        opt_state: ArrayTree,
-        params: Parts,
-        *,
-        learning_rate: jax.Array,
-        max_grad_norm: jax.Array,
-    ) -> tuple[Parts, ArrayTree, jax.Array]:
-        """`step` for parameters and a gradient that are `joined` already."""
-        if self.l2_cost:
-            gradient = jax.tree.map(lambda g, x: g + 2.0 * self.l2_cost * x, gradient, params)
-        # Clipping by global norm (Pascanu et al. 2013, algorithm 1).
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in gradient))
-        scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
-        clipped = tuple(scale * x for x in gradient)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-            updates, opt_state = self.transformation.update(clipped, opt_state, params)  # type: ignore[assignment]
-        return jax.tree.map(lambda x, update: x - learning_rate * update, params, updates), opt_state, norm
+    def build(numbers: Numbers) -> optax.GradientTransformation:
+        made = own(numbers["learning_rate"])
+        if not _is_transformation(made):
+            raise OptimizerError(f"optimizer= returned a {type(made).__name__}, not an optax.GradientTransformation.")
+        return made
+
+    return Optimizer(build, ("learning_rate",), joins=False, own=True)
+
+
+def _is_transformation(x: Any) -> bool:
+    return hasattr(x, "init") and hasattr(x, "update")
+
+
+def check(optimizer: Optimizer, params: ArrayTree, opt_state: ArrayTree, hyper: Numbers) -> None:
+    """Traces a step of the user's optimiser; arguments may be shapes.
+
+    Raises:
+      OptimizerError: where it needs more arguments than optax's `update`, or changes structure, shapes or dtypes.
+    """
+    is_free = lambda x: isinstance(x, optax.contrib.ScheduleFreeState)  # noqa: E731
+    if any(is_free(x) for x in jax.tree.leaves(opt_state, is_leaf=is_free)):
+        raise OptimizerError(
+            "optimizer= is schedule-free, which evaluates other parameters than it trains, and an agent acts with the "
+            "ones it trains: use the plain optimiser with a learning_rate_schedule."
+        )
+
+    def update(params: ArrayTree, opt_state: ArrayTree, hyper: Numbers) -> Any:
+        with lenient():
+            return optimizer.build(hyper).update(params, opt_state, params)
+
+    with explained("update"):
+        updates, after = jax.eval_shape(update, params, opt_state, hyper)
+    for what, old, new in (("updates", params, updates), ("state", opt_state, after)):
+        if difference := first_difference(described(old), described(new)):
+            raise OptimizerError(
+                f"optimizer=: update changes the {what}: {difference}; keep structure, shapes and dtypes."
+            )
+
+
+def described(tree: ArrayTree) -> dict[str, str]:
+    """The dtype and shape of every array of a tree, by its path."""
+    named = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype} {list(x.shape)}" for path, x in named}
+
+
+def first_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """`LEAF was ... and is ...` for the first leaf of two descriptions that differs; "" where none does."""
+    for leaf in [*old, *new]:
+        before, after = old.get(leaf, "absent"), new.get(leaf, "absent")
+        if before != after:
+            return f"{leaf} was {before} and is {after}"
+    return ""
+
+
+def strong(tree: ArrayTree) -> ArrayTree:
+    """The arrays of a state without weak types, which the next step would have no more."""
+    is_number = lambda x: not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    cast = lambda x: lax.convert_element_type(x, x.dtype) if is_number(x) else x  # noqa: E731
+    return jax.tree.map(cast, jax.tree.map(jnp.asarray, tree))
+
+
+@contextlib.contextmanager
+def lenient() -> Iterator[None]:
+    """A context with JAX's usual rules of promotion, which code of others expects."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@contextlib.contextmanager
+def explained(step: str) -> Iterator[None]:
+    """A context that says that the user's optimiser failed.
+
+    Raises:
+      OptimizerError: for an error, chained.
+    """
+    try:
+        with lenient():
+            yield
+    except OptimizerError:
+        raise
+    except Exception as error:
+        raise OptimizerError(
+            f"optimizer=: {step} failed: {errors.explain(error)}; it is called as init(params) and "
+            "update(gradient, state, params), without further arguments."
+        ) from error

@@ -6,7 +6,7 @@ An agent gives a loss of some lanes or samples of one shard, weighted so that th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,32 +23,69 @@ Loss = Callable[[ArrayTree, Any], tuple[jax.Array, tuple[Metrics, Any]]]
 class Optimizer(Protocol):
     """An optimiser, such as `optimizer.Optimizer` and `lars.ClippedLARS`."""
 
-    def init(self, params: ArrayTree) -> ArrayTree:
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The numbers of `optimizer.TUNABLE` that it uses."""
+        ...
+
+    def pack(self, tree: ArrayTree) -> tuple[Any, Callable[[Any], ArrayTree]]:
+        """Parameters, or a gradient, as `step` takes them, and a function that makes the tree again."""
+        ...
+
+    def init(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> ArrayTree:
         """The state before the first step."""
         ...
 
     def step(
         self,
-        grads: ArrayTree,
+        grads: Any,
         opt_state: Any,
-        params: ArrayTree,
+        params: Any,
         *,
-        learning_rate: jax.Array,
-        max_grad_norm: jax.Array,
-    ) -> tuple[ArrayTree, Any, jax.Array]:
-        """New parameters, the new state and the gradient's norm before clipping."""
+        learning_rate: jax.Array | None,
+        hyper: Mapping[str, jax.Array],
+    ) -> tuple[Any, Any, jax.Array]:
+        """New parameters, packed, the new state and the gradient's norm before clipping."""
         ...
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+"""The course of a learning rate over the run: "linear" and "cosine" fall to 0."""
 
 
 def init(params: ArrayTree, optimizer: Optimizer, hyper: Mapping[str, jax.Array], aux: ArrayTree = ()) -> LearnerState:
     """The learner's state before its first update."""
-    return LearnerState(params, optimizer.init(params), dict(hyper), jnp.int32(0), aux)
+    return LearnerState(params, optimizer.init(params, hyper), dict(hyper), jnp.int32(0), aux)
 
 
-def learning_rate(learner: LearnerState, progress: jax.Array, decay: bool) -> jax.Array:
-    """The tunable `learning_rate`, which falls linearly to 0 over the run if `decay`."""
-    rate = learner.hyper["learning_rate"]
-    return rate * (1.0 - progress) if decay else rate
+def learning_rate(
+    learner: LearnerState, progress: jax.Array, schedule: Schedule, warmup: float = 0.0
+) -> jax.Array | None:
+    """The tunable `learning_rate` at a point of the run; None where the optimiser has a rate of its own.
+
+    Args:
+      learner: with the tunable numbers.
+      progress: float32 [], from 0 to 1 over the run.
+      schedule: its course after the warm-up.
+      warmup: the share of the run over which it rises linearly from 0.
+    """
+    rate = learner.hyper.get("learning_rate")
+    if rate is None:
+        return None
+    if warmup:
+        rate = rate * jnp.minimum(1.0, progress / warmup)
+        progress = jnp.clip((progress - warmup) / max(1.0 - warmup, 1e-6), 0.0, 1.0)
+    if schedule == "linear":
+        return rate * (1.0 - progress)
+    if schedule == "cosine":
+        # Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts).
+        return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    return rate
+
+
+def rate_metric(rate: jax.Array | None) -> Metrics:
+    """`grad/learning_rate`, or nothing."""
+    return {} if rate is None else {"grad/learning_rate": rate}
 
 
 def apply(
@@ -57,7 +94,7 @@ def apply(
     batch: Any,
     *,
     optimizer: Optimizer,
-    learning_rate: jax.Array,
+    learning_rate: jax.Array | None,
     num_rows: int = 1,
     unrolled: bool = False,
     together: bool = False,
@@ -70,7 +107,7 @@ def apply(
       learner: the state before.
       batch: a tree of trajectories [T, B] and arrays [B, ...].
       optimizer: of the parameters.
-      learning_rate: float32 [].
+      learning_rate: float32 [], or None (see `learning_rate`).
       num_rows: rows of a lane that go through the network.
       unrolled: whether most of them are states that a model is unrolled to.
       together: whether the loss has to see all lanes of a shard at once, as batch normalisation does.
@@ -88,13 +125,12 @@ def apply(
     grads, metrics = collectives.global_sum((grads, metrics))
 
     # The step.
-    params, opt_state, norm = optimizer.step(
-        grads,
-        learner.opt_state,
-        learner.params,
-        learning_rate=learning_rate,
-        max_grad_norm=learner.hyper["max_grad_norm"],
+    packed, restore = optimizer.pack(learner.params)
+    gradient = optimizer.pack(grads)[0]
+    packed, opt_state, norm = optimizer.step(
+        gradient, learner.opt_state, packed, learning_rate=learning_rate, hyper=learner.hyper
     )
+    params = restore(packed)
     learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
     # The target network.
     if copy_every:

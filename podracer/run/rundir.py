@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from podracer import configs
+from podracer.learning.optimizer import first_difference
 from podracer.run.config import RunConfig
 from podracer.system import files
 from podracer.topology import LayoutError, continues_on
@@ -23,9 +24,9 @@ FREE_TO_CHANGE = (
 
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
-`imports`, the modules of such parts; `init_from`, the run whose parameters this one began with; `extended`, the former
-values of `total_steps`; `chosen`, the values that "auto" was resolved to; and `NAMES`, which repeat what the settings
-say."""
+`imports`, the modules of such parts; `optimizer_state`, the arrays of an own optimiser's state; `init_from`, the run
+whose parameters this one began with; `extended`, the former values of `total_steps`; `chosen`, the values that "auto"
+was resolved to; and `NAMES`, which repeat what the settings say."""
 
 NAMES = ("preset", "protocol")
 """The names of a run's settings when it began."""
@@ -124,6 +125,9 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
         longer = resume and new_steps > before
         same_length = stored | {"run": stored["run"] | {"total_steps": new_steps if longer else before}}
         different = configs.differences(_essence(same_length), _essence(description))
+        states = (x.get("optimizer_state", {}) for x in (stored, description))
+        if not different and (leaf := first_difference(*states)):
+            different = [f"the state of optimizer=: {leaf}"]
         if different:
             raise ValueError(
                 f"{directory} holds a run of another configuration: {'; '.join(different)}. "

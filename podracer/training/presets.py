@@ -122,7 +122,7 @@ MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 # PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
 # those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. The
-# planes go through an MLP, of two layers of 128 units for PQN and DQN; the papers have a convolution and one such layer.
+# planes go through an MLP, of two layers of 128 units for PQN and DQN; the papers have a convolution and one layer.
 MINATAR: dict[str, Settings] = {
     "ppo": Settings(
         {

@@ -15,6 +15,7 @@ from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
 from podracer.environments import gate, imports
 from podracer.environments.from_jax import SteppedEnvironments
+from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
 from podracer.run.config import RunConfig
 from podracer.run.driver import Driver
@@ -56,6 +57,7 @@ def resolve(
     config: Any = None,
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
+    optimizer: Own | None = None,
     hyper: Mapping[str, Any] | None = None,
     devices: list[Any] | None = None,
     remote: RemotelyStepped | None = None,
@@ -68,10 +70,10 @@ def resolve(
     """
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
-    own += ["network"] if network is not None else []
+    own += [name for name, part in (("network", network), ("optimizer", optimizer)) if part is not None]
     env_name, environment, options = _environment(environment, env_options, run, remote)
-    agent = _agent(agent, environment, config, network)
-    hypers = configs.population_hyper(agent.config, run.population, hyper)
+    agent = _agent(agent, environment, config, network, optimizer)
+    hypers = configs.population_hyper(agent.config, run.population, hyper, agent.hyper)
     on_host = isinstance(environment, HostEnvironments)
     run = dataclasses.replace(
         run,
@@ -95,6 +97,8 @@ def resolve(
         "run": configs.to_json(run),
         "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
+    if optimizer is not None:
+        description["optimizer_state"] = described(driver.like().learner.opt_state)
     if path:
         description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
@@ -130,7 +134,7 @@ def _environment(
     return name, environment, options
 
 
-def _agent(agent: Any, environment: Any, config: Any, network: Network | None) -> Agent:
+def _agent(agent: Any, environment: Any, config: Any, network: Network | None, optimizer: Any) -> Agent:
     """Makes the agent if it is a name.
 
     Raises:
@@ -138,14 +142,16 @@ def _agent(agent: Any, environment: Any, config: Any, network: Network | None) -
       ValueError: for settings of an agent that is made already, or that make no sense.
     """
     if isinstance(agent, str):
-        return make_agent(agent, environment, config, network)
+        return make_agent(agent, environment, config, network, optimizer)
     if not isinstance(agent, Agent):
         raise TypeError(
             f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
             "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
         )
-    if config is not None or network is not None:
-        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
+    if any(part is not None for part in (config, network, optimizer)):
+        raise ValueError(
+            "config, network and optimizer belong to an agent given by name; pass them to the agent you made."
+        )
     return agent
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from podracer import configs, errors
 from podracer.environments import imports
 from podracer.errors import Interrupted
+from podracer.learning.optimizer import Own
 from podracer.nets import Network
 from podracer.remote.settings import Remote
 from podracer.result.result import Result
@@ -55,6 +56,7 @@ def train(
     config: Any = None,
     env_options: Mapping[str, Any] | None = None,
     network: Network | None = None,
+    optimizer: Own | None = None,
     hyper: Mapping[str, Any] | None = None,
     preset: str | None = None,
     protocol: str | None = None,
@@ -80,6 +82,8 @@ def train(
       config: the agent's settings, as its config dataclass or a mapping of fields.
       env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
       network: your own network, for an agent given by name.
+      optimizer: your own optimiser, likewise: a function `learning_rate -> optax.GradientTransformation`, or a
+        transformation with a rate of its own.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
       preset: settings to begin with, by name (`podracer.training.presets`); all others that are given here go
@@ -123,7 +127,8 @@ def train(
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
-        parts = {"config": config, "env_options": env_options, "network": network, "hyper": hyper}
+        parts = {"config": config, "env_options": env_options, "hyper": hyper}
+        parts |= {"network": network, "optimizer": optimizer}
         with rundir.layout_explained(directory if resume else None):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
@@ -251,6 +256,7 @@ def resume(
     agent: Agent | None = None,
     environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
+    optimizer: Own | None = None,
     total_steps: int | None = None,
     log: metrics.LogCallback | None = None,
     progress: bool = True,
@@ -266,6 +272,7 @@ def resume(
       agent: the agent object, if the run was not given one by name.
       environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
+      optimizer: the run's own optimiser, likewise.
       log: as in `train`.
       progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
@@ -284,7 +291,9 @@ def resume(
         directory = files.local(run_dir)
         # Whether the others see the directory is not known yet.
         stored = shared.by_first(processes, rundir.read, directory)
-        parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
+        parts = _parts(
+            directory, stored, trust, agent=agent, environment=environment, network=network, optimizer=optimizer
+        )
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
         has_checkpoints = processes.broadcast(checkpoint.has_checkpoints(directory))
         source = None if has_checkpoints else stored.get("init_from")
@@ -302,6 +311,7 @@ def load(
     agent: Agent | None = None,
     environment: Environment | HostEnvironments | Any = None,
     network: Network | None = None,
+    optimizer: Own | None = None,
     step: int | Literal["best"] | None = None,
     trust: bool = False,
 ) -> Result:
@@ -312,6 +322,7 @@ def load(
       agent: the agent object, if the run was not given one by name.
       environment: the environment object, class or function, likewise.
       network: the run's own network, if it had one.
+      optimizer: the run's own optimiser, likewise.
       step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
         None.
       trust: whether to import, and so run, the module of the environment that the run names.
@@ -326,7 +337,7 @@ def load(
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
     experiment = resolve(
-        **_parts(directory, stored, trust, agent=agent, environment=environment, network=network),
+        **_parts(directory, stored, trust, agent=agent, environment=environment, network=network, optimizer=optimizer),
         run=dataclasses.replace(run, actor_devices=None),  # as many as there are here
         devices=jax.local_devices()[:1],
     )
@@ -369,6 +380,7 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "agent": given["agent"] or stored["agent"],
         "environment": stored["env"] if by_name else given["environment"],
         "network": given["network"],
+        "optimizer": given["optimizer"],
         "config": None if given["agent"] else stored["agent_config"],
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},

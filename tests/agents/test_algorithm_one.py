@@ -60,7 +60,7 @@ def agent_of(shape: Shape, spec: EnvSpec) -> Agent:
         double=False,
         optimizer="rmsprop",
         learning_rate=1e-3,
-        learning_rate_decay=False,
+        learning_rate_schedule="constant",
         max_grad_norm=float("inf"),
         max_error=1.0,
         epsilon_decay=2 * shape.C,

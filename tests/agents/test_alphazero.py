@@ -98,7 +98,7 @@ def test_values_are_the_movers_own(n: int, value_mix: float) -> None:
 
 
 def test_the_loss_is_the_formulas() -> None:
-    agent = made(symmetries=False, value_cost=0.7, learning_rate_decay=True)
+    agent = made(symmetries=False, value_cost=0.7, learning_rate_schedule="linear")
     batch, learner = windows(3), learner_of(agent)
     learn = harness.alone(agent.learn)
     (begun, metrics, _), (done, _, _) = (

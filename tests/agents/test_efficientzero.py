@@ -417,8 +417,11 @@ def test_decay_is_behind_the_clip(name: Any) -> None:
     config = EfficientZeroConfig(optimizer=name, l2_cost=5e-5)
     rule = efficientzero._optimizer(config)
     params = {"params": {head: {"last": {"kernel": jnp.full((3, 3), 200.0)}} for head in ("policy", "prefix", "value")}}
-    nothing, rates = jax.tree.map(jnp.zeros_like, params), {"learning_rate": 0.5, "max_grad_norm": jnp.float32(1e-3)}
-    new, _, norm = rule.step(nothing, rule.init(params), params, **rates)
+    nothing, hyper = jax.tree.map(jnp.zeros_like, params), {"learning_rate": jnp.float32(0.5), "max_grad_norm": 1e-3}
+    packed, restore = rule.pack(params)
+    state, gradient = rule.init(params, hyper), rule.pack(nothing)[0]
+    new, _, norm = rule.step(gradient, state, packed, learning_rate=hyper["learning_rate"], hyper=hyper)
+    new = restore(new)
     assert float(norm) == 0.0
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, (1 - 0.5e-4) * y, rtol=1e-6), new, params)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import pytest
 
 from podracer import agents, nets, spaces
 from podracer.agents import PQNConfig
-from podracer.learning import minibatches, optimizer
+from podracer.learning import minibatches
 from podracer.types import ActorParams, Agent, EnvSpec, TimeStep, Trajectory
 from tests.support import harness
 
@@ -72,8 +71,7 @@ def by_episodes(values: np.ndarray, rows: TimeStep, discount: float, lambda_: fl
 def table(**fields: Any) -> Agent:
     """An agent whose value of every row and action is a parameter, and whose optimiser leaves gradients as they are."""
     settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 1, "learning_rate": 1.0, "max_grad_norm": np.inf}
-    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.identity())):
-        return agents.pqn.make(TABLE, PQNConfig(**(settings | fields)), linear(ROWS))
+    return agents.pqn.make(TABLE, PQNConfig(**(settings | {"optimizer": "sgd"} | fields)), linear(ROWS))
 
 
 def table_rows(seed: int = 3) -> TimeStep:
@@ -164,11 +162,10 @@ def test_an_update_is_the_hand_written_one() -> None:
 @pytest.mark.parametrize("core", ["mingru", pytest.param("gtrxl", marks=pytest.mark.slow)])
 def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     """Two steps on three lanes each, from the state that acting had: the gradients of a loss written out here."""
-    settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "learning_rate": 1.0, "max_grad_norm": np.inf}
+    settings: dict[str, Any] = {"num_epochs": 1, "num_minibatches": 2, "learning_rate": 0.1, "max_grad_norm": np.inf}
     sizes: dict[str, Any] = {"hidden_sizes": (4,), "core": core, "core_size": 4, "core_memory": 3}
-    config = PQNConfig(**settings, **sizes, discount=0.9, trace_lambda=0.8)
-    with mock.patch.object(optimizer, "make", return_value=optimizer.Optimizer(optax.scale(0.1))):
-        agent = agents.pqn.make(SPEC, config)
+    config = PQNConfig(**settings, **sizes, optimizer="sgd", discount=0.9, trace_lambda=0.8)
+    agent = agents.pqn.make(SPEC, config)
     rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0.3)
     before = jax.jit(agent.init)(KEY, harness.hyper(agent))
     start = agent.start(jnp.arange(B, dtype=jnp.int32), B)

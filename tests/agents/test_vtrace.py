@@ -234,7 +234,7 @@ def test_ratios_are_one_on_policy(action_space: spaces.Space, core: nets.CoreNam
 
 @pytest.fixture(scope="module")
 def recurrent() -> Any:
-    return made(VTraceConfig(core="lstm", core_size=5, learning_rate_decay=True, **SMALL))
+    return made(VTraceConfig(core="lstm", core_size=5, learning_rate_schedule="linear", **SMALL))
 
 
 def test_masked_rows_change_nothing(recurrent: Any) -> None:
@@ -339,7 +339,7 @@ def test_atari_settings_are_the_papers() -> None:
     assert (config.optimizer, config.optimizer_eps, config.rmsprop_decay, config.momentum) == ("rmsprop", 0.01, 0.99, 0)
     assert (config.loss_reduction, config.reward_transform, config.torso) == ("sum", "abs_one", "shallow")
     assert (config.trace_lambda, config.rho_bar, config.c_bar, config.rho_bar_pg) == (1.0, 1.0, 1.0, 1.0)
-    assert config.learning_rate_decay
+    assert config.learning_rate_schedule == "linear"
     assert config.learning_rate == 1e-4
     assert VTraceConfig.atari().learning_rate == 6e-4
 

@@ -40,7 +40,7 @@ NATURE = {
     "dueling": False,
     "optimizer": "rmsprop",
     "learning_rate": 2.5e-4,
-    "learning_rate_decay": False,
+    "learning_rate_schedule": "constant",
     "optimizer_eps": 0.01 / 32**2,
     "max_grad_norm": math.inf,
     "values": "mean",

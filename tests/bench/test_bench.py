@@ -67,7 +67,7 @@ def test_arms_differ_in_what_they_are_named_for(monkeypatch):
         assert efficiency.most(name, "efficientzero") > ours["correction_interval"] == 0.3 * task.total_steps
         whole = EfficientZeroConfig(**ours), MuZeroConfig(**other)
         assert whole[0].replay_min_size == whole[1].replay_min_size
-        assert not whole[1].learning_rate_decay, "as efficientzero"
+        assert whole[1].learning_rate_schedule == "constant", "as efficientzero"
         sgd, lars = (efficiency.config_of(name, f"large batch, {arm}") for arm in ("sgd", "clipped lars"))
         assert 2 * sgd["l2_cost"] == ClippedLARS(lambda params: [], 0).decay
         assert sgd.keys() - lars.keys() == {"l2_cost"}

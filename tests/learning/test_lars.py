@@ -27,10 +27,11 @@ def made(**settings: Any) -> lars.ClippedLARS:
 def run(optimiser: lars.ClippedLARS, params: Any, steps: int, rate: float = 0.1, clip: float = 2.0) -> list[Any]:
     """Parameters and states behind each step of random gradients of many sizes."""
     step = jax.jit(optimiser.step)
-    state, found = optimiser.init(params), []
+    hyper = {"max_grad_norm": jnp.float32(clip)}
+    state, found = optimiser.init(params, hyper), []
     for i in range(steps):
         grads = tree(100 + i, 10.0 ** (i % 5 - 3))
-        params, state, _ = step(grads, state, params, learning_rate=jnp.float32(rate), max_grad_norm=jnp.float32(clip))
+        params, state, _ = step(grads, state, params, learning_rate=jnp.float32(rate), hyper=hyper)
         found.append((params, state))
     return found
 
@@ -64,16 +65,15 @@ def test_with_a_large_eta_it_is_sgd_with_momentum() -> None:
     begin = tree(0)
     with jax.disable_jit():
         found = run(made(eta=1e9, eta_vectors=1e9), begin, 6)[-1][0]
-    sgd = optimizer.make("sgd", eps=0.0, momentum=0.9)
-    params, state = begin, sgd.init(begin)
+    sgd = optimizer.make("sgd", momentum=0.9)._replace(joins=False)
+    hyper = {"learning_rate": jnp.float32(0.1), "max_grad_norm": jnp.float32(1e9)}
+    params, state = begin, sgd.init(begin, hyper)
     for i in range(6):
         grads = tree(100 + i, 10.0 ** (i % 5 - 3))
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         clipped = jax.tree.map(lambda g, w: jnp.minimum(1.0, 2.0 / norm) * g + 1e-4 * w, grads, params)  # noqa: B023
         with jax.disable_jit():
-            params, state, _ = sgd.step(
-                clipped, state, params, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1e9)
-            )
+            params, state, _ = sgd.step(clipped, state, params, learning_rate=jnp.float32(0.1), hyper=hyper)
     for name in SHAPES:
         np.testing.assert_array_equal(found[name], params[name])
 
@@ -114,14 +114,10 @@ def test_zeros_are_no_trouble(scale: float) -> None:
     optimiser = made(late=lambda params: [params["kernel"]])
     params = tree(0) | {"bias": jnp.zeros(3)}
     grads = {name: scale * x for name, x in tree(1).items()} | {"kernel": jnp.zeros((4, 3))}
+    hyper = {"max_grad_norm": jnp.float32(1.0)}
     for _ in range(3):
-        params, state, norm = optimiser.step(
-            grads,
-            optimiser.init(params),
-            params,
-            learning_rate=jnp.float32(0.1),
-            max_grad_norm=jnp.float32(1.0),
-        )
+        state = optimiser.init(params, hyper)
+        params, state, norm = optimiser.step(grads, state, params, learning_rate=jnp.float32(0.1), hyper=hyper)
         assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((params, norm)))
         assert bool(state.active)
     assert np.any(params["bias"]) == bool(scale), "what begins at 0 is moved as by SGD"
@@ -133,5 +129,6 @@ def test_once_it_counts_it_counts() -> None:
     assert [bool(state.active) for _, state in found] == [False, False, True, True]
     params, state = found[-1]
     small = params | {"head": jnp.zeros((3, 2))}
-    _, state, _ = optimiser.step(tree(9), state, small, learning_rate=jnp.float32(0.1), max_grad_norm=jnp.float32(1.0))
+    hyper = {"max_grad_norm": jnp.float32(1.0)}
+    _, state, _ = optimiser.step(tree(9), state, small, learning_rate=jnp.float32(0.1), hyper=hyper)
     assert bool(state.active)

@@ -42,15 +42,33 @@ def vector(params: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-def updates(made: optimizer.Optimizer, rates: list[float], max_norm: float) -> tuple[list[np.ndarray], list[float]]:
+def numbers(rate: Any, clip: Any, eps: float) -> dict[str, jax.Array]:
+    """Tunable numbers, as a learner has them."""
+    named = {"learning_rate": rate, "max_grad_norm": clip, "optimizer_eps": eps, "weight_decay": 0.0}
+    return {name: jnp.float32(x) for name, x in named.items()}
+
+
+def stepped(
+    made: optimizer.Optimizer, grads: Any, state: Any, params: Any, rate: Any, clip: Any, eps: float = 0.0
+) -> tuple[Any, Any, jax.Array]:
+    """A step of trees: new parameters, state, and norm."""
+    packed, restore = made.pack(params)
+    hyper = numbers(9.0, clip, eps)  # the rate of before the schedule
+    moved, state, norm = made.step(made.pack(grads)[0], state, packed, learning_rate=jnp.float32(rate), hyper=hyper)
+    return restore(moved), state, norm
+
+
+def updates(
+    made: optimizer.Optimizer, rates: list[float], max_norm: float, eps: float = 0.0
+) -> tuple[list[np.ndarray], list[float]]:
     """The change of the parameters at each step, and the norms that the step reports."""
 
     @jax.jit
     def step(grads: Any, state: Any, params: Any, rate: jax.Array, clip: jax.Array) -> Any:
-        return made.step(grads, state, params, learning_rate=rate, max_grad_norm=clip)
+        return stepped(made, grads, state, params, rate, clip, eps)
 
     params, moves, norms = tree(np.zeros(5)), [], []
-    state = made.init(params)
+    state = made.init(params, numbers(0.0, 0.0, eps))
     for gradient, rate in zip(gradients(), rates, strict=True):
         zeros = jax.tree.map(jnp.zeros_like, params)
         moved, state, norm = step(tree(gradient), state, zeros, jnp.float32(rate), jnp.float32(max_norm))
@@ -72,8 +90,8 @@ def optax_moves(transformation: optax.GradientTransformation, gradients: list[np
 @pytest.mark.parametrize("max_norm", [2.0, np.inf])
 @pytest.mark.parametrize("name", ["rmsprop", "centred_rmsprop", "adam", "radam", "sgd"])
 def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
-    made = optimizer.make(name, eps=0.01, decay=0.9)  # type: ignore[arg-type]
-    moves, norms = updates(made, RATES, max_norm)
+    made = optimizer.make(name, decay=0.9)  # type: ignore[arg-type]
+    moves, norms = updates(made, RATES, max_norm, eps=0.01)
     clipped = (
         gradients() if max_norm == np.inf else [oracles.clip_by_global_norm([g], max_norm)[0] for g in gradients()]
     )
@@ -92,8 +110,8 @@ def test_optimizers_are_the_oracles(name: str, max_norm: float) -> None:
 @pytest.mark.parametrize("name", ["rmsprop", "sgd"])
 def test_momentum(name: str) -> None:
     """At a constant learning rate, where it does not matter whether the rate is inside the momentum."""
-    made = optimizer.make(name, eps=0.1, decay=0.9, momentum=0.7)  # type: ignore[arg-type]
-    moves, _ = updates(made, [0.1] * STEPS, np.inf)
+    made = optimizer.make(name, decay=0.9, momentum=0.7)  # type: ignore[arg-type]
+    moves, _ = updates(made, [0.1] * STEPS, np.inf, eps=0.1)
     if name == "rmsprop":
         expected = oracles.rmsprop_tf1(gradients(), 0.1, decay=0.9, epsilon=0.1, momentum=0.7)
     else:
@@ -103,7 +121,7 @@ def test_momentum(name: str) -> None:
 
 def test_a_gradient_that_never_changes_is_divided_by_epsilon() -> None:
     """Its variance is 0, and not what rounding leaves of the difference of two large squares."""
-    made = optimizer.make("centred_rmsprop", eps=1e-6, decay=0.95).transformation
+    made = optimizer.make("centred_rmsprop", decay=0.95).build(numbers(-1.0, 1.0, 1e-6))
 
     @jax.jit
     def after(gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -119,17 +137,16 @@ def test_a_gradient_that_never_changes_is_divided_by_epsilon() -> None:
 
 def test_clipping_to_nothing() -> None:
     """A limit of 0 and a gradient of 0 give 0, not NaN."""
-    moves, _ = updates(optimizer.make("rmsprop", eps=0.1), RATES, 0.0)
+    moves, _ = updates(optimizer.make("rmsprop"), RATES, 0.0, eps=0.1)
     np.testing.assert_array_equal(moves, np.zeros((STEPS, 5)))
 
 
 def test_l2_is_a_loss_like_others() -> None:
     """A step along the gradient of c |params|^2, clipped with the rest."""
     start, gradient = np.arange(1.0, 6.0), gradients()[0]
-    params, made = tree(start), optimizer.make("sgd", eps=0.0, l2_cost=0.1)
+    params, made = tree(start), optimizer.make("sgd")._replace(l2_cost=0.1)
     for clip in (np.inf, 2.0):
-        rates = {"learning_rate": jnp.float32(0.5), "max_grad_norm": jnp.float32(clip)}
-        moved, _, norm = made.step(tree(gradient), made.init(params), params, **rates)
+        moved, _, norm = stepped(made, tree(gradient), made.init(params, numbers(0.5, clip, 0.0)), params, 0.5, clip)
         whole = gradient + 0.2 * start
         expected = start - 0.5 * whole * min(1.0, clip / np.linalg.norm(whole))
         np.testing.assert_allclose(vector(moved), expected, rtol=1e-5)
@@ -138,13 +155,12 @@ def test_l2_is_a_loss_like_others() -> None:
 
 def test_the_learning_rate_is_differentiable() -> None:
     """A meta-gradient reaches it."""
-    made = optimizer.make("adam", eps=1e-3)
+    made = optimizer.make("adam")
     params = tree(np.zeros(5))
+    state = made.init(params, numbers(0.0, 0.0, 0.0))
 
     def total(rate: jax.Array) -> jax.Array:
-        clip = jnp.float32(1.0)
-        new, _, _ = made.step(tree(gradients()[0]), made.init(params), params, learning_rate=rate, max_grad_norm=clip)
-        return new["a"][0]
+        return stepped(made, tree(gradients()[0]), state, params, rate, 1.0, 1e-3)[0]["a"][0]
 
     expected = oracles.adam(oracles.clip_by_global_norm([gradients()[0]], 1.0), 1.0, epsilon=1e-3)[0][0]
     np.testing.assert_allclose(jax.grad(total)(jnp.float32(0.3)), expected, rtol=1e-4)

@@ -14,7 +14,7 @@ from podracer.learning import gradients, minibatches, optimizer, update
 from podracer.types import LearnerState
 from tests.support import harness
 
-SGD = optimizer.make("sgd", eps=0.0)
+SGD = optimizer.make("sgd")
 B = 12
 KEY = jax.random.key(0)
 
@@ -95,10 +95,28 @@ def test_the_target_network_is_the_network_every_few_updates() -> None:
     assert targets == [7.0, 7.0, params[2], params[2], params[2], params[5], params[5]]
 
 
-@pytest.mark.parametrize("decay", [False, True])
-def test_the_learning_rate_falls_to_zero_if_asked_to(decay: bool) -> None:
-    rates = [float(update.learning_rate(learner_of(), jnp.float32(x), decay)) for x in (0.0, 0.25, 1.0)]
-    assert rates == ([0.5, 0.375, 0.0] if decay else [0.5, 0.5, 0.5])
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("constant", 0.0, [0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("linear", 0.0, [0.5, 0.375, 0.25, 0.125, 0.0]),
+        ("cosine", 0.0, [0.5, 0.25 + 0.5**2.5, 0.25, 0.25 - 0.5**2.5, 0.0]),
+        ("constant", 0.5, [0.0, 0.25, 0.5, 0.5, 0.5]),
+        ("linear", 0.5, [0.0, 0.25, 0.5, 0.25, 0.0]),
+        ("cosine", 0.5, [0.0, 0.25, 0.5, 0.25, 0.0]),
+        ("linear", 1.0, [0.0, 0.125, 0.25, 0.375, 0.5]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: Any, warmup: float, expected: list[float]) -> None:
+    """After the warm-up, the schedule takes what is left of the run."""
+    rates = [update.learning_rate(learner_of(), jnp.float32(x), schedule, warmup) for x in np.linspace(0, 1, 5)]
+    np.testing.assert_allclose(rates, expected, atol=1e-7)
+
+
+def test_an_optimiser_with_a_rate_of_its_own_has_none_of_the_agent() -> None:
+    without = learner_of()._replace(hyper={})
+    assert update.learning_rate(without, jnp.float32(0.5), "constant") is None
+    assert update.rate_metric(None) == {}
 
 
 @pytest.mark.parametrize("rows_in_cache", [2700, 2])

@@ -212,9 +212,9 @@ def shared_programs() -> Iterator[None]:
     make_agent, begin = registry.make_agent, evaluation.Evaluator.__init__
     is_shared = lambda agent: any(agent is shared for shared in _AGENTS.values())  # noqa: E731
 
-    def agent_of(name: str, environment: Any, config: Any = None, network: Any = None) -> Agent:
-        agent = make_agent(name, environment, config, network)
-        return agent if network else _AGENTS.setdefault(f"{name} {environment.spec} {agent.config}", agent)
+    def agent_of(name: str, environment: Any, config: Any = None, network: Any = None, optimizer: Any = None) -> Agent:
+        agent = make_agent(name, environment, config, network, optimizer)
+        return agent if network else _AGENTS.setdefault(f"{name} {environment.spec} {agent.config} {optimizer}", agent)
 
     def keeping(module: Any) -> Any:
         make = module.make

@@ -1,0 +1,49 @@
+"""The optimiser's settings, which configs of agents inherit."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from podracer import configs
+from podracer.learning import optimizer, update
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimiser's settings.
+
+    Attributes:
+      optimizer: see `podracer.learning.optimizer.make`; `make(..., optimizer=)` and `train(..., optimizer=)` take your
+        own.
+      optimizer_eps: its epsilon.
+      weight_decay: of "adamw" and "muon": each step takes this share, times the learning rate, of every matrix.
+      learning_rate_schedule: the course of the learning rate over `total_steps`: "constant", or "linear" or "cosine",
+        which fall to 0.
+      learning_rate_warmup: the share of `total_steps` over which the learning rate rises from 0 before.
+    """
+
+    optimizer: optimizer.Name = "adam"
+    optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
+    weight_decay: float = configs.field(1e-2, low=0.0, tunable=True)
+    learning_rate_schedule: update.Schedule = "linear"
+    learning_rate_warmup: float = configs.field(0.0, low=0.0, high=1.0)
+
+    def make_optimizer(
+        self, own: optimizer.Own | None, *, l2_cost: float = 0.0, name: optimizer.Name | None = None, **others: Any
+    ) -> optimizer.Optimizer:
+        """The user's optimiser, or the config's if None.
+
+        Args:
+          own: the user's.
+          l2_cost: see `optimizer.Optimizer`.
+          name: instead of the field's.
+          others: further arguments of `optimizer.make`.
+
+        Raises:
+          OptimizerError: where the user's has a rate of its own, and the config a schedule.
+        """
+        if own is None:
+            return optimizer.make(name or self.optimizer, **others)._replace(l2_cost=l2_cost)
+        scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
+        return optimizer.of(own, "learning_rate_schedule='constant'" if scheduled else "")._replace(l2_cost=l2_cost)
