@@ -24,7 +24,7 @@ def loop(gate: np.ndarray, x: np.ndarray, start: np.ndarray, reverse: bool) -> n
 
 
 def gradients(gate: np.ndarray, x: np.ndarray, start: np.ndarray, dh: np.ndarray, reverse: bool) -> list[np.ndarray]:
-    """Of sum Re(conj(dh) h), by hand: what each h adds to those after it, backwards through the loop."""
+    """The gradient of sum Re(conj(dh) h) by hand: what each h adds to those after it, backwards through the loop."""
     h = loop(gate, x, start, reverse)
     rows = list(range(len(x)))[::-1] if reverse else list(range(len(x)))
     g, dgate, dx = np.zeros_like(start), np.zeros_like(x), np.zeros_like(x)

@@ -166,18 +166,21 @@ def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     sizes: dict[str, Any] = {"hidden_sizes": (4,), "core": core, "core_size": 4, "core_memory": 3}
     config = PQNConfig(**settings, **sizes, optimizer="sgd", discount=0.9, trace_lambda=0.8)
     agent = agents.pqn.make(SPEC, config)
-    rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0.3)
+    rows, actor = harness.timesteps(5, T, B, (F,)), jnp.float32(0)
     before = jax.jit(agent.init)(KEY, harness.hyper(agent))
     start = agent.start(jnp.arange(B, dtype=jnp.int32), B)
     record = jax.jit(
         lambda state: harness.record(agent, ActorParams(before.params, jnp.int32(0), actor), state, rows, KEY)
     )
-    trajectory, _ = record(record(start)[1])
+    trajectory, memory = record(record(start)[1])
+    np.testing.assert_array_equal(memory.previous_action, trajectory.actions[-1])
     _, after, metrics = learnt(agent, trajectory, learner=before)
 
     network = nets.make_q(SPEC, hidden_sizes=(4,), core=config.core_settings, head_size=0, dueling=False, norm=True)
     unroll = jax.jit(lambda params: nets.unroll(network, params, trajectory)[0])
-    values = np.asarray(unroll(before.params)).max(-1)
+    q = np.asarray(unroll(before.params))
+    np.testing.assert_array_equal(trajectory.actions, q[:-1].argmax(-1))
+    values = q.max(-1)
     wanted = by_episodes(values, jax.tree.map(np.asarray, rows), 0.9, 0.8)
     valid, order = jnp.asarray(~np.isnan(wanted)), np.asarray(minibatches.minibatches(KEY, B, 1, 2))
 

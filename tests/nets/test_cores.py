@@ -167,7 +167,7 @@ def test_mingru_is_its_log_form() -> None:
 
 
 def test_the_lru_is_powers_of_a_dense_complex_matrix() -> None:
-    """Of the definition in float64: what entered in each row of the episode, times a power of Lambda, and the start."""
+    """By the definition in float64: the input of each row of the episode times a power of Lambda, and the start."""
     _, params, unroll, _ = made("lru")
     first, rng = np.asarray(resets(3)), np.random.default_rng(1)
     state = tuple(rng.normal(size=(B, 2, D)).astype(np.float32) for _ in range(2))
