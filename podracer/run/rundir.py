@@ -131,7 +131,8 @@ def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) 
         if different:
             raise ValueError(
                 f"{directory} holds a run of another configuration: {'; '.join(different)}. "
-                f"Use another run directory, or `podracer resume {directory}`, which goes on with its settings."
+                f"Use another run directory, or `{how_to_resume(directory, stored['own'])}`, which goes on with its "
+                "settings."
             )
         if not resume:
             raise ValueError(

@@ -98,7 +98,8 @@ def resolve(
         "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
     if optimizer is not None:
-        description["optimizer_state"] = described(driver.like().learner.opt_state)
+        of_member = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), driver.like().learner.opt_state)
+        description["optimizer_state"] = described(of_member)
     if path:
         description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)

@@ -72,7 +72,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(whole: podracer.Result, tmp_
     shutil.rmtree(last)
     with pytest.raises(ValueError, match="your own optimizer; in Python, give it as optimizer="):
         podracer.resume(directory, progress=False)
-    with pytest.raises(ValueError, match=r"the state of optimizer=: .*mu.* was float32 .* and is absent"):
+    with pytest.raises(
+        ValueError, match=r"the state of optimizer=: 0.count was int32 \[\] and is absent.*optimizer=\.\.\."
+    ):
         podracer.resume(directory, optimizer=optax.sgd, progress=False)
     resumed = podracer.resume(directory, optimizer=factory, progress=False)
     assert resumed.summary["env_steps"] == whole.summary["env_steps"]
