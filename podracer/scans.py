@@ -38,7 +38,6 @@ def choose(T: int, size: int) -> Way:
     return "sequential" if topology.on_cpu() else "unrolled"
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def linear_recurrence(
     gate: Numbers, x: Numbers, start: Numbers, reverse: bool = False, way: Way | None = None
 ) -> Numbers:
@@ -56,6 +55,11 @@ def linear_recurrence(
     Returns:
       h [T, ...].
     """
+    return _recurrence(gate, x, start, reverse, way)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _recurrence(gate: Numbers, x: Numbers, start: Numbers, reverse: bool, way: Way | None) -> Numbers:
     T, *shape = jax.tree.leaves(x)[0].shape
     way = way or choose(T, math.prod(shape))
     if way == "associative":
@@ -70,7 +74,7 @@ def linear_recurrence(
 
 
 def _forward(gate: Numbers, x: Numbers, start: Numbers, reverse: bool, way: Way | None) -> tuple[Numbers, Any]:
-    h = linear_recurrence(gate, x, start, reverse, way)
+    h = _recurrence(gate, x, start, reverse, way)
     return h, (gate, h, start)
 
 
@@ -78,13 +82,13 @@ def _backward(reverse: bool, way: Way | None, residuals: Any, cotangent: Numbers
     """With g_t = dh_t + conj(gate_{t+1}) g_{t+1}: dx = g, dgate_t = conj(h_{t-1}) g_t and dstart = conj(gate_0) g_0."""
     gate, h, start = residuals
     nothing = jax.tree.map(jnp.zeros_like, start)
-    g = linear_recurrence(_conjugate(_shift(gate, nothing, not reverse)), cotangent, nothing, not reverse, way)
+    g: Any = _recurrence(_conjugate(_shift(gate, nothing, not reverse)), cotangent, nothing, not reverse, way)
     first = -1 if reverse else 0
     gate_of_start, g_of_start = jax.tree.map(lambda x: x[first], (gate, g))
     return _times(_conjugate(_shift(h, start, reverse)), g), g, _times(_conjugate(gate_of_start), g_of_start)
 
 
-linear_recurrence.defvjp(_forward, _backward)
+_recurrence.defvjp(_forward, _backward)
 
 
 def _associative(gate: Numbers, x: Numbers, start: Numbers, reverse: bool) -> Numbers:
