@@ -30,8 +30,8 @@ SMALL = 400_000
 def choose(T: int, size: int) -> Way:
     """Chooses the way of a recurrence over T rows of so many numbers.
 
-    On CPU rows go one after the other: at most sizes that `benchmarks/scans.py` measures (results/scans.json) the tree
-    takes two to seven times as long, with the gradient, and compiles for longer everywhere.
+    On CPU rows go one after the other: at every size that `benchmarks/scans.py` measures (results/scans.json) the tree
+    takes two to five times as long, with the gradient, and twice to six times as long to compile.
     """
     if topology.platform() == "gpu" and T >= LONG and size < SMALL:
         return "associative"
