@@ -25,7 +25,7 @@ from podracer.bench import measure
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROWS = (16, 32, 64, 128, 512)
 UNITS = (64, 256, 1024)
-LONGEST_UNROLLED = 64
+LONGEST_UNROLLED = 32
 """Rows; more in one piece take a minute to compile."""
 CORES = {"T 20, D 64": (20, 64, 64), "T 80, D 256": (80, 16, 256)}
 """Rows, lanes and units that whole cores are measured with, inputs as wide as their units."""
@@ -93,16 +93,18 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.2)
     arguments = parser.parse_args()
     results: dict[str, Any] = {"recurrences": {}, "cores": {}}
+    write = lambda: measure.write(RESULTS / "scans.json", "python benchmarks/scans.py", vars(arguments), results)  # noqa: E731
     for T in ROWS:
         for units in UNITS:
             found = of_recurrence(T, arguments.lanes, units, arguments.seconds)
             results["recurrences"][f"T {T}, D {units}"] = found
             print(f"T {T}, D {units}: {found}", flush=True)
+    write()
     for name, (T, lanes, units) in CORES.items():
         found = of_cores(T, lanes, units, arguments.seconds)
         results["cores"][name] = found
         print(f"{name}: {found}", flush=True)
-    measure.write(RESULTS / "scans.json", "python benchmarks/scans.py", vars(arguments), results)
+    write()
 
 
 if __name__ == "__main__":

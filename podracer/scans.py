@@ -30,8 +30,8 @@ SMALL = 400_000
 def choose(T: int, size: int) -> Way:
     """Chooses the way of a recurrence over T rows of so many numbers.
 
-    On CPU rows go one after the other: at most sizes that `benchmarks/scans.py` measures (results/scans.json) the tree
-    takes two to seven times as long, with the gradient, and compiles for longer everywhere.
+    On CPU rows go one after the other: at every size that `benchmarks/scans.py` measures (results/scans.json) the tree
+    takes two to five times as long, with the gradient, and twice to six times as long to compile.
     """
     if topology.platform() == "gpu" and T >= LONG and size < SMALL:
         return "associative"
@@ -82,7 +82,7 @@ def _backward(reverse: bool, way: Way | None, residuals: Any, cotangent: Numbers
     """With g_t = dh_t + conj(gate_{t+1}) g_{t+1}: dx = g, dgate_t = conj(h_{t-1}) g_t and dstart = conj(gate_0) g_0."""
     gate, h, start = residuals
     nothing = jax.tree.map(jnp.zeros_like, start)
-    g = linear_recurrence(_conjugate(_shift(gate, nothing, not reverse)), cotangent, nothing, not reverse, way)
+    g: Any = _recurrence(_conjugate(_shift(gate, nothing, not reverse)), cotangent, nothing, not reverse, way)
     first = -1 if reverse else 0
     gate_of_start, g_of_start = jax.tree.map(lambda x: x[first], (gate, g))
     return _times(_conjugate(_shift(h, start, reverse)), g), g, _times(_conjugate(gate_of_start), g_of_start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -15,7 +16,7 @@ import numpy as np
 import tyro
 
 import envs_jax
-from podracer import configs, spaces, topology
+from podracer import configs, nets, spaces, topology
 from podracer.agents.registry import make_agent
 from podracer.anakin import program, runner
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
@@ -65,6 +66,7 @@ class AnakinArguments:
       num_envs: number of environment lanes.
       devices: number of devices; all local ones if None.
       only: measurements among environment, acting, training and yardstick; training is always measured.
+      cores: memories to measure each agent with (`nets.NetworkConfig`); yardsticks have none.
       repeats: measurements of each thing, taken in turns; the median counts.
       seconds: how long one measurement should take.
       json: also write the figures to this file.
@@ -81,6 +83,7 @@ class AnakinArguments:
         "training",
         "yardstick",
     )
+    cores: tuple[nets.CoreName, ...] = ("none",)
     repeats: int = configs.field(7, low=1)
     seconds: float = configs.field(1.0, low=0.01)
     json: Annotated[pathlib.Path | None, tyro.conf.arg(name="json")] = None
@@ -112,10 +115,11 @@ def main(arguments: AnakinArguments) -> int:
     results = []
     for name in arguments.agents:
         for devices in arguments.devices or (len(jax.local_devices()),):
-            for num_envs in arguments.num_envs:
-                what = f"{name} with {num_envs} environments on {devices} device(s)"
+            for num_envs, core in itertools.product(arguments.num_envs, arguments.cores):
+                memory = "" if core == "none" else f" and core {core}"
+                what = f"{name} with {num_envs} environments{memory} on {devices} device(s)"
                 print(f"measuring {what} ...", file=sys.stderr, flush=True)
-                results.append(measure(name, num_envs, devices, arguments))
+                results.append(measure(name, num_envs, devices, core, arguments))
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
     print(_table(results))
     print("rows/s (a row is one step of one lane, resets included), medians; ratio is training over the plain loop.")
@@ -127,21 +131,21 @@ def main(arguments: AnakinArguments) -> int:
 
 
 def _table(results: list[dict[str, Any]]) -> str:
-    header = ["agent", "env", "envs", "devices", "environment", "acting", "training", "plain loop", "ratio"]
+    header = ["agent", "core", "env", "envs", "devices", "environment", "acting", "training", "plain loop", "ratio"]
     lines = [[*header, "compile s", "memory MiB"]]
     for r in results:
         rates = [f"{r[key]:,.0f}" if r[key] else "-" for key in ("environment", "acting", "training", "yardstick")]
         ratio = f"{r['ratio']:.2f}" if r["ratio"] else "-"
         memory = f"{r['memory_bytes'] / 2**20:,.0f}" if r["memory_bytes"] else "-"
-        lines.append([r["agent"], r["env"], str(r["num_envs"]), str(r["devices"]), *rates, ratio])
+        lines.append([r["agent"], r["core"], r["env"], str(r["num_envs"]), str(r["devices"]), *rates, ratio])
         lines[-1] += [f"{r['compile_seconds']:.1f}", memory]
     return table(lines)
 
 
-def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) -> dict[str, Any]:
+def measure(name: str, num_envs: int, devices: int, core: nets.CoreName, arguments: AnakinArguments) -> dict[str, Any]:
     """Rates of one agent, all measured in turns, next to its yardstick on the yardstick's environment."""
     environment = arguments.environment(name)
-    agent = make_agent(name, environment, PRESETS[name])
+    agent = make_agent(name, environment, PRESETS[name] | {"core": core})
     layout = topology.make(num_envs=num_envs, envs_per_device=num_envs, devices=jax.local_devices()[:devices])
     T = agent.config.rollout_length
     training = trainer(agent, environment, layout, T)
@@ -150,7 +154,8 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
         measured["environment"] = _environment_only(agent, environment, layout, T)
     if "acting" in arguments.only:
         measured["acting"] = _acting_only(agent, environment, layout, T)
-    yardstick = None if arguments.env or "yardstick" not in arguments.only else _yardstick(name, num_envs, T)
+    alike = not arguments.env and core == "none"
+    yardstick = _yardstick(name, num_envs, T) if alike and "yardstick" in arguments.only else None
     if yardstick:
         measured["yardstick"] = yardstick
     rates = in_turns(measured, arguments.repeats, arguments.seconds)
@@ -158,6 +163,7 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
     pairs = [a / b for a, b in zip(rates["training"], rates.get("yardstick", []))]
     return {
         "agent": name,
+        "core": core,
         "env": environment.spec.name,
         "num_envs": num_envs,
         "rollout_length": T,

@@ -99,7 +99,7 @@ def _keep_long(key: jax.Array, shape: tuple[int], dtype: Any = jnp.float32) -> j
     return jnp.concatenate([jnp.zeros_like(tau), jnp.log(tau), jnp.zeros_like(tau)])
 
 
-def _blocks(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+def _blocks(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Orthogonal square blocks side by side, [size, n size]."""
     D, keys = shape[0], jax.random.split(key, shape[1] // shape[0])
     return jnp.concatenate([orthogonal(1.0)(k, (D, D)) for k in keys], axis=1)
