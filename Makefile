@@ -84,8 +84,8 @@ bench: $(VENV)/.test  ## speed next to plain loops; rewrites benchmarks/results/
 	$(BIN)/podracer bench anakin --json benchmarks/results/anakin.json
 	$(BIN)/podracer bench sebulba --json benchmarks/results/sebulba.json
 	$(BIN)/podracer bench replay --json benchmarks/results/replay.json
-	$(BIN)/podracer bench dqn --json benchmarks/results/dqn.json
-	$(BIN)/podracer bench reanalyse --json benchmarks/results/reanalyse.json
+	$(BIN)/python benchmarks/dqn.py --json benchmarks/results/dqn.json
+	$(BIN)/python benchmarks/reanalyse.py --json benchmarks/results/reanalyse.json
 	$(BIN)/python benchmarks/readme.py
 
 clean:

@@ -69,9 +69,9 @@ SECONDS = 300
 """The time limit of a command, in seconds."""
 
 
-def start(arguments: list[str], log: Any, **variables: str) -> subprocess.Popen[Any]:
-    """A `podracer` process that shares its log."""
-    command = [sys.executable, "-m", "podracer", *arguments]
+def start(command: list[str], log: Any, **variables: str) -> subprocess.Popen[Any]:
+    """Starts a process that shares its log; `command` are the words after `python`."""
+    command = [sys.executable, *command]
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables)
 
 
@@ -82,7 +82,7 @@ def learning(keep: Callable[[str, dict[str, Any]], None]) -> None:
         for name, (arguments, _) in LEARNING.items():
             directory = pathlib.Path(folder) / name.replace(" ", "_").replace(":", "_")
             log = stack.enter_context(open(f"{directory}.log", "w+"))
-            words = ["train", *arguments.split(), "--run-dir", str(directory), "--quiet"]
+            words = ["-m", "podracer", "train", *arguments.split(), "--run-dir", str(directory), "--quiet"]
             process = start(words, log, XLA_PYTHON_CLIENT_PREALLOCATE="false")
             stack.callback(process.kill)
             running[name] = process, log, directory
@@ -114,13 +114,18 @@ def finish(process: subprocess.Popen[Any], deadline: float) -> int:
 
 
 def speed(commands: dict[str, str], keep: Callable[[str, dict[str, Any]], None]) -> None:
-    """Runs `podracer bench` commands one after the other."""
+    """Runs benchmarks one after the other: those of `podracer bench`, and files of this folder."""
     for name, arguments in commands.items():
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
             path = pathlib.Path(folder) / "results.json"
-            process = start(["bench", *shlex.split(arguments), "--json", str(path)], log)
-            one: dict[str, Any] = {"command": f"podracer bench {arguments}", "code": finish(process, begin + SECONDS)}
+            bench, *options = shlex.split(arguments)
+            file = pathlib.Path(__file__).parent / f"{bench}.py"
+            words = [str(file)] if bench in ("dqn", "reanalyse") else ["-m", "podracer", "bench", bench]
+            process = start([*words, *options, "--json", str(path)], log)
+            typed = arguments.removeprefix(f"{bench} ")
+            shown = f"python benchmarks/{bench}.py {typed}" if len(words) == 1 else f"podracer bench {arguments}"
+            one: dict[str, Any] = {"command": shown, "code": finish(process, begin + SECONDS)}
             log.seek(0)
             said = log.read()
             one |= (

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 import numpy as np
+import remote_workers
 
-from podracer.bench import remote_workers
 from podracer.bench.measure import describe_machine, table
 from podracer.remote import session_pb2 as pb
 from podracer.remote import wire

@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 import efficientzero_controls
 import numpy as np
+from sample_efficiency_picture import picture
 
 import envs_jax
 import podracer
@@ -338,7 +339,9 @@ def write() -> None:
     without = {name: {k: v for k, v in one.items() if k != "evaluations"} for name, one in runs.items()}
     written = {"summary": results, "beside MuZero": comparisons(results), "runs": without}
     measure.write(RESULTS / "sample_efficiency.json", "python benchmarks/sample_efficiency.py", {}, written)
-    picture(results)
+    title = f"Steps until {IN_A_ROW} evaluations in a row pass: seeds, medians; x: never"
+    total_steps = {name: task.total_steps for name, task in TASKS.items()}
+    picture(results, total_steps, list(ARMS), title).savefig(RESULTS / "sample_efficiency.png")
 
 
 def report() -> None:
@@ -358,34 +361,6 @@ def report() -> None:
     print(f"steps until {IN_A_ROW} evaluations in a row pass: median, least and most")
     for task, line in comparisons(results).items():
         print(f"{task}: {line}")
-
-
-def picture(results: dict[str, Any]) -> None:
-    """Every seed's steps, by task and arm; of those that never passed, all."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(9, 4.2), dpi=120, layout="constrained")
-    for axes, (name, task) in zip(drawn.subplots(1, len(TASKS), sharey=True), TASKS.items()):
-        for i, arm in enumerate(ARMS):
-            found = results.get(f"{name}, {arm}")
-            if found is None:
-                continue
-            steps = found["steps"]
-            there = [x for x in steps if x is not None]
-            axes.plot(there, [i] * len(there), "o", color="tab:blue", alpha=0.6)
-            never = len(steps) - len(there)
-            axes.plot([found["most"]] * never, [i] * never, "x", color="tab:red")
-            if found["median"]:
-                axes.plot(found["median"], i, "|", color="black", markersize=16)
-        axes.set_title(name, fontsize="medium")
-        axes.set_xlim(0, task.total_steps * 1.03)
-        axes.set_xlabel("environment steps")
-        axes.locator_params(axis="x", nbins=4)
-        axes.grid(alpha=0.3)
-    drawn.axes[0].set_yticks(range(len(ARMS)), list(ARMS))
-    drawn.axes[0].invert_yaxis()
-    drawn.suptitle(f"Steps until {IN_A_ROW} evaluations in a row pass: seeds, medians; x: never", fontsize="medium")
-    drawn.savefig(RESULTS / "sample_efficiency.png")
 
 
 def main() -> None:

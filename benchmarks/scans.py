@@ -2,7 +2,8 @@
 
     python benchmarks/scans.py [--lanes 16] [--seconds 0.2]
 
-Writes `benchmarks/results/scans.json`, by which `podracer/scans.py` chooses. Ways are measured in turns; times are medians.
+Writes `benchmarks/results/scans.json`, by which `podracer/scans.py` chooses. Ways are measured in turns; times are
+medians.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from podracer.bench import measure
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROWS = (16, 32, 64, 128, 512)
 UNITS = (64, 256, 1024)
+LONGEST_UNROLLED = 64
+"""Rows; more in one piece take a minute to compile."""
 CORES = {"T 20, D 64": (20, 64, 64), "T 80, D 256": (80, 16, 256)}
 """Rows, lanes and units that whole cores are measured with, inputs as wide as their units."""
 
 
 def recurrence(way: str) -> Callable[..., jax.Array]:
     """A way of computing a linear recurrence, `(gate, x, start) -> h`."""
-    if way == "unrolled":  # on every platform, up to 64 rows in one piece
+    if way == "unrolled":  # on CPU too
         step = lambda h, row: (row[0] * h + row[1],) * 2  # noqa: E731
-        return lambda gate, x, start: lax.scan(step, start, (gate, x), unroll=min(64, len(x)))[1]
+        return lambda gate, x, start: lax.scan(step, start, (gate, x), unroll=len(x))[1]
     return lambda gate, x, start: scans.linear_recurrence(gate, x, start, False, way)  # type: ignore[arg-type]
 
 
@@ -68,7 +71,7 @@ def of_recurrence(T: int, lanes: int, units: int, seconds: float) -> dict[str, d
     def gradient(way: str) -> Callable[..., Any]:
         return jax.grad(lambda *a: jnp.sum(jnp.sin(recurrence(way)(*a))), (0, 1, 2))
 
-    ways = ("sequential", "unrolled", "associative")
+    ways = ("sequential", "associative", *(("unrolled",) if T <= LONGEST_UNROLLED else ()))
     return compared({way: prepared(gradient(way), *arguments) for way in ways}, seconds)
 
 
@@ -76,7 +79,7 @@ def of_cores(T: int, lanes: int, units: int, seconds: float) -> dict[str, dict[s
     """Times of whole cores and their gradient."""
     x, first = jax.random.normal(jax.random.key(0), (T, lanes, units)), jnp.zeros((T, lanes), bool)
     functions = {}
-    for name in ("lstm", "gru", "mingru", "lru"):
+    for name in ("lstm", "gru", "mingru", "lru", "gtrxl"):
         core: Any = nets.CoreSettings(name, units).make()  # type: ignore[arg-type]
         params = jax.jit(core.init)(jax.random.key(1), x, first, core.start(lanes))
         loss = lambda p, x, core=core: jnp.sum(jnp.sin(core.apply(p, x, first, core.start(lanes))[0]))  # noqa: E731

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["make", "names", "options"]
 
-# Name, which is also the module's, to class; the options, if there are any, are the class <class>Options beside it.
+# Name, which is also the module's, to class, with its module if that has another name. The options, if there are any,
+# are the class <class>Options beside it.
 _CLASSES = {
     "cartpole": "CartPole",
     "catch": "Catch",
@@ -26,6 +27,11 @@ _CLASSES = {
     "gridworld": "Gridworld",
     "memory_chain": "MemoryChain",
     "memory_maze": "MemoryMaze",
+    "minatar_asterix": "minatar.asterix.Asterix",
+    "minatar_breakout": "minatar.breakout.Breakout",
+    "minatar_freeway": "minatar.freeway.Freeway",
+    "minatar_seaquest": "minatar.seaquest.Seaquest",
+    "minatar_space_invaders": "minatar.space_invaders.SpaceInvaders",
     "othello": "Othello",
     "pendulum": "Pendulum",
     "pixel_catch": "PixelCatch",
@@ -50,7 +56,8 @@ def options(name: str) -> type:
     Raises:
       ValueError: for an unknown name.
     """
-    return getattr(_module(name), f"{_CLASSES[name]}Options", NoOptions)
+    module, class_name = _find(name)
+    return getattr(module, f"{class_name}Options", NoOptions)
 
 
 def make(name: str, **options: Any) -> Environment:
@@ -63,7 +70,8 @@ def make(name: str, **options: Any) -> Environment:
     Raises:
       ValueError: for an unknown name, an unknown option, or a value that the options refuse.
     """
-    environment, options_class = getattr(_module(name), _CLASSES[name]), globals()["options"](name)
+    module, class_name = _find(name)
+    environment, options_class = getattr(module, class_name), globals()["options"](name)
     known = [field.name for field in dataclasses.fields(options_class)]
     for option in options:
         if option not in known:
@@ -71,10 +79,12 @@ def make(name: str, **options: Any) -> Environment:
     return environment() if options_class is NoOptions else environment(options_class(**options))
 
 
-def _module(name: str) -> Any:
+def _find(name: str) -> tuple[Any, str]:
+    """The module of an environment, and the name of its class there."""
     if name not in _CLASSES:
         raise ValueError(f"unknown environment {name!r}; {_suggest(name, _CLASSES)}")
-    return importlib.import_module(f"{__name__}.{name}")
+    module, _, class_name = _CLASSES[name].rpartition(".")
+    return importlib.import_module(f"{__name__}.{module or name}"), class_name
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

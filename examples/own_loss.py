@@ -15,8 +15,8 @@ KL_COST = 1.0
 def loss(outputs, values, batch, distribution, hyper, config):
     """Takes and returns what `ppo.loss` does: the loss and metrics of some samples, whose sums make the whole."""
     _, metrics = ppo.loss(outputs, values, batch, distribution, hyper, config)  # the other terms are as they were
-    log_ratio = jnp.where(batch.mask > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
-    policy = -jnp.sum(batch.mask * jnp.exp(log_ratio) * batch.advantage)
+    log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
+    policy = -jnp.sum(batch.weight * jnp.exp(log_ratio) * batch.advantage)
     penalty = KL_COST * metrics["policy/kl"]
     total = (
         policy

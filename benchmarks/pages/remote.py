@@ -6,8 +6,9 @@ import functools
 import math
 from typing import Any
 
+import remote_plan
+
 from pages import origin, read
-from podracer.bench import remote_plan
 
 
 def remote() -> list[str]:

@@ -36,7 +36,7 @@ SCALED = {
     "sebulba": "V-trace on EnvPool's CartPole, Sebulba",
     "sebulba-pong": "V-trace on EnvPool's Pong, Sebulba",
 }
-"""Measured by `podracer bench scaling`, by preset."""
+"""Measured by `python benchmarks/scaling.py`, by preset."""
 
 
 TABLES = {

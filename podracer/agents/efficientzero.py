@@ -48,8 +48,7 @@ from podracer.types import (
 
 @dataclasses.dataclass(frozen=True)
 class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
-    """The agent's settings, beside those of `search.Settings` and `prefix_models.Sizes`. Paper values
-    are those of Ye et al. 2021 for Atari with 100,000 steps.
+    """The agent's settings, beside those of the bases. Paper values are those of Ye et al. 2021 for Atari-100k.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 4 to 8).
@@ -67,7 +66,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       consistency_cost: weight of the consistency loss (paper: 2).
       augment: whether images are shifted, by 4 pixels of 84 at most, and made brighter or darker before learning.
       batch_size: samples per update, over all devices (paper: 256).
-      replay_ratio: rows sampled to learn from per row added (paper: 256); a sample is one row, that at which it begins.
+      replay_ratio: rows sampled to learn from per row added (paper: 256); a sample is the one row where it begins.
       replay_capacity: rows that are kept at least, over all devices (paper: all).
       replay_min_size: rows before the first update, in which actions are drawn at random (paper: 2,000).
       priority_exponent: alpha, 0 to replay all alike (paper: 0.6).
@@ -327,6 +326,7 @@ class _EfficientZero(base.Functions):
             first, later = (world_models.with_channels(x, 2) for x in (first, later))
             first, later = augmentation.apply(changes[0], first), augmentation.apply(changes[1], later)
         actions = batch.trajectory.actions[:K]
+        # s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}) with its predictions, and the projections of h(o_k) (section 4.1).
         return prefix_models.unroll(self.network, params, statistics, first, later, actions, self.config.horizon)
 
     def target_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
@@ -389,10 +389,10 @@ def planner(
 
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
+    # Prefixes P_k of each horizon (section 4.2), and values z_k of fewer rewards for older samples (section 4.3).
     num_rewards = _rewards_in_values(batch.age, config)
-    return windows.of_trajectory(
-        batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=config.horizon
-    )
+    horizon = config.horizon
+    return windows.of_trajectory(batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=horizon)
 
 
 def _rewards_in_values(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:

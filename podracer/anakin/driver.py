@@ -115,10 +115,10 @@ class Anakin:
             # By now the actions are not finite either, and so the observations, and perhaps the rewards.
             return random_play.not_finite(self._environment) or rewards
         lanes, lane = jax.device_get(topology.here((state.actors.lanes, state.actors.lane)))
-        for what, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
+        for part, leaf in (("reward", lanes.episode_return), *(("observation", x) for x in _floats(lanes.timestep))):
             bad = ~np.isfinite(leaf).reshape(*lane.shape, -1).all(axis=-1)
             if bad.any():
-                return f"the environment's {what} is not finite in lane {lane[bad][0]}"
+                return f"the environment's {part} is not finite in lane {lane[bad][0]}"
         return rewards
 
 

@@ -7,7 +7,6 @@ import json
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import jax
@@ -19,7 +18,6 @@ import envs_jax
 from podracer import configs, spaces, topology
 from podracer.agents.registry import make_agent
 from podracer.anakin import program, runner
-from podracer.anakin.call import Limits
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write, yardstick
 from podracer.run.driver import RunState, counter_values
 from podracer.topology import collectives
@@ -181,7 +179,7 @@ def measure(name: str, num_envs: int, devices: int, arguments: AnakinArguments) 
 class Training:
     """The whole program; n updates in one call, or as many as the process with the least n."""
 
-    def __init__(self, compiled: runner.Compiled, state: RunState, limits: Callable[..., Limits], rows_per_update: int):
+    def __init__(self, compiled: runner.Compiled, state: RunState, limits: program.LimitsFn, rows_per_update: int):
         self.compiled, self._limits = compiled, limits
         self._state, self._rows = state, rows_per_update
         self._updates = 0

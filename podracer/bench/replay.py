@@ -107,6 +107,19 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def _milliseconds(call: Callable[[], Any], arguments: ReplayArguments) -> float:
+    """Times a call; returns the median of repeats."""
+    jax.block_until_ready(call())
+    runs = []
+    for _ in range(arguments.repeats):
+        start, calls = time.perf_counter(), 0
+        while time.perf_counter() - start < arguments.seconds:
+            jax.block_until_ready(call())
+            calls += 1
+        runs.append((time.perf_counter() - start) / calls * 1e3)
+    return statistics.median(runs)
+
+
 def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     """Times of one capacity, full."""
     shape = (arguments.frame,)
@@ -138,17 +151,6 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
     counts, key = jnp.array([number], jnp.int32), jax.random.key(0)
     at = sample(ring, counts, key)
 
-    def timed(call: Callable[[], Any]) -> float:
-        jax.block_until_ready(call())
-        runs = []
-        for _ in range(arguments.repeats):
-            start, calls = time.perf_counter(), 0
-            while time.perf_counter() - start < arguments.seconds:
-                jax.block_until_ready(call())
-                calls += 1
-            runs.append((time.perf_counter() - start) / calls * 1e3)
-        return statistics.median(runs)
-
     def add_one() -> Any:
         nonlocal ring, number
         ring, number = add(ring, jnp.int32(number)), number + 1
@@ -163,9 +165,9 @@ def measure(sequences: int, arguments: ReplayArguments) -> dict[str, Any]:
         "sequences": sequences,
         "bytes": size,
         "bytes_per_transition": size / (buffer.shape.slots * buffer.shape.lanes * buffer.shape.rollout_length),
-        "sample_ms": timed(lambda: sample(ring, counts, key)),
-        "gather_ms": timed(lambda: gather(ring, at)),
-        "update_ms": timed(update_one),
-        "add_ms": timed(add_one),
+        "sample_ms": _milliseconds(lambda: sample(ring, counts, key), arguments),
+        "gather_ms": _milliseconds(lambda: gather(ring, at), arguments),
+        "update_ms": _milliseconds(update_one, arguments),
+        "add_ms": _milliseconds(add_one, arguments),
     }
     return result

@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from podracer.atari import presets as atari
 from podracer.bench import anakin
 from podracer.bench.measure import describe_machine, in_turns, table, write
 from podracer.search import prefix_models
+from podracer.search.model import StepFn
 from podracer.search.search import Model, Root, SearchConfig, Step, search
 from podracer.types import EnvSpec
 from podracer.version import __version__
@@ -70,6 +71,14 @@ class SearchArguments:
 
     def __post_init__(self):
         configs.check(self)
+
+
+class SearchFn(Protocol):
+    """Runs a program of the benchmark, such as a search."""
+
+    def __call__(self, variables: Any, root: Root, key: jax.Array, /) -> Any:
+        """Runs it from N roots."""
+        ...
 
 
 def main(arguments: SearchArguments) -> int:
@@ -118,7 +127,7 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
     """All programs of one cell."""
     step, variables, root = _model(N, A, arguments.network)
     model = Model(lambda variables, observation: root, step)
-    programs: dict[str, Callable[..., Any]] = {"network alone": functools.partial(_alone, step, S)}
+    programs: dict[str, SearchFn] = {"network alone": functools.partial(_alone, step, S)}
     searches, trees = {}, {}
     for algorithm in ("puct", "gumbel"):
         dtype = arguments.embedding_dtype
@@ -162,7 +171,7 @@ def measure(N: int, A: int, S: int, arguments: SearchArguments) -> dict[str, Any
     return {"N": N, "A": A, "S": S, "tree_bytes": size, "programs": found, "ratios": ratios}
 
 
-def _repeat(compiled: Callable[..., Any], variables: Any, root: Root, key: jax.Array, rows: int, n: int) -> int:
+def _repeat(compiled: SearchFn, variables: Any, root: Root, key: jax.Array, rows: int, n: int) -> int:
     for _ in range(n):
         jax.block_until_ready(compiled(variables, root, key))
     return n * rows
@@ -179,7 +188,7 @@ def _depths(child: np.ndarray, max_depth: int | None) -> dict[str, Any]:
     return {"depth": float(depth.mean()), "deepest": int(depth.max())}
 
 
-def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root]:
+def _model(N: int, A: int, network: str) -> tuple[StepFn, Any, Root]:
     """A random network: its time matters, not its output."""
     if network == "connect_four":
         return _game(N)
@@ -208,7 +217,7 @@ def _model(N: int, A: int, network: str) -> tuple[Callable[..., Step], Any, Root
     return step, variables, Root(first.logits, first.value, first.embedding)
 
 
-def _efficientzero(N: int, A: int) -> tuple[Callable[..., Step], Any, Root]:
+def _efficientzero(N: int, A: int) -> tuple[StepFn, Any, Root]:
     """The untrained model of the preset for Atari, at roots of some random images."""
     config = EfficientZeroConfig(**atari.resolve("efficientzero", "atari").agent)
     spec = EnvSpec("atari", spaces.Box(0, 255, (96, 96, 3), np.uint8), spaces.Discrete(A))
@@ -221,7 +230,7 @@ def _efficientzero(N: int, A: int) -> tuple[Callable[..., Step], Any, Root]:
     return plan.model.step, variables, jax.tree.map(lambda x: x[jnp.arange(N) % len(images)], few)
 
 
-def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
+def _game(N: int) -> tuple[StepFn, Any, Root]:
     """The rules of connect four, and a layer on the board for policies and values."""
     game = ConnectFour()
     start = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *jnp.shape(x))), game.start())
@@ -241,7 +250,7 @@ def _game(N: int) -> tuple[Callable[..., Step], Any, Root]:
     return step, variables, Root(logits, value, start, legal)
 
 
-def _in_anakin(run: Callable[..., Any], variables: Any, root: Root) -> anakin.Training:
+def _in_anakin(run: SearchFn, variables: Any, root: Root) -> anakin.Training:
     """Rollouts of an agent that acts by a search from the same roots, whatever its lanes show, and learns nothing."""
     N, environment = len(root.value), envs_jax.make("catch")
     assert isinstance(environment.spec.action_space, spaces.Discrete)
@@ -258,7 +267,7 @@ def _in_anakin(run: Callable[..., Any], variables: Any, root: Root) -> anakin.Tr
     return anakin.trainer(agent, environment, layout, 16)
 
 
-def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: jax.Array) -> Any:
+def _alone(step: StepFn, S: int, variables: Any, root: Root, key: jax.Array) -> Any:
     """S calls of the network, each of which waits for the one before."""
 
     def turn(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
@@ -268,7 +277,7 @@ def _alone(step: Callable[..., Step], S: int, variables: Any, root: Root, key: j
     return lax.fori_loop(0, S, turn, (root.embedding, jnp.zeros(root.value.shape, jnp.int32)))
 
 
-def _mctx(step: Callable[..., Step], S: int, max_depth: int | None) -> dict[str, Callable[..., Any]]:
+def _mctx(step: StepFn, S: int, max_depth: int | None) -> dict[str, SearchFn]:
     """The same searches by mctx; `without draws` is `muzero_policy`'s search with ties to the lowest index."""
     mctx: Any = importlib.import_module("mctx")
 

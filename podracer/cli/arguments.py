@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import tyro
@@ -24,7 +24,7 @@ class InputError(ValueError):
     """An error in what the user typed."""
 
 
-def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
+def parse(cls: type[Arguments], argv: list[str], prog: str, flags: Iterable[str] = ()) -> Arguments:
     """Parses flags into a dataclass; tyro's box of an error becomes one line.
 
     Args:
@@ -36,12 +36,12 @@ def parse(cls: Callable[..., Arguments], argv: list[str], prog: str, flags: Iter
     return _parse(cls, argv, prog, flags, False)
 
 
-def parse_known(cls: Callable[..., Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
+def parse_known(cls: type[Arguments], argv: list[str], prog: str) -> tuple[Arguments, list[str]]:
     """The same as `parse`, and the words that the dataclass does not know."""
     return _parse(cls, argv, prog, (), True)
 
 
-def _parse(cls: Callable[..., Any], argv: list[str], prog: str, flags: Iterable[str], unknown_too: bool) -> Any:
+def _parse(cls: type[Any], argv: list[str], prog: str, flags: Iterable[str], unknown_too: bool) -> Any:
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podracer.bench import anakin, dqn, reanalyse, remote, replay, scaling, search, sebulba
+from podracer.bench import anakin, replay, search, sebulba
 from podracer.cli.arguments import InputError, parse
 
 
@@ -22,10 +22,6 @@ def bench(argv: list[str]) -> int:
 BENCHES: dict[str, tuple[type, Callable[..., int]]] = {
     "anakin": (anakin.AnakinArguments, anakin.main),
     "sebulba": (sebulba.SebulbaArguments, sebulba.main),
-    "dqn": (dqn.DQNArguments, dqn.main),
-    "reanalyse": (reanalyse.ReanalyseArguments, reanalyse.main),
-    "remote": (remote.RemoteArguments, remote.main),
     "replay": (replay.ReplayArguments, replay.main),
     "search": (search.SearchArguments, search.main),
-    "scaling": (scaling.ScalingArguments, scaling.main),
 }

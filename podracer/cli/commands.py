@@ -34,7 +34,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer export RUN_DIR -o DIR          write a policy that runs without the agent's code
   podracer plot RUN_DIR... [-o FILE]      draw learning curves
   podracer envs [PATTERN] | agents        what there is
-  podracer bench anakin|sebulba|dqn|reanalyse|remote|replay|search|scaling  measure speed
+  podracer bench anakin|sebulba|replay|search  measure speed
   podracer launch -n 2 -- COMMAND         run a command in several processes of this machine, as a pod
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""

@@ -17,6 +17,7 @@ from podracer.system import console
 
 USAGE = """usage: podracer suite atari57 AGENT [options] [options of podracer train]
        podracer suite atari100k AGENT [options] [options of podracer train]
+       podracer suite minatar AGENT [options] [options of podracer train]
        podracer suite report DIR... [options]
 add --help after AGENT, or after report, to see the options"""
 
@@ -29,8 +30,11 @@ OWN = {
 }
 """Options of `podracer train` that a suite sets for every job, with advice for users."""
 
-SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k"}
+SUITES: dict[str, str | None] = {"atari57": None, "atari100k": "atari100k", "minatar": None}
 """Suites by name, with the protocol of those that have one of their own."""
+
+MINATAR = tuple(f"minatar_{game}" for game in ("breakout", "asterix", "freeway", "seaquest", "space_invaders"))
+"""The games of the suite `minatar`, which have no human's scores."""
 
 FREE = {"seed", *rundir.FREE_TO_CHANGE} - {"eval_every", "eval_episodes"}
 """Run settings that may differ among the jobs of one directory. Those of evaluations may not: they decide the best
@@ -39,17 +43,18 @@ one."""
 
 @dataclasses.dataclass(frozen=True)
 class SuiteArguments:
-    """Train an agent on games of Atari, a run for each game and seed, and collect the results.
+    """Train an agent on games of Atari or MinAtar, a run for each game and seed, and collect the results.
 
     Runs that are complete in OUT are not repeated, and others are resumed: the same command, here or on other machines
     with the same disk, does the rest. Options of podracer train may follow, for every run.
 
     Attributes:
-      games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given, else the suite's.
+      games: names such as Pong, or atari57, nature49 or atari100k; the protocol's if not given, else the suite's. Names
+        such as breakout in the suite minatar.
       seeds: seeds; every game has a run for each.
       preset: settings to begin with, as of podracer train.
       protocol: protocol of games and scores, as of podracer train; atari100k for the suite of that name.
-      out: the suite's directory; suites/AGENT[-PRESET][-PROTOCOL] if None.
+      out: the suite's directory; suites/AGENT[-PRESET][-PROTOCOL], or suites/AGENT-minatar[-PRESET], if None.
       part: a share I/N of the runs, such as 3/57; all that are left if None.
       workers: number of runs at a time.
       dry_run: print a command for each run that is left, and run none.
@@ -100,10 +105,11 @@ def train_on(name: str, argv: list[str]) -> int:
     for option in ("preset", "protocol"):
         if (value := getattr(arguments, option)) is not None:
             flags = [f"--{option}", value, *flags]
-    names = [value for value in (arguments.preset, arguments.protocol) if value]
+    of_minatar = name == "minatar"
+    names = dict.fromkeys(value for value in (of_minatar and name, arguments.preset, arguments.protocol) if value)
     directory = arguments.out or pathlib.Path("suites") / "-".join([agent, *names])
-    settings = _settings(agent, flags)
-    games = _games(arguments.games, settings["protocol"])
+    settings = _settings(agent, flags, MINATAR[:2]) if of_minatar else _settings(agent, flags)
+    games = _minatar_games(arguments.games) if of_minatar else _games(arguments.games, settings["protocol"])
     planned = jobs.Suite(directory, settings, games, arguments.seeds, (agent, *flags))
     share = jobs.part(planned.jobs, arguments.part) if arguments.part else planned.jobs
     if not share:
@@ -131,13 +137,23 @@ def _games(requested: tuple[str, ...], protocol: str | None) -> list[str]:
     return list(found)
 
 
-def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
-    """The settings that decide the results of all jobs."""
+def _minatar_games(requested: tuple[str, ...]) -> list[str]:
+    """The names of environments of MinAtar, each once; all of them for no names."""
+    found = [name if name in MINATAR else f"minatar_{name}" for name in requested]
+    for name, text in zip(found, requested):
+        if name not in MINATAR:
+            raise InputError(f"unknown game {text!r}; {configs.suggest(name, MINATAR)}")
+    return list(dict.fromkeys(found or MINATAR))
+
+
+def _settings(agent: str, flags: list[str], games: tuple[str, ...] = ("Pong", "Breakout")) -> dict[str, Any]:
+    """The settings that decide the results of all jobs, of which two are on these games."""
     from podracer import atari
     from podracer.run.config import RunConfig
+    from podracer.suite import jobs
 
     # The options of all games are the same; of the agent's settings, all but those that a preset has by game.
-    settings, other = (train.settings([agent, f"envpool:{game}-v5", *flags]) for game in ("Pong", "Breakout"))
+    settings, other = (train.settings([agent, jobs.environment(game), *flags]) for game in games)
     alike = {name: x for name, x in settings["agent_config"].items() if x == other["agent_config"][name]}
     settings["agent_config"] = alike
     run = {name: value for name, value in settings["run"].items() if name not in FREE}
@@ -146,7 +162,8 @@ def _settings(agent: str, flags: list[str]) -> dict[str, Any]:
     is_set = "--total-steps" in typed or run["total_steps"] != RunConfig().total_steps
     if protocol and atari.PROTOCOLS[protocol].frames is None and not is_set:
         raise InputError(f"protocol={protocol!r} does not say how long to train; give --total-steps.")
-    return settings | {"run": run, "table": atari.PROTOCOLS[protocol].table if protocol else "atari57"}
+    of_atari = atari.PROTOCOLS[protocol].table if protocol else "atari57"
+    return settings | {"run": run, "table": None if games[0] in MINATAR else of_atari}
 
 
 def _print(planned: Any, share: Any, what: list[str], arguments: SuiteArguments, flags: list[str]) -> int:

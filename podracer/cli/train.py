@@ -114,7 +114,8 @@ def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
         raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
-    flags = [*_flags("--", vars(run)), *_flags("--agent.", vars(config))]
+    tunables = configs.tunables(config)
+    flags = [*_flags("--hyper.", tunables), *_flags("--", vars(run)), *_flags("--agent.", vars(config))]
     boxes = {
         "sebulba": _wants_sebulba(environment, rest),
         "pod": any(w.startswith(("--topology", "--pod.")) for w in rest),

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -242,13 +242,21 @@ def games(
     return evaluate
 
 
+class HostEvaluationFn(Protocol):
+    """Plays episodes in host environments."""
+
+    def __call__(self, params: ActorParams, seed: int, watch: Watch | None = None, /) -> Evaluation:
+        """Plays them; `watch` is told of waits for the environments."""
+        ...
+
+
 def on_host(
     agent: Agent,
     environments: HostEnvironments,
     episodes: int,
     max_steps: int | None = None,
-) -> Callable[..., Evaluation]:
-    """`(actor_params, seed, watch=None) -> Evaluation` in host environments; `watch` is told of waits for them."""
+) -> HostEvaluationFn:
+    """Makes a function that plays episodes in host environments."""
     limit = max_steps or environments.spec.max_episode_steps or DEFAULT_MAX_STEPS
     act = _greedy(agent)
 
@@ -287,7 +295,7 @@ def on_host(
     return play
 
 
-def _greedy(agent: Agent) -> Callable[..., Any]:
+def _greedy(agent: Agent) -> Callable[[ActorParams, ArrayTree, Any, jax.Array], tuple[ArrayTree, ArrayTree, jax.Array]]:
     @jax.jit
     def act(params: ActorParams, memory: ArrayTree, timestep: Any, key: jax.Array) -> Any:
         key, act_key = jax.random.split(key)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +92,17 @@ def play(environment: Environment, a: Player, b: Player, games: int, seed: int =
     return Match((a.name, b.name), 0.5 + 0.5 * results)
 
 
+class PairsFn(Protocol):
+    """Plays openings from both seats."""
+
+    def __call__(self, a_params: ArrayTree, b_params: ArrayTree, key: jax.Array, /) -> tuple[jax.Array, jax.Array]:
+        """Returns the outcomes [pairs, 2] for `a`, and True, bool [pairs], where the opening has ended the game."""
+        ...
+
+
 @functools.lru_cache(maxsize=64)
-def _play_pairs(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> Callable[..., Any]:
-    """`(params, params, key) -> (outcomes [pairs, 2], bool [pairs])`: the outcomes for `a` from both seats, and True
-    where the opening has ended the game."""
+def _play_pairs(environment: Environment, a: Player, b: Player, pairs: int, openings: int) -> PairsFn:
+    """Makes a function that plays both seats of an opening."""
 
     @jax.jit
     def both(a_params: ArrayTree, b_params: ArrayTree, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,9 +10,10 @@ import jax
 from podracer.nets.layers import Weights
 from podracer.nets.linear_recurrent import LRU, MinGRU
 from podracer.nets.recurrent import GRU, LSTM
+from podracer.nets.transformer import GTrXL, num_heads
 from podracer.types import ArrayTree
 
-CoreName = Literal["none", "lstm", "gru", "mingru", "lru"]
+CoreName = Literal["none", "lstm", "gru", "mingru", "lru", "gtrxl"]
 
 
 class Core(Protocol):
@@ -40,11 +41,10 @@ class Core(Protocol):
         ...
 
 
-LAYERED: dict[str, Any] = {"mingru": MinGRU, "lru": LRU}
-"""The classes of cores in layers: `(size, scale, layers, name=...) -> Core`."""
+CORES: dict[str, Any] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU, "lru": LRU, "gtrxl": GTrXL}
+"""The classes of cores: `(size, scale, name=...) -> Core`; those of `LAYERED` have `layers` too, and gtrxl `memory`."""
 
-CORES: dict[str, Any] = {"lstm": LSTM, "gru": GRU} | LAYERED
-"""The classes of cores; those of one layer are `(size, scale, name=...) -> Core`."""
+LAYERED = ("mingru", "lru", "gtrxl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +58,31 @@ class CoreSettings:
     core: CoreName = "none"
     size: int = 64
     layers: int = 1
+    memory: int = 32
 
     def __post_init__(self):
         if self.layers > 1 and self.core not in LAYERED:
             raise ValueError(
                 f"core_layers={self.layers}: core={self.core!r} has one layer; use 1, or core={' or '.join(LAYERED)}."
             )
+        if self.core == "gtrxl" and self.size % (heads := num_heads(self.size)):
+            raise ValueError(
+                f"core_size={self.size}: gtrxl divides it by {heads} heads; use {self.size - self.size % heads}."
+            )
+
+    @property
+    def rows_to_rebuild(self) -> int:
+        """Rows of an episode after which an empty state is what it would have been, 0 where that takes all of them."""
+        return self.layers * self.memory if self.core == "gtrxl" else 0
 
     def __bool__(self) -> bool:
         return self.core != "none"
 
     def make(self, scale: Weights = 1.0) -> Core:
         """Makes the core; within a module's compact call, its layer "core"."""
-        layers = {"layers": self.layers} if self.core in LAYERED else {}
-        return CORES[self.core](self.size, scale, **layers, name="core")
+        others = {"layers": self.layers} if self.core in LAYERED else {}
+        others |= {"memory": self.memory} if self.core == "gtrxl" else {}
+        return CORES[self.core](self.size, scale, **others, name="core")
 
     def start(self, num_lanes: int) -> ArrayTree:
         """Returns the state at an episode's start, () without a core."""
@@ -80,7 +91,8 @@ class CoreSettings:
     def describe(self) -> str:
         """Returns the core in words, such as "lstm of 64", or ""."""
         layers = f"{self.layers} layers of " if self.layers > 1 else ""
-        return f"{self.core} of {layers}{self.size}" if self else ""
+        memory = f" over {self.memory} rows" if self.core == "gtrxl" else ""
+        return f"{self.core} of {layers}{self.size}{memory}" if self else ""
 
 
 NO_CORE = CoreSettings()

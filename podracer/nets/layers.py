@@ -13,12 +13,15 @@ from jax import lax
 
 from podracer import topology
 
+Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+"""Makes a parameter of a shape from a key."""
+
 Weights = float | Literal["he", "uniform"] | None
 """The initialiser of weights: orthogonal times a number (in convolutions LeCun's normal one), He's normal one for "he",
 Glorot's uniform one for None, or for "uniform" within 1 / sqrt(inputs) of 0. Biases are 0, or "uniform" too."""
 
 
-def orthogonal(scale: float) -> Callable[..., jax.Array]:
+def orthogonal(scale: float) -> Initializer:
     """An initialiser for [inputs, outputs] with orthonormal rows or columns, whichever are fewer, times `scale`.
 
     The orthogonal factor of a Gaussian matrix by Newton-Schulz iterations, X <- 1.5 X - 0.5 X X' X, which drive every
@@ -26,7 +29,7 @@ def orthogonal(scale: float) -> Callable[..., jax.Array]:
     XLA:CPU can deadlock on several of them at once when there are few cores.
     """
 
-    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
         x = jax.random.normal(key, (max(shape), min(shape)), dtype)
         x = lax.fori_loop(0, 40, lambda _, x: 1.5 * x - 0.5 * x @ (x.T @ x), x / jnp.linalg.norm(x))
         return scale * (x if shape[0] >= shape[1] else x.T)
@@ -34,7 +37,7 @@ def orthogonal(scale: float) -> Callable[..., jax.Array]:
     return init
 
 
-def initializer(scale: Weights, numbered: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def initializer(scale: Weights, numbered: Initializer) -> Initializer:
     """The initialiser of weights that begin as `scale` says; `numbered` where it is a number."""
     if scale == "he":
         return nn.initializers.he_normal()
@@ -43,7 +46,7 @@ def initializer(scale: Weights, numbered: Callable[..., jax.Array]) -> Callable[
     return nn.initializers.glorot_uniform() if scale is None else numbered
 
 
-def bias_initializer(scale: Weights, inputs: int) -> Callable[..., jax.Array]:
+def bias_initializer(scale: Weights, inputs: int) -> Initializer:
     """The initialiser of biases beside weights that begin as `scale` says."""
     if scale != "uniform":
         return nn.initializers.zeros

@@ -25,9 +25,10 @@ class NetworkConfig:
       hidden_sizes: of the MLP.
       activation: of the MLP.
       core: a memory after the torso, fed with the previous action (one-hot) and the reward too: "none", "lstm", "gru",
-        "mingru" or "lru".
+        "mingru", "lru" or "gtrxl".
       core_size: D, units of the core.
-      core_layers: layers of mingru and lru; the others have one.
+      core_layers: L, layers of mingru, lru and gtrxl; the others have one.
+      core_memory: M, rows before a row that each layer of gtrxl attends to; its state is L M D numbers a lane.
       compute_dtype: of the torso, "float32" or "bfloat16" (see `podracer.nets.make`).
     """
 
@@ -38,6 +39,7 @@ class NetworkConfig:
     core: CoreName = "none"
     core_size: int = configs.field(64, low=1)
     core_layers: int = configs.field(1, low=1)
+    core_memory: int = configs.field(32, low=1)
     compute_dtype: ComputeDtype = "float32"
 
     def __post_init__(self):
@@ -47,7 +49,7 @@ class NetworkConfig:
     @property
     def core_settings(self) -> CoreSettings:
         """The core's settings."""
-        return CoreSettings(self.core, self.core_size, self.core_layers)
+        return CoreSettings(self.core, self.core_size, self.core_layers, self.core_memory)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
         """The network of a policy and a value; illegal outputs are lowered (`masks.masked`).

@@ -57,7 +57,7 @@ class Heartbeats:
     Attributes:
       stopping: True once another process has asked all to stop.
       ended: the reason why the run ends, once a process has ended it.
-      said: True once the reason has been printed.
+      was_printed: True once the reason has been printed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Heartbeats:
         server: socket.socket | None = None,
     ):
         self.ended: str | None = None
-        self.said = self.stopping = self._stop_sent = False
+        self.was_printed = self.stopping = self._stop_sent = False
         self._index, self._names, self._token = index, names, address["token"]
         self._silence, self._stall = silence, stall
         self._status = _Status()
@@ -111,7 +111,7 @@ class Heartbeats:
 
         A round begins where a process waits for all others: a process that is stuck before it is a round behind.
         """
-        self._status = self._status.then(what, round)
+        self._status = self._status.changed(what, round)
 
     def stop(self) -> None:
         """Asks all other processes to stop, so that none waits for its environments before it votes to."""
@@ -201,15 +201,15 @@ class Heartbeats:
         if self.ended:
             return
         if self._zero is not None:
-            if not self._zero.left and now - self._zero.heard > self._silence:
+            if not self._zero.left and now - self._zero.heard_at > self._silence:
                 self._store_end(
                     f"lost {self._names[0]}, the coordinator, which has been silent for {self._silence:.0f} s"
                 )
             return
-        heard = dict.fromkeys(self._missing, self._start)
-        heard |= {i: member.heard for i, member in self._members.items() if not member.left}
-        for index, when in heard.items():
-            if now - when > self._silence:
+        last_heard = dict.fromkeys(self._missing, self._start)
+        last_heard |= {i: member.heard_at for i, member in self._members.items() if not member.left}
+        for index, time_heard in last_heard.items():
+            if now - time_heard > self._silence:
                 return self._declare_lost(index, f"has been silent for {self._silence:.0f} s")
         members = {i: member for i, member in self._members.items() if not member.left}
         states = {0: own} | {i: member.status for i, member in members.items()}
@@ -220,7 +220,7 @@ class Heartbeats:
         self._late_since = {key: self._late_since.get(key, since) for key, since in behind.items()}
         for (index, round), since in self._late_since.items():
             # Who has missed a beat is on the way to be silent, which says more than stuck.
-            silent = index in members and now - members[index].heard >= 2 * BEAT
+            silent = index in members and now - members[index].heard_at >= 2 * BEAT
             if now - since > self._stall and not silent:
                 return self._declare_lost(
                     index, f"has been stuck in round {round} for {self._stall:.0f} s ({states[index].doing})"
@@ -230,9 +230,9 @@ class Heartbeats:
             for index, status in late.items():
                 console.say(f"podracer: waiting for {self._names[index]}: {status.doing}", at_once=True)
 
-    def _declare_lost(self, index: int, how: str) -> None:
+    def _declare_lost(self, index: int, cause: str) -> None:
         """Ends the run because process `index` is lost; in process 0."""
-        reason = f"lost {self._names[index]}, which {how}"
+        reason = f"lost {self._names[index]}, which {cause}"
         self.end(reason)
         self._store_end(reason)
         self._say()
@@ -244,8 +244,8 @@ class Heartbeats:
         self._news.set()
 
     def _say(self) -> None:
-        if not self.said:
-            self.said = True
+        if not self.was_printed:
+            self.was_printed = True
             console.say(f"podracer: error: {self.ended}", at_once=True)
 
     def _accept(self) -> None:
@@ -264,7 +264,7 @@ class Heartbeats:
         """Closes connections from before `since` that have not introduced themselves."""
         for key in list(self._selector.get_map().values()):
             member = key.data
-            if member is not None and member.index is None and member.came < since:
+            if member is not None and member.index is None and member.connected_at < since:
                 self._selector.unregister(member.socket)
                 member.close()
 
@@ -322,7 +322,7 @@ class Heartbeats:
                         other.send(line)
         member.left |= "left" in line
         if "doing" in line:
-            member.status = member.status.then(str(line["doing"]), int(line["round"]))
+            member.status = member.status.changed(str(line["doing"]), int(line["round"]))
 
 
 class _Status(NamedTuple):
@@ -332,7 +332,7 @@ class _Status(NamedTuple):
     round: int = 0
     since: float = 0.0
 
-    def then(self, doing: str, round: int) -> _Status:
+    def changed(self, doing: str, round: int) -> _Status:
         return self if (doing, round) == (self.doing, self.round) else _Status(doing, round, time.monotonic())
 
 
@@ -343,7 +343,7 @@ class _Member:
         self.socket, self.index = connection, index
         connection.settimeout(2.0)
         self.left, self.status = False, _Status()
-        self.came = self.heard = time.monotonic()
+        self.connected_at = self.heard_at = time.monotonic()
         self._rest = b""
 
     def send(self, line: dict[str, Any]) -> None:
@@ -360,7 +360,7 @@ class _Member:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) >= LONGEST or (self.index is None and len(self._rest) > 256):
             raise ValueError("too long")
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         lines = [json.loads(line) for line in whole]
         if not all(isinstance(line, dict) for line in lines):
             raise ValueError("not an object")

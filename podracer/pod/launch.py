@@ -87,8 +87,8 @@ class Group:
         failed = [i for i, code in enumerate(codes) if code not in (0, LOST) and i not in late]
         guilty = first if first in failed else next(iter(failed), None)
         for i in late if guilty is None else [guilty]:
-            how = _ending(i, children[i], "did not end with the others and " if i in late else "")
-            console.say(f"podracer launch: {how}")
+            ending = _ending(i, children[i], "did not end with the others and " if i in late else "")
+            console.say(f"podracer launch: {ending}")
         if guilty is not None:
             return codes[guilty], bool(self._signal)
         return LOST if late else max(codes), bool(self._signal)
@@ -153,8 +153,8 @@ def _copy(index: int, child: subprocess.Popen[bytes]) -> None:
 
 def _ending(index: int, child: subprocess.Popen[bytes], before: str) -> str:
     code = child.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"process {index} (pid {child.pid}) {before}{how}"
+    ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"process {index} (pid {child.pid}) {before}{ending}"
 
 
 def _reserved_port() -> socket.socket:

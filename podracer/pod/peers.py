@@ -92,11 +92,11 @@ class Peers(Processes):
         if of_runtime := _is_of_runtime(error):
             self._heartbeats.wait(heartbeat.GRACE)  # what broke a collective is known soon
         ended = self._heartbeats.ended
-        broken = PeerError(ended, self._heartbeats.said) if ended and of_runtime else None
+        broken = PeerError(ended, self._heartbeats.was_printed) if ended and of_runtime else None
         if error is not None:
             if not ended and not isinstance(error, PeerError):  # whose origin knows
-                what = " ".join(str(error).split())
-                self._heartbeats.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {what}")
+                message = " ".join(str(error).split())
+                self._heartbeats.end(f"{self.all[self.index]} has failed: {type(error).__name__}: {message}")
             _leave_without_waiting(broken or error)
         self._heartbeats.__exit__()
         self._heartbeats = None
@@ -160,10 +160,10 @@ class Peers(Processes):
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     ended = self._heartbeats.wait(heartbeat.GRACE) if self._heartbeats else None
-                    was_printed = bool(self._heartbeats and self._heartbeats.said)
+                    was_printed = bool(self._heartbeats and self._heartbeats.was_printed)
                     raise PeerError(ended or f"the pod's board is gone: {_first_line(error)}", was_printed) from error
                 if self._heartbeats and self._heartbeats.ended:
-                    raise PeerError(self._heartbeats.ended, self._heartbeats.said) from None
+                    raise PeerError(self._heartbeats.ended, self._heartbeats.was_printed) from None
                 waited = time.monotonic() - start
                 if not self._heartbeats and waited > self._pod.start_timeout:
                     raise PeerError(f"{name} has not come to {key} in {self._pod.start_timeout} s.") from None

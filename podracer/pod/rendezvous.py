@@ -73,7 +73,7 @@ def attend(coordinator: str, index: int, seconds: float) -> None:
     host, _, port = coordinator.rpartition(":")
     until = time.monotonic() + seconds
     while True:
-        why = "what listens there is something else"
+        reason = "what listens there is something else"
         try:
             left = max(until - time.monotonic(), POLL)
             with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
@@ -81,21 +81,21 @@ def attend(coordinator: str, index: int, seconds: float) -> None:
                 # Process 0, which may have started later, speaks when its own time is over.
                 answer = _read_line(connection, until + 2 * SLOW)
         except (OSError, ValueError) as error:
-            answer, why = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
+            answer, reason = "", getattr(error, "strerror", None) or str(error) or type(error).__name__
         if answer == ALL:
             return
         if answer.startswith(MISSING):
             raise meeting_error(coordinator, seconds, describe_missing(answer.removeprefix(MISSING).split(", ")))
         if time.monotonic() > until:
-            raise meeting_error(coordinator, seconds, f"process 0 does not answer there: {why}")
+            raise meeting_error(coordinator, seconds, f"process 0 does not answer there: {reason}")
         time.sleep(POLL)
 
 
-def meeting_error(where: str, seconds: float, why: str) -> NoClusterError:
+def meeting_error(where: str, seconds: float, reason: str) -> NoClusterError:
     """The error for processes that do not find each other."""
     proxies = [key for key in os.environ if key.lower() in ("http_proxy", "https_proxy", "all_proxy")]
     hint = f"; {', '.join(proxies)} set, which can keep processes apart" if proxies else ""
-    return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({why}){hint}.")
+    return NoClusterError(f"the pod did not come together at {where} in {seconds:.0f} s ({reason}){hint}.")
 
 
 def describe_missing(missing: Sequence[object]) -> str:
@@ -116,8 +116,8 @@ def _listening(coordinator: str) -> Iterator[socket.socket]:
         server = listen(int(coordinator.rpartition(":")[2]))
     except OSError as error:
         # JAX might end this process by a signal.
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise NoClusterError(f"the pod cannot come together at {coordinator}: {why}.") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise NoClusterError(f"the pod cannot come together at {coordinator}: {reason}.") from None
     with server:
         yield server
 

@@ -94,8 +94,8 @@ class Block:
       last: bool [n]; of the newest rows.
       rows: the newest, while READY.
       arrived: when they came.
-      shown: number of the opening whose rows its actor has and has not answered; FILLER for rows that stood for them,
-        and None if it has none.
+      unanswered: number of the opening whose rows its actor has and has not answered; FILLER for rows that stood for
+        them, and None if it has none.
       count: rows that its lanes have shown.
     """
 
@@ -111,7 +111,7 @@ class Block:
     last: Any = None
     rows: HostStep | None = None
     arrived: float = 0.0
-    shown: int | None = None
+    unanswered: int | None = None
     count: int = 0
 
     def become(self, state: State) -> None:
@@ -155,7 +155,7 @@ class Pool:
       of: its blocks by state, in the order in which they came to it.
       live: lanes that a worker steps.
       awaited: lanes whose rows its actor waits for, unless nobody owes any.
-      begun: whether all lanes have been there at once.
+      is_complete: whether all lanes have been there at once.
       broken: why a block was lost since, or "".
       woken: whether who waits for its rows is to wait no longer.
     """
@@ -170,7 +170,7 @@ class Pool:
     of: dict[State, dict[Block, None]] = dataclasses.field(default_factory=lambda: {state: {} for state in State})
     live: int = 0
     awaited: float = math.inf
-    begun: bool = False
+    is_complete: bool = False
     broken: str = ""
     woken: bool = False
 
@@ -207,18 +207,20 @@ class Pool:
             return ([] if self.stepping else self.blocks), 0.2, math.inf
         least, most, deadline = self.batching.least, self.batching.most, self.batching.deadline
         # What is lost follows the slowest that is at work, or nobody could go on.
-        lost = [block for state in (State.EMPTY, State.OPENING) for block in self.of[state] if block.shown is None]
-        if lost:
+        unassigned = [
+            block for state in (State.EMPTY, State.OPENING) for block in self.of[state] if block.unanswered is None
+        ]
+        if unassigned:
             slowest = min(block.count for state in AT_WORK for block in self.of[state])
-            lost = sorted((block for block in lost if block.count < slowest), key=lambda block: block.start)
-        ready = (block for block in self.of[State.READY] if block.shown is None)
+            unassigned = sorted((block for block in unassigned if block.count < slowest), key=lambda block: block.start)
+        ready = (block for block in self.of[State.READY] if block.unanswered is None)
         chosen, lanes = [], 0
-        for block in itertools.chain(lost, ready):
+        for block in itertools.chain(unassigned, ready):
             if lanes + block.lanes > most:
                 return chosen, 0.0, 0.0
             chosen.append(block)
             lanes += block.lanes
-        if lost or lanes == most or not self.stepping:
+        if unassigned or lanes == most or not self.stepping:
             return chosen, 0.2, math.inf
         if lanes < least:
             return [], 0.2, least - lanes

@@ -143,7 +143,7 @@ class Hub:
             if block is None:
                 self._heard(session, number)
                 return
-            self._lose(block, f"its environments failed: {error}", "failed", told=True)
+            self._lose(block, f"its environments failed: {error}", "failed", worker_knows=True)
             now = self._clock()
             session.failures.append(now)
             while session.failures[0] < now - FAILURES_SECONDS:
@@ -188,16 +188,16 @@ class Hub:
 
     # Blocks
 
-    def _take_away(self, block: Block, told: bool = False) -> None:
+    def _take_away(self, block: Block, worker_knows: bool = False) -> None:
         """A worker has a block no more; unless it was told so, rows that it owes may still come."""
         assert block.session is not None
         del block.session.blocks[block.number]
-        if block.state in OWING and not told:
+        if block.state in OWING and not worker_knows:
             block.session.late.add(block.number)
 
-    def _lose(self, block: Block, why: str, reason: str, told: bool = False) -> None:
-        self._take_away(block, told)
-        if not block.pool.begun:
+    def _lose(self, block: Block, why: str, reason: str, worker_knows: bool = False) -> None:
+        self._take_away(block, worker_knows)
+        if not block.pool.is_complete:
             block.openings -= 1  # nothing was seen of it: what comes next has the same seeds
         elif block.state != State.OPENING:
             block.pool.broken = block.pool.broken or f"lanes {block.start} to {block.start + block.lanes - 1}: {why}"
@@ -283,41 +283,41 @@ class Hub:
           WaitCancelled: if woken.
           RemoteError: where there are too few workers for too long, or a block was lost that must not be.
         """
-        entered = begin = said = self._clock()
+        entered = begin = reported_at = self._clock()
         while True:
             with self._lock:
                 if pool.woken:
                     raise WaitCancelled
-                if pool.broken and self.timeouts.strict and pool.begun:
+                if pool.broken and self.timeouts.strict and pool.is_complete:
                     raise RemoteError(
                         f"{pool.broken}; in lockstep that ends the run, for other rows would come: continue from the "
                         "newest checkpoint, or use on_loss='break'."
                     )
                 now = self._clock()
-                needed = pool.lanes if not pool.begun else math.ceil(self.timeouts.min_live * pool.lanes)
+                needed = pool.lanes if not pool.is_complete else math.ceil(self.timeouts.min_live * pool.lanes)
                 missing, stepping, wait = max(needed, 1) - pool.live, pool.stepping, 0.2
                 pool.awaited = missing if missing > 0 else math.inf
-                if missing <= 0 and (pool.begun or not stepping):
-                    pool.begun = True
+                if missing <= 0 and (pool.is_complete or not stepping):
+                    pool.is_complete = True
                     chosen, wait, pool.awaited = pool.chosen(now)
                     if chosen:
                         self.statistics.seconds["wait"].add(now - entered)
                         self.statistics.counts["shown_rows"] += sum(block.lanes for block in chosen)
                         return [self._show(block) for block in chosen]
                 if stepping:
-                    begin = said = now
-                if missing <= 0 or (now - said <= SAY_SECONDS and now - begin <= self.timeouts.join):
+                    begin = reported_at = now
+                if missing <= 0 or (now - reported_at <= SAY_SECONDS and now - begin <= self.timeouts.join):
                     pool.changed.wait(wait)
                     continue
-                why = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
-                why += f"workers connect to {self.where}"
+                reason_text = f"{needed - pool.live} of {needed} lanes have no worker yet{self._too_small(pool)}; "
+                reason_text += f"workers connect to {self.where}"
             if now - begin > self.timeouts.join:
                 raise RemoteError(
-                    f"{why}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
+                    f"{reason_text}; none came for {now - begin:.0f} s: start `podracer serve-envs`, or raise "
                     f"join_timeout={self.timeouts.join:g}."
                 )
-            said = now
-            self._say(f"remote: {why}.")
+            reported_at = now
+            self._say(f"remote: {reason_text}.")
 
     def _too_small(self, pool: Pool) -> str:
         """A hint for the message: workers are connected, but none has room for the smallest free block."""
@@ -328,12 +328,12 @@ class Hub:
         return f" (blocks have {lanes} lanes, and no worker that is there has room for more than {room})"
 
     def _show(self, block: Block) -> tuple[Block, HostStep | None]:
-        there = block.state == State.READY
-        block.shown = block.number if there else FILLER
+        is_ready = block.state == State.READY
+        block.unanswered = block.number if is_ready else FILLER
         block.count += 1
-        if not there:
+        if not is_ready:
             self.statistics.counts["filler_rows"] += block.lanes
-        return block, block.rows if there else None
+        return block, block.rows if is_ready else None
 
     def act(self, pool: Pool, first: Iterable[int], actions: Callable[[int, int], list[Any]]) -> None:
         """Sends actions for rows that were taken.
@@ -347,9 +347,9 @@ class Hub:
             now = self._clock()
             for lane in first:
                 block = pool.at.get(lane)
-                if block is None or block.shown is None:
+                if block is None or block.unanswered is None:
                     continue
-                number, block.shown = block.shown, None
+                number, block.unanswered = block.unanswered, None
                 if block.number != number or block.state != State.READY or block.session is None:
                     continue  # lost meanwhile, or nobody's
                 parts = actions(block.start, block.start + block.lanes)

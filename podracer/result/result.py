@@ -52,7 +52,7 @@ class Result:
         self._evaluators: dict[int, evaluation.Evaluator] = {}
         self._policies: dict[tuple[bool, int, int], policies.Policy] = {}
         self._actors: dict[int, policies.Actor] = {}
-        self._searches: dict[SearchConfig, Callable[..., SearchResult]] = {}
+        self._searches: dict[SearchConfig, Callable[[ActorParams, Any], SearchResult]] = {}
 
     @property
     def population(self) -> int:

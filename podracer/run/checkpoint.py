@@ -31,7 +31,7 @@ from podracer.types import ArrayTree
 PAUSES = (1.0, 4.0)
 """Seconds before a checkpoint is read again after an error that may pass."""
 
-SEEN_SECONDS = 60.0
+AGREEMENT_SECONDS = 60.0
 """Seconds in which all processes must see what process 0 sees in a directory, over a network."""
 
 
@@ -79,7 +79,7 @@ class Checkpoints:
                 self._manager = ocp.CheckpointManager(self.directory, options=options)
         except OSError as error:
             raise CheckpointError(f"cannot use {self.directory} for checkpoints: {error}") from error
-        self._see_alike()
+        self._require_same_steps()
 
     def _together(self) -> dict[str, Any]:
         """Options by which processes wait for each other on the board: Orbax's own barrier has no end."""
@@ -90,7 +90,7 @@ class Checkpoints:
         self._processes.barrier()  # the directory is there
         return {"multiprocessing_options": together, "create": False}
 
-    def _see_alike(self) -> None:
+    def _require_same_steps(self) -> None:
         """Waits until this process sees the steps that process 0 sees, for they decide what all of them do.
 
         Later ones are known from what all did, without another look at the directory.
@@ -99,16 +99,17 @@ class Checkpoints:
           CheckpointError: in all processes, where one does not see them in time.
         """
         steps = self._processes.broadcast(self.steps())
-        until = time.monotonic() + SEEN_SECONDS
+        until = time.monotonic() + AGREEMENT_SECONDS
         while self.steps() != steps and time.monotonic() < until:
             time.sleep(0.1)
             with contextlib.suppress(FileNotFoundError):  # one that is going just now
                 self._manager.reload()
-        seen = self._processes.all_gather(self.steps())
-        if late := [i for i, there in enumerate(seen) if there != steps]:
+        steps_of_all = self._processes.all_gather(self.steps())
+        if late := [i for i, own_steps in enumerate(steps_of_all) if own_steps != steps]:
             raise CheckpointError(
-                f"process {late[0]} sees checkpoints {seen[late[0]]} in {self.directory}, and process 0 {steps}, for "
-                f"{SEEN_SECONDS:g} s: is it one directory, and how long does its file system keep what it has seen?"
+                f"process {late[0]} sees checkpoints {steps_of_all[late[0]]} in {self.directory}, and process 0 "
+                f"{steps}, for {AGREEMENT_SECONDS:g} s: is it one directory, and how long does its file system keep "
+                "what it has seen?"
             )
 
     def steps(self) -> list[int]:
@@ -159,8 +160,8 @@ class Checkpoints:
         if problem and not self._stuck:
             self._stuck = True
             with contextlib.suppress(OSError):
-                why = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
-                console.say(why)
+                message = f"an old checkpoint cannot be removed, and stays: {problem}; newer ones are whole."
+                console.say(message)
 
     def _write(self, step: int, arguments: Any) -> None:
         self._manager.save(step, args=arguments)
@@ -195,18 +196,20 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         steps = self.steps()
         if step is not None and step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise UnknownStepError(f"no checkpoint {step} in {self.directory}; there are {there}.")
-        for each in reversed(steps if step is None else [step]):
-            found, problem = self._tried(each, like)
+            available = ", ".join(map(str, steps)) or "none"
+            raise UnknownStepError(f"no checkpoint {step} in {self.directory}; there are {available}.")
+        for number in reversed(steps if step is None else [step]):
+            found, problem = self._tried(number, like)
             problem = problem or self._changed(found)
             if problem:
-                damaged[each] = f"checkpoint {each} is damaged ({problem})"
+                damaged[number] = f"checkpoint {number} is damaged ({problem})"
                 continue
             moved = {} if self._read_only or not damaged else self._set_aside(damaged)
-            where = {bad: f"; moved it to {target}" for bad, target in moved.items()}
-            said = [f"{why}{where.get(bad, '')}; used {each}." for bad, why in damaged.items()]
-            return each, unflatten(like, found["state"]), said
+            moves = {damaged_step: f"; moved it to {target}" for damaged_step, target in moved.items()}
+            messages = [
+                f"{problem}{moves.get(damaged_step, '')}; used {number}." for damaged_step, problem in damaged.items()
+            ]
+            return number, unflatten(like, found["state"]), messages
         detail = f" can be read: {'; '.join(damaged.values())}" if damaged else " yet"
         raise CheckpointError(f"no checkpoint in {self.directory}{detail}.")
 
@@ -220,7 +223,7 @@ class Checkpoints:
             found, problem = attempt(lambda: self._read(step, like))
             if isinstance(found, CheckpointError):
                 raise found
-            problem = next((there for there in self._processes.all_gather(problem) if there), None)
+            problem = next((text for text in self._processes.all_gather(problem) if text), None)
             if problem not in (*ELSEWHERE, os.strerror(errno.EIO)) or pause is None:
                 break
             time.sleep(pause)
@@ -237,15 +240,15 @@ class Checkpoints:
         for name, x in named(like):
             data = jax.eval_shape(jax.random.key_data, x) if is_key(x) else x
             wanted[name] = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
-        there = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
+        stored = self._ocp.PyTreeCheckpointHandler().metadata(self.directory / str(step) / "state").tree
         for name, x in wanted.items():
-            if name in there and (there[name].shape, there[name].dtype) != (x.shape, x.dtype):
+            if name in stored and (stored[name].shape, stored[name].dtype) != (x.shape, x.dtype):
                 return CheckpointError(
-                    f"checkpoint {step} in {self.directory} is of another layout: {name} is {there[name].dtype} "
-                    f"{list(there[name].shape)} there and {x.dtype} {list(x.shape)} here; it needs the network, "
+                    f"checkpoint {step} in {self.directory} is of another layout: {name} is {stored[name].dtype} "
+                    f"{list(stored[name].shape)} there and {x.dtype} {list(x.shape)} here; it needs the network, "
                     "devices and actors that it was written with."
                 )
-        if missing := wanted.keys() - there.keys():
+        if missing := wanted.keys() - stored.keys():
             raise ValueError(f"it has no {min(missing)}")
         arrays = {
             name: self._ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape) for name, x in wanted.items()
@@ -257,8 +260,8 @@ class Checkpoints:
 
     def _changed(self, found: Any) -> str | None:
         """Names the first array whose bytes changed; None if none did."""
-        there = found["checksums"]
-        changed = (n for n, checksum in self._checksums(found["state"]).items() if checksum != there.get(n))
+        stored = found["checksums"]
+        changed = (n for n, checksum in self._checksums(found["state"]).items() if checksum != stored.get(n))
         return next((f"the bytes of {name} changed since they were written" for name in changed), None)
 
     def _checksums(self, leaves: dict[str, jax.Array]) -> dict[str, int]:
@@ -302,7 +305,7 @@ class Checkpoints:
         # No process looks at the directory before all of them are gone.
         moved = {int(step): target for step, target in self._processes.broadcast(moved).items()}
         self._manager.reload()
-        self._see_alike()
+        self._require_same_steps()
         return moved
 
     def close(self) -> None:
@@ -310,7 +313,7 @@ class Checkpoints:
         self._manager.close()
 
 
-def there_are(directory: pathlib.Path) -> bool:
+def has_checkpoints(directory: pathlib.Path) -> bool:
     """Returns True if a run directory holds any checkpoint, whole or not."""
     folder = directory / "checkpoints"
     return folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())

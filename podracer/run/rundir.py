@@ -103,8 +103,8 @@ def layout_explained(directory: pathlib.Path | None) -> Iterator[None]:
         if directory is None or not (directory / "config.json").exists():
             raise
         stored = read(directory)["run"]
-        how = continues_on(stored["num_shards"], stored.get("replicas"))
-        raise LayoutError(f"{str(error).partition('; use ')[0]}; {how}.") from None
+        remedy = continues_on(stored["num_shards"], stored.get("replicas"))
+        raise LayoutError(f"{str(error).partition('; use ')[0]}; {remedy}.") from None
 
 
 def prepare(directory: pathlib.Path, description: dict[str, Any], resume: bool) -> list[str]:

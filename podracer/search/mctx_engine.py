@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from podracer.search.model import StepFn
 from podracer.search.tree import Tree
 
 Prior = Callable[[jax.Array, jax.Array | None], jax.Array]
@@ -58,7 +59,7 @@ def check(config: Any) -> None:
 
 
 def search(
-    step: Callable[..., Any],
+    step: StepFn,
     variables: Any,
     root: Any,
     key: jax.Array,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -46,14 +45,29 @@ class Step(NamedTuple):
     legal: jax.Array | None = None
 
 
+class RootFn(Protocol):
+    """Makes the roots of searches."""
+
+    def __call__(self, variables: Any, observation: ArrayTree, /) -> Root:
+        """Makes N roots from observations [N]."""
+        ...
+
+
+class StepFn(Protocol):
+    """Computes the model's outputs after an action."""
+
+    def __call__(self, variables: Any, embedding: ArrayTree, action: jax.Array, /) -> Step:
+        """Computes them for states [N] and actions int32 [N]; after an episode's end, anything finite will do."""
+        ...
+
+
 class Model(NamedTuple):
     """A model to search in: pure functions of arrays, each lane independent of the others.
 
     Attributes:
-      root: `(variables, observation [N]) -> Root`.
-      step: `(variables, embedding [N], action int32 [N]) -> Step`. After an episode's end it may return anything
-        finite.
+      root: makes the roots of searches.
+      step: computes the model's outputs after an action.
     """
 
-    root: Callable[[Any, ArrayTree], Root]
-    step: Callable[[Any, ArrayTree, jax.Array], Step]
+    root: RootFn
+    step: StepFn

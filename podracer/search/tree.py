@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podracer import topology
+from podracer.search.model import StepFn
 from podracer.types import ArrayTree
 
 CLIP: dict[str, Any] = {"mode": "clip", "wrap_negative_indices": False}
@@ -149,7 +150,7 @@ class SearchState(NamedTuple):
 
 
 def run_simulations(
-    step: Callable[..., Any], config: TreeConfig, variables: Any, roots: RootInputs, keep_tree: bool
+    step: StepFn, config: TreeConfig, variables: Any, roots: RootInputs, keep_tree: bool
 ) -> SearchState:
     """Runs all simulations.
 

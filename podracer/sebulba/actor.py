@@ -18,6 +18,7 @@ from podracer.errors import Closed
 from podracer.run.config import Mode
 from podracer.sebulba.actor_program import ActorCarry
 from podracer.sebulba.channels import Channel, ParamsStore
+from podracer.sebulba.sharding import SpreadFn
 from podracer.system.children import interrupts_blocked
 from podracer.types import EnvSpec, EpisodeStats, HostEnvironment, HostStep, Trajectory
 
@@ -41,7 +42,7 @@ class Rollout(NamedTuple):
       transitions: real ones, without resets.
       seconds: by stage.
       resume: where the rollout after this one begins, if asked for.
-      spoilt: what of its observations is not finite although the actions were, in words, or "".
+      fault: what of its observations is not finite although the actions were, in words, or "".
     """
 
     trajectory: Trajectory
@@ -49,7 +50,7 @@ class Rollout(NamedTuple):
     transitions: int
     seconds: dict[str, float]
     resume: ActorSnapshot | None
-    spoilt: str = ""
+    fault: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class ActorContext:
       begin: compiled, by device.
       act: compiled, by device.
       finish: compiled, by device.
-      spread: `(trajectory, replica of this process) -> Trajectory`; sends it to the learner devices.
+      spread: sends a trajectory to the learner devices.
       store: where parameters come from.
       channel: where rollouts go, from a place per thread of this process.
       mode: see `publication`.
@@ -71,10 +72,10 @@ class ActorContext:
     """
 
     rollout_length: int
-    begin: dict[Any, Callable[..., Any]]
-    act: dict[Any, Callable[..., Any]]
-    finish: dict[Any, Callable[..., Any]]
-    spread: Callable[[Trajectory, int], Trajectory]
+    begin: dict[Any, jax.stages.Compiled]
+    act: dict[Any, jax.stages.Compiled]
+    finish: dict[Any, jax.stages.Compiled]
+    spread: SpreadFn
     store: ParamsStore
     channel: Channel
     mode: Mode
@@ -180,7 +181,7 @@ class Actor(threading.Thread):
         queued = 0.0
         lanes, step = environment.recv()
         _check_rows(lanes, step, environment.spec)
-        spoilt = not_finite(lanes, step, 0)
+        fault = not_finite(lanes, step, 0)
         self.waiting_since = None
         while True:
             t0 = clock()
@@ -200,7 +201,7 @@ class Actor(threading.Thread):
                 environment.send(lanes, actions)
                 lanes, step = environment.recv()
                 self.waiting_since = None
-                spoilt = spoilt or not_finite(lanes, step, t + 1, actions)
+                fault = fault or not_finite(lanes, step, t + 1, actions)
                 transitions += len(lanes) - int(np.count_nonzero(step.scalars[2]))
                 t2 = clock()
                 inference, stepping = inference + t1 - t0, stepping + t2 - t1
@@ -216,8 +217,8 @@ class Actor(threading.Thread):
             seconds: dict[str, float] = dict(zip(STAGES, (stepping, inference, t1 - t0, queued, waited)))
             if self._ending.is_set():  # who was replaced hands nothing over
                 raise Closed
-            context.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume, spoilt))
-            queued, spoilt = clock() - t1, ""
+            context.channel.put(self.place, Rollout(trajectory, episodes, transitions, seconds, resume, fault))
+            queued, fault = clock() - t1, ""
             self.number += context.num_actors
 
 
@@ -251,14 +252,14 @@ def _check_rows(lanes: np.ndarray, step: HostStep, spec: EnvSpec) -> None:
     B = step.scalars.shape[1]
     if not np.array_equal(lanes, np.arange(B)):
         raise ValueError(f"the environment returned lanes {lanes}; actors need all {B}, in order, at every step.")
-    said, shown = (
+    declared, received = (
         {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(rows)}
         for rows in (HostStep.zeros(spec, B), step)
     )
-    for name in sorted({*said, *shown}):
-        if said.get(name) != shown.get(name):
+    for name in sorted({*declared, *received}):
+        if declared.get(name) != received.get(name):
             raise ValueError(
-                f"{spec.name}'s rows have {shown.get(name, 'nothing')} in {name[1:]}, where its spec says "
-                f"{said.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
+                f"{spec.name}'s rows have {received.get(name, 'nothing')} in {name[1:]}, where its spec says "
+                f"{declared.get(name, 'nothing')}; [6, B] scalars need EnvSpec(raw_scores=True)."
             )
     gate.check_choices(step.observation, spec.observation_space)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +18,9 @@ from podracer.types import Agent, EnvSpec, HostStep, LearnerState
 class ActorPrograms(NamedTuple):
     """The programs of `actor_program.Acting`, compiled, by the device of the actor."""
 
-    begin: dict[Any, Callable[..., Any]]
-    act: dict[Any, Callable[..., Any]]
-    finish: dict[Any, Callable[..., Any]]
+    begin: dict[Any, jax.stages.Compiled]
+    act: dict[Any, jax.stages.Compiled]
+    finish: dict[Any, jax.stages.Compiled]
 
 
 class Shapes(NamedTuple):
@@ -62,8 +61,8 @@ class ActorCompiler:
     def shapes(self, device: Any) -> Shapes:
         """Shapes of what an actor on a device computes with."""
         B = self.layout.envs_per_actor
-        there = SingleDeviceSharding(device)
-        place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), tree)  # noqa: E731
+        sharding = SingleDeviceSharding(device)
+        place = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)  # noqa: E731
         lanes = place(jax.ShapeDtypeStruct((B,), np.int32))
         row = HostStep.zeros(self.spec, B)
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), row)
@@ -77,28 +76,32 @@ class ActorCompiler:
     def compile(self) -> ActorPrograms:
         """Compiles for every device that has actors."""
         # Acting is a chain of small operations: on CPU, running some of them side by side costs more than it brings.
-        here = compiling_for(self.layout.platform)
+        for_platform = compiling_for(self.layout.platform)
         on_cpu = self.layout.platform == "cpu"
         in_order = {"xla_cpu_enable_concurrency_optimized_scheduler": False} if on_cpu else {}
-        some = ready_lanes.make(self.agent, self.spec, self.agent.config.rollout_length) if self.at_once else None
-        programs = some or self.acting
-        act = jax.jit(here(programs.act), donate_argnums=0, compiler_options=in_order)
-        finish = jax.jit(here(programs.finish), donate_argnums=() if some else (0, 1))
+        partial_acting = (
+            ready_lanes.make(self.agent, self.spec, self.agent.config.rollout_length) if self.at_once else None
+        )
+        programs = partial_acting or self.acting
+        act = jax.jit(for_platform(programs.act), donate_argnums=0, compiler_options=in_order)
+        finish = jax.jit(for_platform(programs.finish), donate_argnums=() if partial_acting else (0, 1))
         made = ActorPrograms({}, {}, {})
         for device in dict.fromkeys(self.layout.actors):
             x = self.shapes(device)
             made.begin[device] = jax.jit(programs.begin).lower(x.carry).compile()
-            if some:
-                made.act[device], made.finish[device] = self._compile_partial(x, some, act, finish)
+            if partial_acting:
+                made.act[device], made.finish[device] = self._compile_partial(x, partial_acting, act, finish)
                 continue
             made.act[device] = act.lower(x.buffer, x.params, x.carry.keys, x.row).compile()
             made.finish[device] = finish.lower(x.buffer, x.carry, x.lanes, x.versions, x.row).compile()
         return made
 
-    def _compile_partial(self, x: Shapes, some: ready_lanes.PartialActing, act: Any, finish: Any) -> tuple[Any, Any]:
+    def _compile_partial(
+        self, x: Shapes, partial_acting: ready_lanes.PartialActing, act: Any, finish: Any
+    ) -> tuple[Any, Any]:
         """The programs of an actor whose environments return rows of some lanes at a time."""
         assert self.at_once
-        buffers = jax.eval_shape(some.begin, x.carry)
+        buffers = jax.eval_shape(partial_acting.begin, x.carry)
         buffers = jax.tree.map(lambda y: jax.ShapeDtypeStruct(y.shape, y.dtype, sharding=x.lanes.sharding), buffers)
         row = jax.eval_shape(lambda: HostStep.zeros(self.spec, self.at_once))  # type: ignore[arg-type]
         number = jax.ShapeDtypeStruct((), np.int32)

@@ -30,7 +30,7 @@ class ActorFactory:
       environments: where each actor's environments come from.
       layout: actors and learners.
       run: settings of the run.
-      start: `(lanes, key) -> actor_program.ActorCarry`; jitted.
+      start: makes the first carry of lanes; jitted.
       at_once: rows that environments return at a time, or None where they return those of all lanes.
     """
 
@@ -39,7 +39,7 @@ class ActorFactory:
         environments: HostEnvironments,
         layout: HostTopology,
         run: RunConfig,
-        start: Callable[..., actor_program.ActorCarry],
+        start: actor_program.StartFn,
         at_once: int | None,
     ):
         self._environments, self._layout, self._run = environments, layout, run
@@ -58,29 +58,29 @@ class ActorFactory:
                 environment.close()
         return snapshots
 
-    def make(self, saved: Sequence[ActorSnapshot], begun: int, context: ActorContext) -> list[Actor]:
+    def make(self, saved: Sequence[ActorSnapshot], rollouts_done: int, context: ActorContext) -> list[Actor]:
         """The actors of this process, not started.
 
         Args:
           saved: where they begin, or () for new environments.
-          begun: rollouts that every replica handed over before.
+          rollouts_done: rollouts that every replica handed over before.
           context: what they share.
         """
         actors = []
         for place, (index, device) in enumerate(self._places):
-            make = functools.partial(self._make_environment, index, begun)
+            make = functools.partial(self._make_environment, index, rollouts_done)
             if saved:
                 make = functools.partial(_load, functools.partial(self._make_environment, index, 0), saved[place])
-            carry = saved[place].carry if saved else self._carry(index, device, begun)
+            carry = saved[place].carry if saved else self._carry(index, device, rollouts_done)
             # A copy of the carry, for acting donates it and a checkpoint may still need what was saved.
             lanes, carry = jax.device_put((self._lanes(index), jax.tree.map(jnp.copy, carry)), device)
-            number = begun + (index - begun) % context.num_actors
+            number = rollouts_done + (index - rollouts_done) % context.num_actors
             actors.append(self._actor(index, place, device, make, lanes, carry, number, context))
         return actors
 
-    def replacing(self, begun: int, context: ActorContext) -> Callable[[Actor], Actor]:
+    def replacing(self, rollouts_done: int, context: ActorContext) -> Callable[[Actor], Actor]:
         """The function that makes an actor in place of one that hangs."""
-        started = itertools.count(begun + 1)
+        started = itertools.count(rollouts_done + 1)
 
         def replace(actor: Actor) -> Actor:
             # Another stream of random numbers, and of environments, than any before.
@@ -102,12 +102,12 @@ class ActorFactory:
         B = self._layout.envs_per_actor
         return np.arange(index * B, (index + 1) * B, dtype=np.int32)
 
-    def _make_environment(self, index: int, begun: int) -> HostEnvironment:
+    def _make_environment(self, index: int, rollouts_done: int) -> HostEnvironment:
         B = self._layout.envs_per_actor
-        return self._environments.make(B, first_seed(self._run.seed, "training", begun) + index * B)
+        return self._environments.make(B, first_seed(self._run.seed, "training", rollouts_done) + index * B)
 
-    def _carry(self, index: int, device: Any, begun: int) -> actor_program.ActorCarry:
-        key = jax.random.fold_in(jax.random.fold_in(run_keys(self._run.seed)[1], index), begun)
+    def _carry(self, index: int, device: Any, rollouts_done: int) -> actor_program.ActorCarry:
+        key = jax.random.fold_in(jax.random.fold_in(run_keys(self._run.seed)[1], index), rollouts_done)
         return self._start(*jax.device_put((self._lanes(index), key), device))
 
     def _actor(self, *args: Any) -> Actor:

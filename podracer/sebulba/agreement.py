@@ -30,7 +30,7 @@ class Agreement:
         """Gathers the numbers of all P processes, [P, n], as float32. All must call it."""
         if len(self._first) == 1:
             return np.asarray([own], np.float64)
-        said = np.asarray([own], np.float32)
+        values = np.asarray([own], np.float32)
         shape = (self._by_device.mesh.size, len(own))
-        votes = jax.make_array_from_callback(shape, self._by_device, lambda index: said)
+        votes = jax.make_array_from_callback(shape, self._by_device, lambda index: values)
         return np.asarray(self._gather(votes))[self._first]

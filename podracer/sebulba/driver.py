@@ -176,7 +176,7 @@ class Sebulba:
         progress: float,
         published: tuple[ActorParams, ...] = (),
         snapshots: Sequence[ActorSnapshot] = (),
-        begun: int = 0,
+        rollouts_done: int = 0,
         newest_is_there: bool = True,
     ) -> ActorPool:
         """The actors of a run, wired up and not started.
@@ -186,16 +186,16 @@ class Sebulba:
           progress: of the run, in [0, 1].
           published: of a `LockstepState` to go on from, or ().
           snapshots: where its actors in this process begin, or ().
-          begun: rollouts that every replica handed over before.
+          rollouts_done: rollouts that every replica handed over before.
           newest_is_there: whether `learner` has learnt all that it has to from them.
         """
         num_actors = self._layout.threads
         store = ParamsStore(list(dict.fromkeys(self._layout.actors)), keep=num_actors + 1)
         newest = self.learning.publish(learner, progress)
         for i, params in enumerate(published or (newest,) * num_actors):
-            store.publish(begun - num_actors + i, topology.here(params))
+            store.publish(rollouts_done - num_actors + i, topology.here(params))
         if newest_is_there:
-            store.publish(begun, newest)
+            store.publish(rollouts_done, newest)
         context = ActorContext(
             rollout_length=self.rollout_length,
             **self._actor_programs._asdict(),
@@ -207,8 +207,8 @@ class Sebulba:
             replicas=self._layout.replicas,
             keep_resume=bool(snapshots),
         )
-        actors = self.actors.make(snapshots, begun, context)
-        replace, run = self.actors.replacing(begun, context), self._run
+        actors = self.actors.make(snapshots, rollouts_done, context)
+        replace, run = self.actors.replacing(rollouts_done, context), self._run
         return ActorPool(actors, context, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
 
     def _snapshot(self, loop: runner.Learner, actor_pool: ActorPool) -> RunState:

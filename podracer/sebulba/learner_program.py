@@ -21,7 +21,7 @@ from podracer.learning.learner import ReplayState
 from podracer.sebulba.learner_devices import OnDevices
 from podracer.sebulba.programs import LearnerPrograms, Programs
 from podracer.sebulba.replay_devices import SplitReplay
-from podracer.sebulba.sharding import Assembly
+from podracer.sebulba.sharding import Assembly, SpreadFn
 from podracer.topology import DATA_AXIS, HostTopology, host_cpus, quick_to_compile
 from podracer.trajectories import split_lanes
 from podracer.types import ActorParams, Agent, ArrayTree, InitFn, LearnerState, Trajectory
@@ -64,19 +64,6 @@ class LikeFn(Protocol):
 
     def __call__(self, rollout: Trajectory, /) -> Trajectory:
         """Computes the shapes and shardings from the shapes of one actor's rollout."""
-        ...
-
-
-class SpreadFn(Protocol):
-    """Sends a rollout's trajectory to the learners."""
-
-    def __call__(self, trajectory: Trajectory, replica: int = 0, /) -> Trajectory:
-        """Sends it where it is learnt from, or replayed, without waiting.
-
-        Args:
-          trajectory: on the actor's device.
-          replica: of this process.
-        """
         ...
 
 

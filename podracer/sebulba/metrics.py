@@ -42,7 +42,7 @@ class Report:
         self._metrics: list[Metrics] = []
         self._episodes: list[EpisodeStats] = []
         self._rewards: list[list[jax.Array]] = []
-        self._spoilt: list[list[str]] = []
+        self._faults: list[list[str]] = []
 
     def _restart_clock(self) -> None:
         self._clock = time.perf_counter()
@@ -70,7 +70,7 @@ class Report:
         self._times, self._depth = self._times + times, self._depth + depth
         self._metrics += metrics
         self._rewards.append([rollout.trajectory.timesteps.reward for rollout in rollouts])
-        self._spoilt.append([rollout.spoilt for rollout in rollouts])
+        self._faults.append([rollout.fault for rollout in rollouts])
         for rollout in rollouts:
             self._episodes.append(rollout.episodes)
             for stage in STAGES:
@@ -112,8 +112,8 @@ class Report:
             self._no_episodes = jax.tree.map(np.zeros_like, episodes[0])
         totals, structure = jax.tree.flatten(jax.tree.map(lambda *x: sum(map(float, x)), self._no_episodes, *episodes))
         with self._processes.collective():
-            said = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
-        spent, totals = said[:, : -len(totals)], said[:, -len(totals) :].sum(axis=0, dtype=np.float64)
+            measurements = self._ballots(self.seconds, *self._times, self._depth, *self._stages.values(), *totals)
+        spent, totals = measurements[:, : -len(totals)], measurements[:, -len(totals) :].sum(axis=0, dtype=np.float64)
         metrics |= episode_means(jax.tree.unflatten(structure, totals[:, None]))
         self._clear()
         seconds, transitions = 0.0, 0
@@ -147,4 +147,4 @@ class Report:
             if not np.all(np.isfinite(rewards)):
                 row, lane = np.argwhere(~np.isfinite(rewards))[0]
                 return f"the environment's reward is not finite in row {row} of a rollout, lane {lane} of its actor"
-        return next((text for texts in self._spoilt[: learnt + 1] for text in texts if text), "")
+        return next((text for texts in self._faults[: learnt + 1] for text in texts if text), "")

@@ -8,8 +8,7 @@ the other, so lanes are at most a rollout apart, and what is handed over is a `T
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ class DoubleBuffer(NamedTuple):
       extras: tree of [2, T, B, ...].
       versions: int32 [2, T, B].
       memory: [B]; the agent's state now.
-      begun: [2, B]; its state before row 0.
+      start_memory: [2, B]; its state before row 0.
     """
 
     rows: HostStep
@@ -38,7 +37,7 @@ class DoubleBuffer(NamedTuple):
     extras: ArrayTree
     versions: jax.Array
     memory: ArrayTree
-    begun: ArrayTree
+    start_memory: ArrayTree
 
 
 class WriteIndex(NamedTuple):
@@ -57,24 +56,69 @@ class WriteIndex(NamedTuple):
     ended: Any
 
 
+class BeginFn(Protocol):
+    """Makes empty buffers."""
+
+    def __call__(self, carry: actor_program.ActorCarry, /) -> DoubleBuffer:
+        """Makes them; lanes begin with the memory of the carry."""
+        ...
+
+
+class StepFn(Protocol):
+    """Acts for the rows of some lanes."""
+
+    def __call__(
+        self,
+        buffers: DoubleBuffer,
+        params: ActorParams,
+        key: jax.Array,
+        count: jax.Array,
+        where: WriteIndex,
+        row: HostStep,
+        /,
+    ) -> tuple[DoubleBuffer, ArrayTree]:
+        """Writes rows, and returns the buffers and the actions [M].
+
+        Args:
+          buffers: consumed; donate them.
+          params: what the learner has published.
+          key: the same at every call.
+          count: int32 []; makes the key another one at every call.
+          where: the places of the rows.
+          row: [M]; the newest rows.
+        """
+        ...
+
+
+class FinishFn(Protocol):
+    """Copies a full trajectory."""
+
+    def __call__(
+        self, buffers: DoubleBuffer, games: actor_program.EpisodeCounters, lanes: jax.Array, half: jax.Array, /
+    ) -> tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters]:
+        """Returns the trajectory in a half, int32 [], its episodes, and the counters after it.
+
+        Args:
+          buffers: left as they are.
+          games: the counters before it.
+          lanes: int32 [B].
+          half: int32 []; 0 or 1.
+        """
+        ...
+
+
 class PartialActing(NamedTuple):
     """The functions of an actor, to be jitted.
 
     Attributes:
       begin: makes empty buffers.
-      act: `(buffers, params, key, count int32 [], index, row [M]) -> (buffers, actions [M])`; donate the buffers.
-        `count` makes the key another one at every call.
-      finish: `(buffers, counters, lanes [B], half int32 []) -> (trajectory, episodes, counters)`; copies a full half.
+      act: acts for the rows of some lanes.
+      finish: copies a full trajectory.
     """
 
-    begin: Callable[[actor_program.ActorCarry], DoubleBuffer]
-    act: Callable[
-        [DoubleBuffer, ActorParams, jax.Array, jax.Array, WriteIndex, HostStep], tuple[DoubleBuffer, ArrayTree]
-    ]
-    finish: Callable[
-        [DoubleBuffer, actor_program.EpisodeCounters, jax.Array, jax.Array],
-        tuple[Trajectory, EpisodeStats, actor_program.EpisodeCounters],
-    ]
+    begin: BeginFn
+    act: StepFn
+    finish: FinishFn
 
 
 def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
@@ -112,16 +156,16 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
         lanes, half, t, ended = where
         memory = jax.tree.map(lambda x: x.at[lanes].get(mode="clip"), buffers.memory)
         rows = _write_rows(_write_rows(buffers.rows, 1 - half, T, ended, row), half, t, lanes, row)
-        begun = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), buffers.begun, memory)
+        start_memory = jax.tree.map(lambda x, y: x.at[half, ended].set(y, mode="drop"), buffers.start_memory, memory)
         action, extras, memory = agent.act(params, memory, row.timestep, jax.random.fold_in(key, count), False)
-        write = lambda to, what: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, what)  # noqa: E731
+        write = lambda to, value: jax.tree.map(lambda x, y: x.at[half, t, lanes].set(y, mode="drop"), to, value)  # noqa: E731
         return DoubleBuffer(
             rows,
             write(buffers.actions, action),
             write(buffers.extras, extras),
             write(buffers.versions, jnp.broadcast_to(params.version, lanes.shape)),
             jax.tree.map(lambda x, y: x.at[lanes].set(y, mode="drop"), buffers.memory, memory),
-            begun,
+            start_memory,
         ), action
 
     def finish(
@@ -133,7 +177,7 @@ def make(agent: Agent, spec: EnvSpec, rollout_length: int) -> PartialActing:
             timesteps=actor_program.timesteps(rows),
             actions=of_half(buffers.actions),
             extras=of_half(buffers.extras),
-            actor_state=of_half(buffers.begun),
+            actor_state=of_half(buffers.start_memory),
             policy_version=buffers.versions[half],
             lane=lanes,
         )
@@ -216,7 +260,7 @@ class PartialActor(Actor):
         buffers, games, key = context.begin[self.device](carry), carry.games, carry.keys[0]
         clocks = LaneCursors(len(self._lanes), context.rollout_length, self._at_once)
         nothing: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        seconds, steps, spoilt = dict(nothing), 0, ""
+        seconds, steps, fault = dict(nothing), 0, ""
         held: list[tuple[np.ndarray, HostStep]] = []
         while True:
             t0 = clock()
@@ -236,7 +280,7 @@ class PartialActor(Actor):
                     continue
                 t0 = clock()
                 where = clocks.advance(lanes, rows.scalars[2] > 0)
-                spoilt = spoilt or not_finite(lanes, rows, int(where.t[0]))
+                fault = fault or not_finite(lanes, rows, int(where.t[0]))
                 now = context.store.newest()
                 rows = _padded(rows, len(lanes), self._at_once)
                 buffers, actions = act(buffers, now.params[self.device], key, np.int32(steps), where, rows)
@@ -254,8 +298,8 @@ class PartialActor(Actor):
                     t1 = clock()
                     seconds["transfer"] = t1 - t0
                     played = clocks.hand_over()
-                    context.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, spoilt))
-                    spoilt = ""
+                    context.channel.put(self.place, Rollout(trajectory, episodes, played, seconds, None, fault))
+                    fault = ""
                     seconds = nothing | {"queue": clock() - t1}
                     self.number += context.num_actors
                     todo, held = todo + held, []

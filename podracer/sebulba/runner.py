@@ -87,8 +87,8 @@ class Learner:
         settings: LoopSettings,
         start: LoopStart,
     ):
-        self._learning, self._programs, self.votes, self._processes = learning, programs, votes, processes
-        self._key, self._total_steps, self._final_draws = settings.key, settings.total_steps, settings.final_draws
+        self._learning, self._programs, self.votes, self.processes = learning, programs, votes, processes
+        self._key, self.total_steps, self.final_draws = settings.key, settings.total_steps, settings.final_draws
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
         self.learner, self.replay_state, self.rollouts, self.env_steps, self.snapshots = start
         self._pace = _Pace(programs.at_once, programs.seconds)
@@ -101,7 +101,7 @@ class Learner:
     @property
     def progress(self) -> float:
         """The share of the run that is done."""
-        return min(self.env_steps / self._total_steps, 1.0)
+        return min(self.env_steps / self.total_steps, 1.0)
 
     def run(self, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]) -> bool:
         """Learns until `total_steps`, or `hooks.should_stop()`.
@@ -114,96 +114,7 @@ class Learner:
         Returns:
           True where it got there.
         """
-        should_stop = hooks.should_stop
-        report = Report(int(self.learner.num_updates), self.votes, self._processes)
-
-        def send(timed: bool = True) -> None:
-            report.send(hooks.on_progress, self.env_steps, len(actor_pool.actors), timed)
-
-        def milestone() -> None:
-            hooks.on_milestone(snapshot(), self.env_steps)
-
-        def finish() -> bool:
-            """Does what is pending, and publishes; returns whether it got there."""
-            if self.pending:
-                if not self.run_pending_updates(should_stop, actor_pool.check):
-                    return False
-                self._publish_to(actor_pool)
-            return True
-
-        def finish_run() -> bool:
-            """The same behind the last step, where there may be many, with a report every now and then."""
-            while self.pending:
-                begin, before = time.perf_counter(), self.pending
-                complete = self.run_pending_updates(should_stop, actor_pool.check, SECONDS_PER_REPORT)
-                if self.pending < before:
-                    times = np.asarray([0.0, 0.0, time.perf_counter() - begin])
-                    report.add([], 0, [self._with_sums({})], times, len(actor_pool.context.channel))
-                    send()
-                if not complete:
-                    return False
-                with self._processes.collective():
-                    saves = bool(self.votes(hooks.should_save())[0, 0])
-                if saves and self.pending:
-                    with report.clock_stopped():
-                        milestone()
-            return True
-
-        if self.pending and self.env_steps >= self._total_steps:
-            if not finish_run():
-                return False
-            milestone()
-        elif not finish():
-            return False
-        while self.env_steps < self._total_steps:
-            target = hooks.next_milestone(self.env_steps)
-            while self.env_steps < target:
-                clock = [time.perf_counter()]
-                self._processes.set_status("waiting for its environments")
-                rollouts = actor_pool.next_rollouts(self.rollouts, should_stop)
-                clock.append(time.perf_counter())
-                with self._processes.collective():
-                    votes = self.votes(*_vote(rollouts, report.seconds), hooks.should_save())
-                stops, transitions, seconds, saves = votes.T
-                clock.append(time.perf_counter())
-                if rollouts is None or stops.any():
-                    send()
-                    return False
-                trajectory = self._learning.join([rollout.trajectory for rollout in rollouts])
-                with self._processes.collective():
-                    metrics = self._learn(trajectory) if self._programs.add is None else [self._add(trajectory)]
-                taken = int(transitions.sum(dtype=np.float64))
-                self.env_steps += taken
-                ended = self._final_draws > 0 and self.env_steps >= self._total_steps
-                if ended:
-                    self.replay_state = add_updates(self.replay_state, self._final_draws)
-                    self.pending = self._count_pending()
-                for place, rollout in enumerate(rollouts):
-                    if rollout.resume is not None:
-                        threads = actor_pool.context.num_actors
-                        self.snapshots[place * threads + (self.rollouts - 1) % threads] = rollout.resume
-                if not self.pending:
-                    self._publish_to(actor_pool)
-                if saves[0]:
-                    target = min(target, self.env_steps)
-                at_milestone = target <= self.env_steps < self._total_steps
-                complete = at_milestone or ended or finish()
-                metrics[0] = self._with_sums(metrics[0])
-                clock.append(time.perf_counter())
-                report.add(rollouts, taken, metrics, np.diff(clock), len(actor_pool.context.channel))
-                if not complete or (not at_milestone and seconds[0] > SECONDS_PER_REPORT):
-                    send()
-                if not complete:
-                    return False
-            send(timed=not self.pending)
-            if self.env_steps >= self._total_steps and not finish_run():
-                return False
-            with report.clock_stopped():
-                milestone()
-            actor_pool.back()
-            if not finish():
-                return False
-        return True
+        return _Run(self, actor_pool, hooks, snapshot).run()
 
     def run_pending_updates(
         self, should_stop: Callable[[], bool], check: Callable[[], None] = lambda: None, seconds: float = math.inf
@@ -216,14 +127,14 @@ class Learner:
         begin, before = time.perf_counter(), self.pending
         while self.pending:
             own = stops(should_stop, check), self._pace.number, time.perf_counter() - begin
-            with self._processes.collective():
+            with self.processes.collective():
                 stopping, numbers, spent = self.votes(*own).T
             if stopping.any():
                 return False
             if spent[0] > seconds and self.pending < before:
                 return True
             number = min(self.pending, int(numbers.min()))
-            with self._processes.collective():
+            with self.processes.collective():
                 self.learner, self.replay_state, self._sums = self._programs.run_pending_updates(
                     self.learner, self.replay_state, self._sums, np.int32(number), progress, self._key
                 )
@@ -231,7 +142,14 @@ class Learner:
             self.pending -= number
         return True
 
-    def _learn(self, trajectory: Trajectory) -> list[Metrics]:
+    def learn(self, trajectory: Trajectory) -> list[Metrics]:
+        """Learns from a trajectory, or adds it to the replay; returns metrics by part."""
+        with self.processes.collective():
+            if self._programs.add is not None:
+                return [self._add(trajectory)]
+            return self._learn_in_parts(trajectory)
+
+    def _learn_in_parts(self, trajectory: Trajectory) -> list[Metrics]:
         assert self._programs.learn is not None
         progress, metrics = jnp.float32(self.progress), []
         for part in self._parts:
@@ -249,16 +167,142 @@ class Learner:
         self.pending = self._count_pending()
         return metrics
 
-    def _with_sums(self, metrics: Metrics) -> Metrics:
-        """The metrics of a rollout, with those of all updates on samples since the last."""
+    def count_steps(self, transitions: int) -> bool:
+        """Adds real transitions; after the last step, makes the final updates due and returns True if there are any."""
+        self.env_steps += transitions
+        if not self.final_draws or self.env_steps < self.total_steps:
+            return False
+        self.replay_state = add_updates(self.replay_state, self.final_draws)
+        self.pending = self._count_pending()
+        return True
+
+    def take_sums(self, metrics: Metrics) -> Metrics:
+        """Adds to the metrics of a rollout those of all updates on samples since the last call."""
         for sums in self._sums:
             metrics = metrics | sums
         self._sums = self._programs.zero_sums
         return metrics
 
-    def _publish_to(self, actor_pool: ActorPool) -> None:
-        with self._processes.collective():  # it waits for the update
+    def join(self, rollouts: list[Rollout]) -> Trajectory:
+        """Joins the trajectories of a round."""
+        return self._learning.join([rollout.trajectory for rollout in rollouts])
+
+    def publish_to(self, actor_pool: ActorPool) -> None:
+        """Publishes the newest parameters."""
+        with self.processes.collective():  # it waits for the update
             actor_pool.context.store.publish(self.rollouts, self._learning.publish(self.learner, self.progress))
+
+
+class _Run:
+    """A run of the loop with its actors (arguments as in `Learner.run`)."""
+
+    def __init__(self, loop: Learner, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
+        self._loop, self._actor_pool, self._hooks, self._snapshot = loop, actor_pool, hooks, snapshot
+        self._processes = loop.processes
+        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes)
+
+    def run(self) -> bool:
+        """Learns until `total_steps`; returns False where it was stopped before."""
+        loop = self._loop
+        if loop.pending and loop.env_steps >= loop.total_steps:
+            if not self._finish_run():
+                return False
+            self._milestone()
+        elif not self._finish_pending():
+            return False
+        while loop.env_steps < loop.total_steps:
+            target = self._hooks.next_milestone(loop.env_steps)
+            while loop.env_steps < target:
+                target = self._round(target)
+                if target is None:
+                    return False
+            self._send(timed=not loop.pending)
+            if loop.env_steps >= loop.total_steps and not self._finish_run():
+                return False
+            with self._report.clock_stopped():
+                self._milestone()
+            self._actor_pool.back()
+            if not self._finish_pending():
+                return False
+        return True
+
+    def _round(self, target: int) -> int | None:
+        """Learns from a rollout of every replica.
+
+        Args:
+          target: the steps of the next milestone.
+
+        Returns:
+          The target, which may be here now, or None where the run was stopped.
+        """
+        loop, report = self._loop, self._report
+        clock = [time.perf_counter()]
+        self._processes.set_status("waiting for its environments")
+        rollouts = self._actor_pool.next_rollouts(loop.rollouts, self._hooks.should_stop)
+        clock.append(time.perf_counter())
+        with self._processes.collective():
+            votes = loop.votes(*_vote(rollouts, report.seconds), self._hooks.should_save())
+        stop_votes, transitions, seconds, saves = votes.T
+        clock.append(time.perf_counter())
+        if rollouts is None or stop_votes.any():
+            self._send()
+            return None
+        metrics = loop.learn(loop.join(rollouts))
+        num_transitions = int(transitions.sum(dtype=np.float64))
+        ended = loop.count_steps(num_transitions)
+        self._keep_snapshots(rollouts)
+        if not loop.pending:
+            loop.publish_to(self._actor_pool)
+        if saves[0]:
+            target = min(target, loop.env_steps)
+        at_milestone = target <= loop.env_steps < loop.total_steps
+        complete = at_milestone or ended or self._finish_pending()
+        metrics[0] = loop.take_sums(metrics[0])
+        clock.append(time.perf_counter())
+        report.add(rollouts, num_transitions, metrics, np.diff(clock), len(self._actor_pool.context.channel))
+        if not complete or (not at_milestone and seconds[0] > SECONDS_PER_REPORT):
+            self._send()
+        return target if complete else None
+
+    def _keep_snapshots(self, rollouts: list[Rollout]) -> None:
+        """Keeps where the next rollout of each actor begins, for checkpoints."""
+        threads = self._actor_pool.context.num_actors
+        for place, rollout in enumerate(rollouts):
+            if rollout.resume is not None:
+                self._loop.snapshots[place * threads + (self._loop.rollouts - 1) % threads] = rollout.resume
+
+    def _finish_pending(self) -> bool:
+        """Does all pending updates, and publishes; returns False where the run was stopped."""
+        if self._loop.pending:
+            if not self._loop.run_pending_updates(self._hooks.should_stop, self._actor_pool.check):
+                return False
+            self._loop.publish_to(self._actor_pool)
+        return True
+
+    def _finish_run(self) -> bool:
+        """Does all pending updates after the last step, where there may be many, with a report every now and then."""
+        loop = self._loop
+        while loop.pending:
+            begin, before = time.perf_counter(), loop.pending
+            complete = loop.run_pending_updates(self._hooks.should_stop, self._actor_pool.check, SECONDS_PER_REPORT)
+            if loop.pending < before:
+                times = np.asarray([0.0, 0.0, time.perf_counter() - begin])
+                self._report.add([], 0, [loop.take_sums({})], times, len(self._actor_pool.context.channel))
+                self._send()
+            if not complete:
+                return False
+            with self._processes.collective():
+                saves = bool(loop.votes(self._hooks.should_save())[0, 0])
+            if saves and loop.pending:
+                with self._report.clock_stopped():
+                    self._milestone()
+        return True
+
+    def _send(self, timed: bool = True) -> None:
+        self._report.send(self._hooks.on_progress, self._loop.env_steps, len(self._actor_pool.actors), timed)
+
+    def _milestone(self) -> None:
+        self._hooks.on_milestone(self._snapshot(), self._loop.env_steps)
 
 
 def _vote(rollouts: list[Rollout] | None, seconds: float) -> tuple[bool, int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,19 @@ def by_lane() -> Trajectory:
     """Partition specs of a trajectory over devices, a prefix of its tree."""
     along: Any = lambda axis, _: PartitionSpec(*[None] * axis, DATA_AXIS)  # noqa: E731
     return trajectories.by_lane(along, _FIELDS)
+
+
+class SpreadFn(Protocol):
+    """Sends a rollout's trajectory to the learners."""
+
+    def __call__(self, trajectory: Trajectory, replica: int = 0, /) -> Trajectory:
+        """Sends it where it is learnt from, or replayed, without waiting.
+
+        Args:
+          trajectory: on the actor's device.
+          replica: of this process.
+        """
+        ...
 
 
 class Assembly:

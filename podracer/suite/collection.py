@@ -56,6 +56,9 @@ class Collection:
     @property
     def part(self) -> str:
         """The part of a set of games that aggregates cover, in words; '' if they cover all of a set that has a name."""
+        if self.settings["table"] is None:  # nothing is normalised, and so nothing aggregated
+            runs = len(self.results) + len(self.missing)
+            return f"{len(self.missing)} of {runs} runs are missing" if self.missing else ""
         counted = set(self.values("hns"))
         wanted = counted | {job.game for job in self.missing if job.game in games.TABLES[self.settings["table"]]}
         if not self.missing and any(wanted == set(known) for known in games.SETS.values()):

@@ -16,9 +16,12 @@ from podracer import configs
 from podracer.suite import claims
 from podracer.system import files
 
+MINATAR = "minatar_"
+"""The prefix of the games of MinAtar; all others are of Atari."""
+
 
 class Job(NamedTuple):
-    """One run of a suite: a game by EnvPool's name and a seed."""
+    """One run of a suite: a game and a seed."""
 
     game: str
     seed: int
@@ -26,6 +29,11 @@ class Job(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.game}-{self.seed}"
+
+
+def environment(game: str) -> str:
+    """The name of the environment of a game."""
+    return game if game.startswith(MINATAR) else f"envpool:{game}-v5"
 
 
 class Suite:
@@ -39,7 +47,7 @@ class Suite:
       directory: the suite's directory.
       settings: the settings that decide results, from `podracer.configs.to_json`; all jobs in a directory have equal
         ones.
-      games: names, as EnvPool has them.
+      games: names, as EnvPool has them, or ours of MinAtar (`minatar_breakout`).
       seeds: the seeds of each game.
       train: the agent and the flags of `podracer train` that are equal for all jobs.
     """
@@ -64,7 +72,7 @@ class Suite:
         """The arguments of the process that trains a job, or resumes it."""
         agent, *flags = self._train
         own = ["--seed", str(job.seed), "--run-dir", str(self.run_dir(job)), "--resume"]
-        return [sys.executable, "-m", "podracer", "train", agent, f"envpool:{job.game}-v5", *flags, *own]
+        return [sys.executable, "-m", "podracer", "train", agent, environment(job.game), *flags, *own]
 
     def note_start(self, job: Job) -> None:
         """Stores the commit with which a job begins: the checkout may change in the days that it takes."""

@@ -66,7 +66,7 @@ def report(collections: Sequence[Collection], partial: bool = False) -> dict[str
 
 def table_warning(settings: Sequence[Mapping[str, Any]]) -> str:
     """Returns a warning about suites that are normalised by different tables, or ''."""
-    tables = sorted({one["table"] for one in settings})
+    tables = sorted({str(one["table"]) for one in settings})
     if len(tables) == 1:
         return ""
     return f"Normalised by different tables ({', '.join(tables)}): these columns are not comparable."
@@ -134,6 +134,9 @@ def _what(suite: dict[str, Any]) -> str:
     settings = suite["settings"]
     named = [f"{key} {settings[key]}" for key in ("preset", "protocol") if settings.get(key)]
     part = ""
+    if settings["table"] is None:
+        part = f"; {suite['part']}" if suite["part"] else ""
+        return f"{', '.join([settings['agent'], *named])}; not normalised, so without aggregates{part}"
     if suite["part"]:
         aggregated = "aggregates are of part of the games" if suite["aggregates"] else "no aggregates without --partial"
         part = f"; {suite['part']}: {aggregated}"

@@ -32,7 +32,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
 
     Scores are of whole games, unclipped. `score` is the number that the protocol reports (its `figure`); without a
     protocol, the mean of the last evaluation. `hns` is the score normalised by the protocol's table, or None if the
-    table lacks the game. `commit` is the commit at the run's start.
+    table lacks the game or there is none. `commit` is the commit at the run's start.
 
     Raises:
       ValueError: if the run is not complete, has no files, or none of the numbers that its protocol reports.
@@ -42,7 +42,7 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
     if summary is None or description is None or not summary["complete"]:
         raise ValueError("it is not complete.")
     rows = metrics.read(directory / "metrics.jsonl")
-    skip = description["env_options"].get("frame_skip", FRAME_SKIP)
+    skip = description["env_options"].get("frame_skip", FRAME_SKIP) if suite.settings["table"] else 1
     evaluations = _evaluations(rows, skip)
     name = suite.settings.get("protocol")
     protocol = atari.protocol(name) if name else None
@@ -87,8 +87,8 @@ def read(suite: Suite, job: Job) -> dict[str, Any]:
 
 
 def normalise(game: str, score: float, table: Any) -> float | None:
-    """The human-normalised score; None if the table lacks the game."""
-    return atari.human_normalised(game, score, table) if game in games.TABLES[table] else None
+    """The human-normalised score; None if the table lacks the game, or there is no table."""
+    return atari.human_normalised(game, score, table) if table and game in games.TABLES[table] else None
 
 
 def _evaluations(rows: Sequence[metrics.Row], skip: int) -> list[dict[str, Any]]:

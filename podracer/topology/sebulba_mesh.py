@@ -122,53 +122,21 @@ def make_host(
     this_process = jax.process_index() if len(owners) > 1 else owners[0]
     by_process = [[device for device in devices if device.process_index == owner] for owner in owners]
     local, P = by_process[owners.index(this_process)], len(owners)
-    acting = actor_devices or max(1, len(local) // 4)
-    if acting >= len(local) > 1:
-        raise ValueError(f"actor_devices={acting}: of {len(local)} devices at least one must learn.")
-    if len(local) == 1 and acting > 1:
-        raise ValueError(f"actor_devices={acting}: there is 1 device, which acts and learns.")
-    if reanalyser_devices and acting + reanalyser_devices >= len(local):
-        raise ValueError(
-            f"reanalyser_devices={reanalyser_devices}: of {len(local)} devices {acting} act(s), and one must learn."
-        )
+    num_acting = actor_devices or max(1, len(local) // 4)
+    _check_devices(len(local), num_acting, reanalyser_devices)
     # Actors, reanalysers, learners, in the order of a process's devices; a single device is both actor and learner.
-    not_learning = acting + reanalyser_devices
+    not_learning = num_acting + reanalyser_devices
     learners = [device for owned in by_process for device in (owned[not_learning:] or owned)]
-    reanalysers = [device for owned in by_process for device in owned[acting:not_learning]]
-    replicas = replicas or P
-    if replicas % P:
-        raise LayoutError(f"replicas={replicas} is not divisible by the {P} processes; use a multiple of {P}.")
-    R, per_process = replicas, replicas // P
-    for role, number in (("actor", acting), ("learner", len(learners) // P)):
-        if not _divides(number, per_process):
-            raise LayoutError(
-                f"replicas={R}: the {per_process} of a process cannot share its {number} {role} devices out evenly; "
-                f"use {role} devices that divide them, or are a multiple."
-            )
-    each = max(1, acting // per_process)  # actor devices of a replica
-    replica_devices = [local[(r * each + i) % acting] for r in range(per_process) for i in range(each)]
-    actors = [device for device in replica_devices for _ in range(actor_threads)]
-    unit = math.lcm(len(learners), len(reanalysers) or 1, R)
-    num_shards = num_shards or unit
-    if num_shards % unit:
-        of = f"{len(learners)} learner devices" + (f", {len(reanalysers)} reanalyser devices" if reanalysers else "")
-        of += f" and {R} replicas" if R > 1 else ""
-        raise LayoutError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
-    threads, shards_each = R * each * actor_threads, num_shards // R
-    unit = threads * shards_each * updates_per_batch
-    num_envs = num_envs or -(-envs_per_actor // (shards_each * updates_per_batch)) * unit
-    if num_envs % unit:
-        below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
-        of = f"{threads} actor thread(s) x {shards_each} shard(s)" + (" of a replica" if R > 1 else "")
-        raise ValueError(
-            f"num_envs={num_envs} is not divisible by {of} x {updates_per_batch} update(s) per batch; use "
-            f"{f'{below} or {above}' if below else above}."
-        )
+    reanalysers = [device for owned in by_process for device in owned[num_acting:not_learning]]
+    R = replicas or P
+    actors = _actors(local[:num_acting], len(learners) // P, R, P, actor_threads)
+    S = _num_shards(num_shards, len(learners), len(reanalysers), R)
+    num_envs = _num_envs(num_envs, envs_per_actor, len(actors) * P, S // R, R, updates_per_batch)
     mesh = lambda devices: Mesh(np.asarray(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))  # noqa: E731
     return HostTopology(
         actors=tuple(actors),
         mesh=mesh(learners),
-        num_shards=num_shards,
+        num_shards=S,
         num_envs=num_envs,
         replicas=R,
         processes=P,
@@ -176,6 +144,90 @@ def make_host(
         devices=tuple(devices),
         reanalysers=mesh(reanalysers) if reanalysers else None,
     )
+
+
+def _check_devices(num_local: int, num_acting: int, num_reanalysing: int) -> None:
+    """Checks that a process has a device left to learn.
+
+    Raises:
+      ValueError: where it has not.
+    """
+    if num_acting >= num_local > 1:
+        raise ValueError(f"actor_devices={num_acting}: of {num_local} devices at least one must learn.")
+    if num_local == 1 and num_acting > 1:
+        raise ValueError(f"actor_devices={num_acting}: there is 1 device, which acts and learns.")
+    if num_reanalysing and num_acting + num_reanalysing >= num_local:
+        raise ValueError(
+            f"reanalyser_devices={num_reanalysing}: of {num_local} devices {num_acting} act(s), and one must learn."
+        )
+
+
+def _actors(acting: list[Any], num_learners: int, R: int, P: int, threads: int) -> list[Any]:
+    """Shares the acting devices of a process out to its replicas; returns the device of every thread.
+
+    Args:
+      acting: the process's acting devices.
+      num_learners: learner devices of a process.
+      R: replicas of all processes.
+      P: processes.
+      threads: threads of every actor device of a replica.
+
+    Raises:
+      LayoutError: where they do not divide.
+    """
+    if R % P:
+        raise LayoutError(f"replicas={R} is not divisible by the {P} processes; use a multiple of {P}.")
+    per_process = R // P
+    for role, number in (("actor", len(acting)), ("learner", num_learners)):
+        if not _divides(number, per_process):
+            raise LayoutError(
+                f"replicas={R}: the {per_process} of a process cannot share its {number} {role} devices out evenly; "
+                f"use {role} devices that divide them, or are a multiple."
+            )
+    each = max(1, len(acting) // per_process)  # actor devices of a replica
+    devices = [acting[(r * each + i) % len(acting)] for r in range(per_process) for i in range(each)]
+    return [device for device in devices for _ in range(threads)]
+
+
+def _num_shards(num_shards: int | None, num_learners: int, num_reanalysers: int, R: int) -> int:
+    """Returns S; the least number that divides over learners, reanalysers and replicas if None.
+
+    Raises:
+      LayoutError: where it does not divide.
+    """
+    unit = math.lcm(num_learners, num_reanalysers or 1, R)
+    num_shards = num_shards or unit
+    if num_shards % unit:
+        of = f"{num_learners} learner devices" + (f", {num_reanalysers} reanalyser devices" if num_reanalysers else "")
+        of += f" and {R} replicas" if R > 1 else ""
+        raise LayoutError(f"num_shards={num_shards} is not divisible by the {of}; use a multiple of {unit}.")
+    return num_shards
+
+
+def _num_envs(num_envs: int | None, per_actor: int, threads: int, shards: int, R: int, parts: int) -> int:
+    """Returns the lanes of a run; about `per_actor` for each of its threads if None.
+
+    Args:
+      num_envs: as in `make_host`.
+      per_actor: the agent's default.
+      threads: actor threads of all replicas.
+      shards: shards of a replica.
+      R: replicas.
+      parts: `updates_per_batch`.
+
+    Raises:
+      ValueError: where they do not divide.
+    """
+    unit = threads * shards * parts
+    num_envs = num_envs or -(-per_actor // (shards * parts)) * unit
+    if num_envs % unit:
+        below, above = num_envs // unit * unit, -(-num_envs // unit) * unit
+        of = f"{threads} actor thread(s) x {shards} shard(s)" + (" of a replica" if R > 1 else "")
+        raise ValueError(
+            f"num_envs={num_envs} is not divisible by {of} x {parts} update(s) per batch; use "
+            f"{f'{below} or {above}' if below else above}."
+        )
+    return num_envs
 
 
 def _divides(devices: int, replicas: int) -> bool:

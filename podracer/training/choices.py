@@ -29,11 +29,11 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
     if not hasattr(config, "torso"):
         return chosen
     stacked = getattr(config, "frame_stack", 1)
-    seen = nets.stacked_spec(spec, stacked)
+    stacked_spec = nets.stacked_spec(spec, stacked)
     if isinstance(config, world_models.Sizes):
-        torso, core = "convolutions" if world_models.takes_convolutions(seen, config.torso) else "mlp", ""
+        torso, core = "convolutions" if world_models.takes_convolutions(stacked_spec, config.torso) else "mlp", ""
     else:
-        torso, core = nets.choose_torso(seen, config.torso), config.core_settings.describe()
+        torso, core = nets.choose_torso(stacked_spec, config.torso), config.core_settings.describe()
     memory = ([core] if core else []) + ([f"{stacked} frames"] if stacked > 1 else [])
     return chosen | {"torso": torso, "memory": " and ".join(memory) or "none"}
 

@@ -2,8 +2,8 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, and `board` for games that are larger than tic-tac-toe. A protocol, of which a preset for
-Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. A
+protocol, of which a preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -118,9 +118,60 @@ MUJOCO = Settings(
     {"num_envs": 16, "total_steps": 1_000_000, "mode": "serial"},
 )
 
+MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+# PPO's and PQN's are those of Gallici et al. 2024 for MinAtar, by their code (`ppo_minatar`, `pqn_minatar`). DQN's are
+# those of Young and Tian 2019, whose one lane are eight here, and whose RMSProp has its 0.01 outside the root. The
+# planes go through an MLP, of two layers of 128 units for PQN and DQN; the papers have a convolution and one such layer.
+MINATAR: dict[str, Settings] = {
+    "ppo": Settings(
+        {
+            "rollout_length": 128,
+            "num_minibatches": 8,
+            "learning_rate": 5e-3,
+            "entropy_cost": 1e-4,
+            "activation": "relu",
+            "normalize_rewards": False,
+        },
+        {"num_envs": 64, "total_steps": 10_000_000},
+    ),
+    "pqn": Settings(
+        {
+            "num_epochs": 2,
+            "discount": 0.99,
+            "trace_lambda": 0.65,
+            "learning_rate": 5e-4,
+            "epsilon_final": 0.05,
+            "hidden_sizes": (128, 128),
+        },
+        {"num_envs": 128, "total_steps": 10_000_000},
+    ),
+    "dqn": Settings(
+        {
+            "replay_ratio": 32.0,
+            "batch_size": 32,
+            "target_interval": 1_000,
+            "replay_capacity": 100_000,
+            "replay_min_size": 5_000,
+            "double": False,
+            "optimizer": "rmsprop",
+            "learning_rate": 2.5e-4,
+            "learning_rate_decay": False,
+            "optimizer_eps": 0.01**2,
+            "max_grad_norm": float("inf"),
+            "max_error": 1.0,
+            "epsilon_final": 0.1,
+            "epsilon_decay": 100_000,
+            "hidden_sizes": (128, 128),
+        },
+        {"num_envs": 8, "total_steps": 5_000_000},
+    ),
+}
+
 TASKS: dict[str, dict[tuple[str, str], Settings]] = {
     "classic": CLASSIC,
     "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
     "board": BOARD,
 }
 """By name, and then by agent and task, whose version and kind of environment (`envpool:`, `pgx:` or our own) do not
@@ -130,7 +181,7 @@ matter."""
 def names(agent: str) -> tuple[str, ...]:
     """The presets of an agent by name."""
     of_atari = tuple(papers.SEVERAL.get(agent, ("atari",) if agent in papers.PAPERS else ()))
-    return (*of_atari, *(name for name, tasks in TASKS.items() if any(whose == agent for whose, _ in tasks)))
+    return (*of_atari, *(name for name, tasks in TASKS.items() if any(owner == agent for owner, _ in tasks)))
 
 
 def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
@@ -147,17 +198,17 @@ def merge(agent: str, environment: str, preset: str | None, protocol: str | None
       ValueError: for an unknown name, a preset that another agent has or another environment needs, or a number of
         lanes that does not fit.
     """
-    begun = _find(preset, agent, environment) if preset else Settings()
+    preset_settings = _find(preset, agent, environment) if preset else Settings()
     if protocol:
-        layers = [begun, _of_protocol(protocol, agent, environment, begun)]
-    elif "protocol" in begun.names:  # what the preset says itself goes before its protocol
-        layers = [_of_protocol(begun.names["protocol"], agent, environment, begun), begun]
+        layers = [preset_settings, _of_protocol(protocol, agent, environment, preset_settings)]
+    elif "protocol" in preset_settings.names:  # what the preset says itself goes before its protocol
+        layers = [_of_protocol(preset_settings.names["protocol"], agent, environment, preset_settings), preset_settings]
     else:
-        layers = [begun]
+        layers = [preset_settings]
     parts = ({k: v for layer in (*layers, given) for k, v in layer[i].items()} for i in range(len(Settings._fields)))
     merged = Settings(*parts)
-    if begun.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
-        return _with_periods(agent, merged, begun)
+    if preset_settings.run.get("mode") == "lockstep" and "rollout_length" not in given.agent:
+        return _with_periods(agent, merged, preset_settings)
     if agent == "efficientzero" and preset:
         total_steps = configs.from_json(RunConfig, merged.run).total_steps
         fitted = papers.by_run(preset, merged.agent, _task(environment), total_steps)
@@ -174,10 +225,10 @@ def _find(name: str, agent: str, environment: str) -> Settings:
     if agent not in AGENTS:
         raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
     if name not in names(agent):
-        whose = [other for other in AGENTS if name in names(other)]
-        if whose:
+        owners = [other for other in AGENTS if name in names(other)]
+        if owners:
             has = ", ".join(names(agent)) or "none"
-            raise ValueError(f"preset={name!r} is of {', '.join(whose)}; the presets of {agent}: {has}.")
+            raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
     found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
@@ -194,13 +245,13 @@ def suggestion(agent: Any, environment: Any) -> list[str]:
 def _of_task(name: str, agent: str, environment: str) -> Settings:
     if found := _in_tasks(name, agent, environment):
         return found
-    there = ", ".join(f"{whose} on {known}" for whose, known in TASKS[name])
-    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {there}.")
+    available = ", ".join(f"{owner} on {known}" for owner, known in TASKS[name])
+    raise ValueError(f"preset={name!r}: there is none for {agent} on {environment}; there are {available}.")
 
 
 def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
     task = _task(environment).replace("_", "").lower()
-    known = {(whose, known.replace("_", "").lower()): settings for (whose, known), settings in TASKS[name].items()}
+    known = {(owner, known.replace("_", "").lower()): settings for (owner, known), settings in TASKS[name].items()}
     return known.get((agent, task))
 
 
@@ -219,12 +270,12 @@ def _of_atari(name: str, agent: str, environment: str) -> Settings:
     return Settings(changes, goes_with.run, {}, {"protocol": goes_with.protocol})
 
 
-def _of_protocol(name: str, agent: str, environment: str, begun: Settings) -> Settings:
+def _of_protocol(name: str, agent: str, environment: str, preset_settings: Settings) -> Settings:
     protocol = atari.protocol(name)
     _check_game(f"protocol={name!r}", environment)
     if agent not in AGENTS:
         raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
-    settings = vars(configs.from_json(AGENTS[agent][0], begun.agent))
+    settings = vars(configs.from_json(AGENTS[agent][0], preset_settings.agent))
     return Settings(protocol.agent(settings), protocol.run, protocol.env, {"protocol": name})
 
 
@@ -236,7 +287,7 @@ def _check_game(what: str, environment: str) -> None:
     raise ValueError(f"{what}: {environment} is not a game of Atari, such as envpool:Pong-v5.")
 
 
-def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
+def _with_periods(agent: str, merged: Settings, preset_settings: Settings) -> Settings:
     """With rollouts of one period (see `podracer.atari.presets.rollout_length`).
 
     Raises:
@@ -248,7 +299,7 @@ def _with_periods(agent: str, merged: Settings, begun: Settings) -> Settings:
                 f"{name}={number}: rollouts of this preset are one period between copies to the target network, which "
                 "one actor acts; leave it out (or give rollout_length)."
             )
-    num_envs = configs.from_json(RunConfig, merged.run).num_envs or begun.run["num_envs"]
+    num_envs = configs.from_json(RunConfig, merged.run).num_envs or preset_settings.run["num_envs"]
     rollout_length = papers.rollout_length(configs.from_json(AGENTS[agent][0], merged.agent), num_envs)
     return merged._replace(
         agent={**merged.agent, "rollout_length": rollout_length}, run={**merged.run, "num_envs": num_envs}

@@ -66,38 +66,13 @@ def resolve(
       ValueError: for what makes no sense.
       TypeError: for what is none of the things that were expected.
     """
-    from envs_jax import testing  # which imports podracer
-
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += ["network"] if network is not None else []
-    env_name, options = "", {}
-    if isinstance(environment, str):
-        env_name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
-        environment = None if unknown_here else environments.make(environment, **(env_options or {}))
-        options = configs.to_json(environments.options(env_name)(**(env_options or {})))
-    else:
-        environment = environments.adopt(environment, env_options)
-        options = configs.to_json(dict(env_options or {}))
-    if remote:
-        environment = remote(env_name or environment.spec.name, environment, options if environment else None, run)
-    on_host = isinstance(environment, HostEnvironments)
-    if on_host and run.arch == "anakin":
-        raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
-    if not on_host:
-        testing.validate_protocol(environment)
-    else:
-        gate.check_dtypes(environment.spec)
-    if isinstance(agent, str):
-        agent = make_agent(agent, environment, config, network)
-    elif not isinstance(agent, Agent):
-        raise TypeError(
-            f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
-            "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
-        )
-    elif config is not None or network is not None:
-        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
+    env_name, environment, options = _environment(environment, env_options, run, remote)
+    agent = _agent(agent, environment, config, network)
     hypers = configs.population_hyper(agent.config, run.population, hyper)
+    on_host = isinstance(environment, HostEnvironments)
     run = dataclasses.replace(
         run,
         arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
@@ -123,6 +98,55 @@ def resolve(
     if path:
         description["imports"] = {"environment": path}
     return Experiment(agent, environment, run, driver, hypers, description, network)
+
+
+def _environment(
+    environment: Any, env_options: Mapping[str, Any] | None, run: RunConfig, remote: RemotelyStepped | None
+) -> tuple[str, Any, Any]:
+    """Makes or adopts the environment; returns its name ("" for an object), itself, and its options for a file.
+
+    Raises:
+      ValueError: for a name or options that there are not, or an architecture that cannot have it.
+      TypeError: for an object that breaks the protocol.
+    """
+    from envs_jax import testing  # which imports podracer
+
+    name, options = "", {}
+    if isinstance(environment, str):
+        name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
+        environment = None if unknown_here else environments.make(environment, **(env_options or {}))
+        options = configs.to_json(environments.options(name)(**(env_options or {})))
+    else:
+        environment = environments.adopt(environment, env_options)
+        options = configs.to_json(dict(env_options or {}))
+    if remote:
+        environment = remote(name or environment.spec.name, environment, options if environment else None, run)
+    if not isinstance(environment, HostEnvironments):
+        testing.validate_protocol(environment)
+    elif run.arch == "anakin":
+        raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
+    else:
+        gate.check_dtypes(environment.spec)
+    return name, environment, options
+
+
+def _agent(agent: Any, environment: Any, config: Any, network: Network | None) -> Agent:
+    """Makes the agent if it is a name.
+
+    Raises:
+      TypeError: for neither a name nor an agent.
+      ValueError: for settings of an agent that is made already, or that make no sense.
+    """
+    if isinstance(agent, str):
+        return make_agent(agent, environment, config, network)
+    if not isinstance(agent, Agent):
+        raise TypeError(
+            f"agent is a {type(agent).__name__}; give a name ({', '.join(AGENTS)}) or a podracer.types.Agent, such as "
+            "podracer.agents.ppo.make(environment.spec, podracer.agents.PPOConfig())."
+        )
+    if config is not None or network is not None:
+        raise ValueError("config and network belong to an agent given by name; pass them to the agent you made.")
+    return agent
 
 
 def _check_updates(agent: Agent, run: RunConfig) -> None:

@@ -75,8 +75,8 @@ class Session:
         # Process 0 writes and speaks for all; the others keep the same rows, but for `time/...`, of their own clocks.
         self._callback = UserCallback(log if processes.is_first else None)
         self._requests = StopRequests(stop, self._callback, processes)
-        here = position(self._state)
-        self._log = metrics.Log(directory, self._callback, here if resume else None, write=processes.is_first)
+        start = position(self._state)
+        self._log = metrics.Log(directory, self._callback, start if resume else None, write=processes.is_first)
         self._notes += self._log.notes
         # They decide what is evaluated and saved, and so what process 0 has read of them counts.
         scores = processes.broadcast(
@@ -89,8 +89,8 @@ class Session:
         self._snapshots = None
         if directory and experiment.environment.spec.num_players == 2:
             self._snapshots = Snapshots(directory, experiment.run.total_steps, now, processes)
-        title, shown = f"{experiment.agent.name} {experiment.description['env']}", progress and processes.is_first
-        self._display = metrics.Display(experiment.run.total_steps, title, shown, here[1])
+        title, is_shown = f"{experiment.agent.name} {experiment.description['env']}", progress and processes.is_first
+        self._display = metrics.Display(experiment.run.total_steps, title, is_shown, start[1])
         self._training = TrainingLog(experiment, self._log, self._display, began, cautions=processes.is_first)
         self._evaluations = Evaluations(experiment, self._log, self._display, self._requests, processes, scores)
 
@@ -297,5 +297,5 @@ class Session:
         """A sentence on how a run ended that did not simply end."""
         if figures["complete"]:
             return f"the run was complete at {figures['env_steps']:,} steps"
-        how = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
-        return f"stopped by {self._requests.cause()} at {figures['env_steps']:,} steps; {how}"
+        remedy = f"continue with {self._resume()}" if self._directory else "nothing was kept, for want of a run_dir"
+        return f"stopped by {self._requests.cause()} at {figures['env_steps']:,} steps; {remedy}"

@@ -20,10 +20,10 @@ def directory(run_dir: str | pathlib.Path | None, processes: Processes) -> pathl
     Raises:
       ValueError: where they do not, or process 0 cannot write there.
     """
-    told = processes.broadcast(None if run_dir is None else str(run_dir))
-    if told is None or processes.count == 1:
-        return None if told is None else pathlib.Path(told)
-    path, proof = pathlib.Path(told), secrets.token_hex(8)
+    first_run_dir = processes.broadcast(None if run_dir is None else str(run_dir))
+    if first_run_dir is None or processes.count == 1:
+        return None if first_run_dir is None else pathlib.Path(first_run_dir)
+    path, proof = pathlib.Path(first_run_dir), secrets.token_hex(8)
     mark = path / f".shared-{processes.broadcast(proof)}"
 
     def make() -> None:

@@ -36,8 +36,8 @@ def stored(
     path = directory / FILE if directory else None
     if path is None or env_steps < experiment.run.total_steps:
         return None
-    there = processes.is_first and path.exists()
-    summary = processes.broadcast(json.loads(path.read_text()) if there else {})
+    is_stored = processes.is_first and path.exists()
+    summary = processes.broadcast(json.loads(path.read_text()) if is_stored else {})
     wanted = {"complete": True, "env_steps": env_steps, "eval_episodes": experiment.run.eval_episodes}
     return summary if wanted.items() <= summary.items() else None
 

@@ -26,6 +26,7 @@ from podracer.run import checkpoint, metrics, rundir
 from podracer.run.best import BEST
 from podracer.run.config import RunConfig
 from podracer.run.driver import counter_values, memory_explained, only_learner
+from podracer.run.record import Experiment
 from podracer.system import console, files
 from podracer.system.console import note
 from podracer.system.lock import RunLock
@@ -113,11 +114,7 @@ def train(
     with _start(topology) as processes, Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
-            if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
-                asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
-                raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
-            given = presets.Settings(config or {}, run_settings, env_options or {})
-            merged = presets.merge(agent, environment, preset, protocol, given)
+            merged = _merge_preset(agent, environment, preset, protocol, config, run_settings, env_options)
             config, run_settings, env_options, names = merged.agent, dict(merged.run), merged.env, merged.names
         run = configs.from_json(RunConfig, run_settings)
         run = dataclasses.replace(run, population=configs.members(run.population, hyper))
@@ -135,15 +132,10 @@ def train(
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
         if processes.is_first:
-            learner, spec = experiment.agent, experiment.environment.spec
-            for line in masks.ignored(learner, spec) + flat_images(learner, spec, experiment.description["chosen"]):
-                note(line)
+            _note_choices(experiment)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
         experiment.driver.check()
-        source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
-        if source:
-            transferred(source, experiment.driver.like().learner)
-            experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+        source = _source(init_from, experiment)
         processes.check_equal(configs.to_json(experiment.description))
         notes = [] if resume or names else presets.suggestion(agent, environment)
         with contextlib.ExitStack() as stack:
@@ -162,6 +154,47 @@ def train(
     if stop.number or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
     return result
+
+
+def _merge_preset(
+    agent: Any,
+    environment: Any,
+    preset: str | None,
+    protocol: str | None,
+    config: Any,
+    run_settings: Mapping[str, Any],
+    env_options: Mapping[str, Any] | None,
+) -> presets.Settings:
+    """Merges a preset and a protocol with the settings that are given, which go before them.
+
+    Raises:
+      ValueError: where they do not fit the agent, the environment or the settings.
+    """
+    if not (isinstance(agent, str) and isinstance(environment, str) and isinstance(config or {}, Mapping)):
+        asked = f"preset={preset!r}" if preset else f"protocol={protocol!r}"
+        raise ValueError(f"{asked} needs an agent and an environment by name, and config as a mapping.")
+    given = presets.Settings(config or {}, run_settings, env_options or {})
+    return presets.merge(agent, environment, preset, protocol, given)
+
+
+def _note_choices(experiment: Experiment) -> None:
+    """Tells the user what the agent makes of its environment that may not be meant."""
+    agent, spec = experiment.agent, experiment.environment.spec
+    for line in masks.ignored(agent, spec) + flat_images(agent, spec, experiment.description["chosen"]):
+        note(line)
+
+
+def _source(init_from: Result | str | pathlib.Path | None, experiment: Experiment) -> Result | None:
+    """Loads the run whose parameters this one begins with, checks that they fit, and notes it in the description.
+
+    Raises:
+      ValueError: where they do not fit.
+    """
+    source = load(init_from) if isinstance(init_from, str | pathlib.Path) else init_from
+    if source:
+        transferred(source, experiment.driver.like().learner)
+        experiment.description["init_from"] = str(source.run_dir) if source.run_dir else "a run without a directory"
+    return source
 
 
 def _next(result: Result) -> str:
@@ -253,11 +286,11 @@ def resume(
         stored = shared.by_first(processes, rundir.read, directory)
         parts = _parts(directory, stored, trust, agent=agent, environment=environment, network=network)
         run = stored["run"] | ({} if total_steps is None else {"total_steps": total_steps})
-        begun = processes.broadcast(checkpoint.there_are(directory))
-        source = None if begun else stored.get("init_from")
-        how = {"log": log, "progress": progress, "topology": processes, "remote": remote}
+        has_checkpoints = processes.broadcast(checkpoint.has_checkpoints(directory))
+        source = None if has_checkpoints else stored.get("init_from")
+        options = {"log": log, "progress": progress, "topology": processes, "remote": remote}
         try:
-            return train(**parts, run_dir=directory, resume=True, init_from=source, **how, **run)
+            return train(**parts, run_dir=directory, resume=True, init_from=source, **options, **run)
         except Interrupted as error:
             interrupted = error
     raise interrupted

@@ -22,22 +22,24 @@ def transferred(source: Result, learner: LearnerState) -> LearnerState:
     member = source.best_member
     old = (source.learner.params, source.learner.aux)
     new = (learner.params, learner.aux)
-    named = lambda tree: {  # noqa: E731
+    by_name = lambda tree: {  # noqa: E731
         jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(tree)
     }
-    theirs, ours = named(old), named(new)
-    for name in [*ours, *theirs]:
-        there, here = (f"{list(x[name].shape[1:])}" if name in x else "absent" for x in (theirs, ours))
-        if there != here:
+    old_arrays, new_arrays = by_name(old), by_name(new)
+    for name in [*new_arrays, *old_arrays]:
+        old_shape, new_shape = (
+            f"{list(x[name].shape[1:])}" if name in x else "absent" for x in (old_arrays, new_arrays)
+        )
+        if old_shape != new_shape:
             raise ValueError(
-                f"init_from: that run's network or settings are others: {name.partition('.')[2]} is {there} there and "
-                f"{here} here."
+                f"init_from: that run's network or settings are others: {name.partition('.')[2]} is {old_shape} there "
+                f"and {new_shape} here."
             )
 
     def put(x: jax.Array, like: jax.Array) -> jax.Array:
         return jax.device_put(jnp.broadcast_to(jnp.asarray(jax.device_get(x))[member], like.shape), like.sharding)
 
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in ours.values()):
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in new_arrays.values()):
         return learner
     params, aux = jax.tree.map(put, old, new)
     return learner._replace(params=params, aux=aux)

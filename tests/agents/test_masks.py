@@ -32,9 +32,9 @@ SPEC = PLAIN._replace(
 )
 
 
-def table(num_atoms: int) -> nets.Network:
+def table(num_bins: int) -> nets.Network:
     """A network whose outputs are w times what is seen; where an action has K numbers, their mean rises with it."""
-    spread = 1.0 + 0.5 * (jnp.arange(num_atoms, dtype=jnp.float32) - num_atoms // 2)
+    spread = 1.0 + 0.5 * (jnp.arange(num_bins, dtype=jnp.float32) - num_bins // 2)
 
     def apply(params: Any, inputs: nets.Inputs, state: Any) -> Any:
         q = params["w"] * inputs.observation["q"]  # type: ignore[index]

@@ -50,7 +50,7 @@ def samples_of(seed: int = 0, shape: tuple[int, int] = (T, B)) -> tuple[np.ndarr
 def oracle(logits: np.ndarray, values: np.ndarray, samples: Samples, config: PPOConfig) -> dict[str, Any]:
     """Equations 7 and 9, float64."""
     batch = Samples(*(np.asarray(x, np.float64) if hasattr(x, "shape") else x for x in samples))
-    mask = batch.mask.astype(bool)
+    mask = batch.weight.astype(bool)
     advantage = batch.advantage
     if config.normalize_advantages:
         advantage = (advantage - advantage[mask].mean()) / advantage[mask].std()
@@ -97,7 +97,7 @@ def test_loss_is_the_oracle(normalized: bool, value_clip: float | None) -> None:
     assert 0.2 < expected["policy/clip_fraction"] < 0.8
 
     # A ratio beyond float32 that the loss clips is no part of anything.
-    t, b = np.argwhere((np.asarray(samples.mask) > 0) & (np.asarray(samples.advantage) > 1.0))[0]
+    t, b = np.argwhere((np.asarray(samples.weight) > 0) & (np.asarray(samples.advantage) > 1.0))[0]
     far = samples._replace(log_prob=samples.log_prob.at[t, b].set(-200.0))
     (total, metrics), gradients = gradient(outputs, predicted, far)
     np.testing.assert_allclose(total, oracle(logits, values, far, config)["loss/total"], rtol=1e-4)
@@ -105,7 +105,7 @@ def test_loss_is_the_oracle(normalized: bool, value_clip: float | None) -> None:
     assert all(np.isfinite(x).all() for x in gradients)
 
     # Gradients: finite differences of the oracle at a few elements, and none through masked samples.
-    masked = ~np.asarray(samples.mask, bool)
+    masked = ~np.asarray(samples.weight, bool)
     assert not np.asarray(by_logits)[masked].any()
     assert not np.asarray(by_values)[masked].any()
     for t, b in itertools.product(range(T), (0, 3, 5)):

@@ -14,7 +14,7 @@ import pytest
 
 from podracer import agents, spaces
 from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
-from podracer.anakin import program, rollout
+from podracer.anakin import loop, program, rollout
 from podracer.learning import learner
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.topology import collectives
@@ -401,9 +401,8 @@ def one_update(agent: Agent, reset_pool: int) -> Any:
 
     @jax.jit
     def update(state: LearnerState, actors: rollout.Actors, ring: Any) -> Any:
-        function = lambda _: program._update_shard(  # noqa: E731
-            agent, COUNTING, settings, core, state, actors, ring, core.counts(), jnp.float32(0)
-        )
+        shard = loop.ShardUpdates(agent, COUNTING, settings, core)
+        function = lambda _: shard.update(state, actors, ring, core.counts(), jnp.float32(0))  # noqa: E731
         return harness.over_axes(function)(jnp.zeros((1, 1)))
 
     with jax.debug_key_reuse(True):

@@ -14,12 +14,15 @@ import pytest
 
 import envs_jax
 from podracer.agents import EfficientZeroConfig, MuZeroConfig, efficientzero
-from podracer.bench import dqn, measure, reanalyse, remote, remote_plan, replay, search, sebulba
+from podracer.bench import measure, replay, search, sebulba
 from podracer.bench.anakin import AnakinArguments
 from podracer.bench.sebulba import SebulbaArguments
 from podracer.learning import gradients
 from podracer.learning.lars import ClippedLARS
 from podracer.search import prefix_models
+from tests.support import benchmarks
+
+dqn, reanalyse, remote, remote_plan = map(benchmarks.load, ("dqn", "reanalyse", "remote", "remote_plan"))
 
 
 def test_anakin_on_any_environment():
@@ -184,6 +187,7 @@ def test_updates_of_efficientzero_are_measured(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_remote_environments_are_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(benchmarks.FOLDER)  # for the processes of workers
     pytest.importorskip("grpc")
     monkeypatch.setattr(remote, "STREAMS", (1, 2))  # each is a process
     monkeypatch.setattr(remote, "BLOCKS", (8,))

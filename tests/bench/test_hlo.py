@@ -1,6 +1,9 @@
 """Reading a compiled program."""
 
-from podracer.bench.hlo import Counted, count
+from tests.support import benchmarks
+
+hlo = benchmarks.load("hlo")
+Counted, count = hlo.Counted, hlo.count
 
 HLO = """
 %body (x: (s32[], f32[4])) -> (s32[], f32[4]) {

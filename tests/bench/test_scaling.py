@@ -1,4 +1,4 @@
-"""`podracer bench scaling`, made small, and the model of what nobody here can measure."""
+"""`python benchmarks/scaling.py`, made small, and the model of what nobody here can measure."""
 
 import importlib.util
 import itertools
@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import podracer
-from podracer import cli
-from podracer.bench import scaling
+from tests.support import benchmarks
+
+scaling, script = benchmarks.load("scaling"), benchmarks.load("script")
 
 ROOT = pathlib.Path(podracer.__file__).parents[1]
 
@@ -85,7 +86,7 @@ def test_layouts_are_compared_with_the_first():
     ],
 )
 def test_mistakes_get_one_line(typed, message, capsys):
-    assert cli.run(["bench", "scaling", *typed]) == 2
+    assert script.run("scaling", scaling.ScalingArguments, scaling.main, typed) == 2
     assert message in capsys.readouterr().err
 
 
@@ -116,7 +117,8 @@ def test_what_was_measured_is_within_the_bars():
 def test_layouts_are_measured(tmp_path, capsys):
     path = tmp_path / "scaling.json"
     tiny = ["--num-envs", "16", "--repeats", "1", "--seconds", "0.02", "--presets", "vtrace", "sebulba"]
-    assert cli.run(["bench", "scaling", "--layouts", "1x1", "2x1", *tiny, "--json", str(path)]) == 0
+    typed = ["--layouts", "1x1", "2x1", *tiny, "--json", str(path)]
+    assert script.run("scaling", scaling.ScalingArguments, scaling.main, typed) == 0
     results = {(r["preset"], r["processes"]): r for r in json.loads(path.read_text())["results"]}
     assert len(results) == 4
     assert results["vtrace", 1]["all_reduces"] == 0

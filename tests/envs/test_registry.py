@@ -11,7 +11,15 @@ import envs_jax
 from podracer.types import Environment
 
 ALL = (
-    *("cartpole", "catch", "connect_four", "deep_sea", "gridworld", "memory_chain", "memory_maze", "othello"),
+    *("cartpole", "catch", "connect_four", "deep_sea", "gridworld", "memory_chain", "memory_maze"),
+    *(
+        "minatar_asterix",
+        "minatar_breakout",
+        "minatar_freeway",
+        "minatar_seaquest",
+        "minatar_space_invaders",
+        "othello",
+    ),
     *("pendulum", "pixel_catch", "t_maze", "tic_tac_toe"),
 )
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from podracer import agents, nets, topology
+from podracer.nets import transformer
 
 T, B, F, D = 8, 3, 4, 6
 KEY = jax.random.key(0)
@@ -21,6 +22,7 @@ SETTINGS = {
     "gru": nets.CoreSettings("gru", D),
     "mingru": nets.CoreSettings("mingru", D, 2),
     "lru": nets.CoreSettings("lru", D, 2),
+    "gtrxl": nets.CoreSettings("gtrxl", D, 2, 3),
 }
 
 cores = pytest.mark.parametrize("name", list(SETTINGS))
@@ -106,6 +108,7 @@ def test_parameters_are_as_many_as_documented(name: str) -> None:
         "gru": 3 * D * (F + D) + 4 * D,
         "mingru": 2 * D * (F + 1) + 2 * D * (D + 1),
         "lru": D * (F + 1) + 2 * (6 * D * D + 8 * D),
+        "gtrxl": D * (F + 1) + 2 * (19 * D * D + 11 * D),
     }
     params = made(name)[1]
     assert sum(x.size for x in jax.tree.leaves(params)) == count[name]
@@ -192,10 +195,109 @@ def test_the_lru_is_powers_of_a_dense_complex_matrix() -> None:
         close(y[:, lane], x)
 
 
+M, L = 3, 2
+
+
+def list_gtrxl(p: Any, x: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """GTrXL of one lane, row by row, over a list of the episode's last M rows of each layer: [T, F] to [T, D]."""
+    sigmoid = lambda v: 1.0 / (1.0 + np.exp(-v))  # noqa: E731
+    dense = lambda q, v: v @ q["kernel"] + q["bias"]  # noqa: E731
+
+    def norm(q: Any, v: np.ndarray) -> np.ndarray:
+        return (v - v.mean()) / np.sqrt(v.var() + 1e-6) * q["scale"] + q["bias"]
+
+    def gate(q: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        (W_r, W_z, W_g), (U_r, U_z) = np.split(q["y"], 3, 1), np.split(q["x"], 2, 1)
+        r, z = sigmoid(y @ W_r + x @ U_r), sigmoid(y @ W_z + x @ U_z + q["bias"])
+        return (1.0 - z) * x + z * np.tanh(y @ W_g + (r * x) @ q["reset_x"])
+
+    def position(age: int) -> np.ndarray:
+        angles = age * 10_000.0 ** (-np.arange(0, D, 2) / D)
+        return np.concatenate([np.sin(angles), np.cos(angles)])
+
+    found, past = [], [[] for _ in range(L)]
+    for t in range(len(x)):
+        if first[t]:
+            past = [[] for _ in range(L)]
+        h = dense(p["input"], x[t])
+        for i in range(L):
+            q, seen = p[f"layer_{i}"], [*past[i], h]
+            past[i] = seen[-M:]
+            query = norm(q["attention_norm"], h) @ q["query"]
+            H = query.size // q["key_bias"].shape[1]
+            attended = []
+            for head in range(H):
+                part = slice(head * D // H, (head + 1) * D // H)
+                scores, values = [], []
+                for age, row in zip(range(len(seen))[::-1], seen, strict=True):
+                    key, value = np.split(norm(q["attention_norm"], row) @ q["key_value"], 2)
+                    place = (position(age) @ q["position"])[part]
+                    score = (query[part] + q["key_bias"][head]) @ key[part] + (
+                        query[part] + q["position_bias"][head]
+                    ) @ place
+                    scores.append(score / np.sqrt(D / H))
+                    values.append(value[part])
+                weights = np.exp(scores - np.max(scores))
+                attended.append(weights / weights.sum() @ np.array(values))
+            y = np.maximum(dense(q["attention_output"], np.concatenate(attended)), 0.0)
+            h = gate(q["attention_gate"], h, y)
+            hidden = np.maximum(dense(q["hidden"], norm(q["hidden_norm"], h)), 0.0)
+            h = gate(q["output_gate"], h, np.maximum(dense(q["output"], hidden), 0.0))
+        found.append(h)
+    return np.array(found)
+
+
+def test_gtrxl_is_a_loop_over_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two heads and biases that are not 0; acting and learning by the state are compared above."""
+    monkeypatch.setattr(transformer, "HEAD_SIZE", D // 2)
+    core: Any = nets.CoreSettings("gtrxl", D, L, M).make()
+    T, start = 12, core.start(B)
+    x, first = rows(2, T), resets(3, T, 0.15)
+    params = jax.jit(lambda: core.init(KEY, x, first, start))()
+    rng = np.random.default_rng(4)
+    params = jax.tree.map(lambda v: v + jnp.asarray(0.3 * rng.normal(size=v.shape), jnp.float32), params)
+    y, _ = jax.jit(core.apply)(params, x, first, start)
+    p = jax.tree.map(lambda v: np.asarray(v, float), params["params"])
+    for lane in range(B):
+        close(y[:, lane], list_gtrxl(p, np.asarray(x[:, lane], float), np.asarray(first[:, lane])))
+
+
+def test_slots_that_hold_nothing_stay_empty() -> None:
+    """A NaN in them does no harm, forwards and backwards, and they leave as zeros; nothing learns through the window."""
+    core, params, unroll, (window, count) = made("gtrxl")
+    count = jnp.asarray([0, 1, M], jnp.int32)
+    empty = (jnp.arange(M)[None] < M - count[:, None])[:, None, :, None]
+    clean, spoilt = jnp.where(empty, 0.0, window), jnp.where(empty, jnp.nan, window)
+    first = jnp.zeros((T, B), bool).at[T - 2, 1].set(True)
+    expected = unroll(params, rows(5), first, (clean, count))
+    found = unroll(params, rows(5), first, (spoilt, count))
+    close(found, expected)
+    window, after = found[1]
+    np.testing.assert_array_equal(after, [M, 2, M])
+    assert not np.any(window[1, :, : M - 2])
+    assert np.all(np.any(window[0] != 0, axis=-1))
+    loss = lambda p, w: jnp.sum(jnp.sin(core.apply(p, rows(5), first, (w, count))[0]))  # noqa: E731
+    of_params, of_window = jax.jit(jax.grad(loss, (0, 1)))(params, spoilt)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(of_params))
+    assert not np.any(of_window)
+
+
+def test_gtrxl_forgets_what_no_layer_reaches() -> None:
+    """A row sees L M rows before it, and no further: after so many, an empty state is as good as the right one."""
+    core, params, unroll, (window, _) = made("gtrxl")
+    state, nothing = (window, jnp.full(B, M, jnp.int32)), jnp.zeros((T, B), bool)
+    right, _ = unroll(params, rows(5), nothing, state)
+    empty, _ = unroll(params, rows(5), nothing, core.start(B))
+    assert nets.CoreSettings("gtrxl", D, L, M).rows_to_rebuild == L * M == 6
+    close(empty[L * M :], right[L * M :])
+    assert np.max(np.abs(empty[L * M - 1] - right[L * M - 1])) > 1e-5
+
+
 def test_units_of_linear_cores_begin_with_many_horizons() -> None:
     x, first = jnp.zeros((1, 1, 1)), jnp.zeros((1, 1), bool)
     cores: dict[str, Any] = {name: nets.CoreSettings(name, 256).make() for name in ("mingru", "lru")}  # type: ignore[arg-type]
-    params = {name: core.init(KEY, x, first, core.start(1))["params"] for name, core in cores.items()}
+    init = jax.jit(lambda: {name: core.init(KEY, x, first, core.start(1))["params"] for name, core in cores.items()})
+    params = init()
     keep = jax.nn.sigmoid(-params["mingru"]["input_0"]["bias"][:256])
     assert 0.4 < float(jnp.mean(keep**20)) < 0.7
     q = params["lru"]["layer_0"]
@@ -236,5 +338,7 @@ def test_what_a_core_does_not_have() -> None:
     assert nets.NO_CORE.start(3) == ()
     assert nets.CoreSettings("gru", 32).describe() == "gru of 32"
     assert nets.CoreSettings("lru", 32, 2).describe() == "lru of 2 layers of 32"
-    with pytest.raises(ValueError, match=r"core_layers=2: core='gru' has one layer; use 1, or core=mingru or lru"):
+    with pytest.raises(ValueError, match=r"core_layers=2: core='gru' has one layer; use 1, or core=mingru or lru or"):
         agents.PPOConfig(core="gru", core_layers=2)
+    with pytest.raises(ValueError, match=r"core_size=100: gtrxl divides it by 3 heads; use 99"):
+        agents.PPOConfig(core="gtrxl", core_size=100)

@@ -215,21 +215,21 @@ def test_heads_of_unequal_sizes_are_lowered_each() -> None:
     assert {tuple(x) for x in drawn.tolist()} == {(1, 0), (1, 2)}
 
 
-@pytest.mark.parametrize("num_atoms", [1, 3])
-def test_the_mean_of_advantages_is_over_legal_actions(num_atoms: int) -> None:
+@pytest.mark.parametrize("num_bins", [1, 3])
+def test_the_mean_of_advantages_is_over_legal_actions(num_bins: int) -> None:
     """Q - V of legal actions has mean 0 (Wang et al. 2016, equation 9), whatever the illegal ones are."""
     spec = spec_of()
-    network = nets.make_q(spec, hidden_sizes=(4,), head_size=0, num_bins=num_atoms)
+    network = nets.make_q(spec, hidden_sizes=(4,), head_size=0, num_bins=num_bins)
     params, apply = jax.jit(network.init)(jax.random.key(0)), jax.jit(network.apply)
     rows = nets.Inputs(shown(SETS[None]), jnp.zeros((1, len(SETS))), jnp.ones((1, len(SETS)), bool), ())
     head = params["params"]["value"]
 
     def rest(params: Any) -> np.ndarray:
         """The mean over legal actions, less V, which is the value head's bias: features are 0."""
-        outputs = np.asarray(apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_atoms)
+        outputs = np.asarray(apply(params, rows, ())[0][0]).reshape(len(SETS), A, num_bins)
         legal = SETS[..., None].astype(np.float64)
         return np.sum(outputs * legal, axis=1) / legal.sum(1) - np.asarray(head["bias"])
 
-    bias = params["params"]["advantage"]["bias"] + jnp.arange(A * num_atoms, dtype=jnp.float32) ** 2
+    bias = params["params"]["advantage"]["bias"] + jnp.arange(A * num_bins, dtype=jnp.float32) ** 2
     changed = {"params": params["params"] | {"advantage": params["params"]["advantage"] | {"bias": bias}}}
     np.testing.assert_allclose(rest(changed), 0.0, atol=1e-4)

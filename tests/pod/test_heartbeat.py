@@ -39,7 +39,7 @@ def test_an_end_reaches_all(lines):
     one.end("process 1 has failed: its reason")
     for other in (zero, two):
         assert other.wait(20) == "process 1 has failed: its reason"
-        assert not other.said, "the main thread says it, where it can"
+        assert not other.was_printed, "the main thread says it, where it can"
 
 
 @pytest.mark.parametrize("index", [0, 2])

@@ -78,7 +78,7 @@ def test_one_that_goes_while_it_is_looked_at_is_looked_for_again(written, tmp_pa
 
 
 def test_who_never_sees_a_checkpoint_is_named_by_all(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SEEN_SECONDS", 0.2)
+    monkeypatch.setattr(checkpoint, "AGREEMENT_SECONDS", 0.2)
     for error in seen_late(written, tmp_path, (1,), seconds=60):
         assert isinstance(error, CheckpointError)
         assert "process 1 sees checkpoints [1] in" in str(error)

@@ -106,7 +106,7 @@ def _spoils_its_rewards():
 
 def _in_its_learner(function):
     """Calls `function` before parameters are published, once there is a checkpoint."""
-    publish, calls = runner.Learner._publish_to, []
+    publish, calls = runner.Learner.publish_to, []
 
     def patched(self, *args):
         calls.pop()() if calls else None
@@ -114,7 +114,7 @@ def _in_its_learner(function):
 
     once = iter([function])
     _in_place_of("_on_progress", lambda: calls.extend(once))
-    mock.patch.object(runner.Learner, "_publish_to", patched).start()
+    mock.patch.object(runner.Learner, "publish_to", patched).start()
 
 
 def _in_its_log(function):
@@ -123,7 +123,7 @@ def _in_its_log(function):
 
     def patched(self, *args):
         experiment, directory, resume, _, *rest = args
-        log = lambda steps, row: function() if checkpoint.there_are(directory) else None  # noqa: E731
+        log = lambda steps, row: function() if checkpoint.has_checkpoints(directory) else None  # noqa: E731
         begin(self, experiment, directory, resume, log, *rest)
 
     mock.patch.object(Session, "__init__", patched).start()
@@ -222,7 +222,7 @@ class Pod:
     def train(self):
         """Waits until there is a checkpoint."""
         pods.until(
-            lambda: checkpoint.there_are(self.run_dir) or self.processes[0].poll() is not None, 120, "checkpoint"
+            lambda: checkpoint.has_checkpoints(self.run_dir) or self.processes[0].poll() is not None, 120, "checkpoint"
         )
         time.sleep(0.5)  # in the midst of updates
         return self

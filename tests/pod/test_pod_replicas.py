@@ -77,7 +77,7 @@ def in_disorder(directory):
 
         return patched
 
-    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (runner.Learner, "_publish_to")):
+    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (runner.Learner, "publish_to")):
         mock.patch.object(where, name, slowly(getattr(where, name))).start()
     mock.patch.object(runner, "SECONDS_PER_REPORT", 0.05).start()
     for mode in ("lockstep", "async"):

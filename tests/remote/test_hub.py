@@ -130,7 +130,7 @@ def test_random_schedules(chunk, monkeypatch):
             )
             assert max(placed.values(), default=1) == 1
             for lane in range(lanes):
-                there = any(b.shown != FILLER and b.start <= lane < b.start + b.lanes for b in pool.blocks)
+                there = any(b.unanswered != FILLER and b.start <= lane < b.start + b.lanes for b in pool.blocks)
                 if not there:  # a filler
                     assert first[lane]
                     assert rows.scalars[0, lane] == 0
@@ -619,7 +619,7 @@ def test_random_schedules_of_whatever_is_ready(chunk):
                 others = [b.count for b in pool.blocks if b.state in ("READY", "STEPPING")]
                 for i, lane in enumerate(lanes.tolist()):
                     counts[lane] += 1
-                    filler = blocks[lane].shown == FILLER
+                    filler = blocks[lane].unanswered == FILLER
                     if filler or rows.scalars[2, i]:
                         assert rows.scalars[2, i] == 1
                         assert rows.scalars[0, i] == 0

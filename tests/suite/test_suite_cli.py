@@ -30,9 +30,11 @@ def run(command):
         ("suite atari57 pppo", "unknown agent 'pppo'; did you mean 'ppo'"),
         (f"{PPO} --games pong", "unknown game 'pong'; did you mean 'Pong'"),
         (f"{PPO} --games nature48", "unknown game 'nature48'; did you mean 'nature49'"),
+        ("suite minatar ppo --games brekout", "unknown game 'brekout'; did you mean 'minatar_breakout'"),
+        ("suite minatar ppo --protocol nature", "protocol='nature': minatar_breakout is not a game of Atari"),
         (f"{PPO} --part 0/4", "part='0/4': write I/N, a share I from 1 to N; the nearest is 1/4."),
         (f"{PPO} --part 5/4", "part='5/4': write I/N, a share I from 1 to N; the nearest is 4/4."),
-        ("suite atari57 ppo --preset atar", "preset='atar': unknown; did you mean 'atari'?"),
+        ("suite atari57 ppo --preset atar", "preset='atar': unknown; did you mean 'atari' or 'minatar'?"),
         ("suite atari57 ppo --preset rainbow", "preset='rainbow' is of dqn"),
         (f"{PPO} --protocol sede", "protocol='sede': unknown; did you mean 'seed'?"),
         (f"{PPO} --seed 3", "--seed is not for a suite: use --seeds."),
@@ -179,6 +181,20 @@ def test_atari_100k_is_a_suite(fake, capsys):
     assert len(lines) == 26
     assert lines[1].startswith("podracer suite atari100k dqn --part 2/26 ")
     assert all("--protocol atari100k" in line for line in lines)
+
+
+def test_minatar_is_a_suite(capsys):
+    """Its five games are environments of ours, and scores are not normalised."""
+    command = "suite minatar ppo --preset minatar --seeds 0 1"
+    assert run(f"{command} --dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[2].startswith("podracer suite minatar ppo --part 3/10 ")
+    assert all("--out suites/ppo-minatar --preset minatar" in line for line in lines)
+    planned = jobs.Suite(pathlib.Path("o"), {}, ["minatar_asterix", "Pong"], [0], ("ppo",))
+    assert [planned.command(job)[5] for job in planned.jobs] == ["minatar_asterix", "envpool:Pong-v5"]
+    assert run(f"{command} --games breakout minatar_seaquest breakout --dry-run") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_parts_share_a_directory(fake, capsys):

@@ -30,8 +30,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from podracer.bench.hlo import count
+from tests.support import benchmarks
 
+count = benchmarks.load("hlo").count
 COMPILERS = pathlib.Path(os.environ.get("PODRACER_COMPILERS", f"{sys.prefix}/compilers"))
 
 H200 = """

@@ -73,7 +73,7 @@ def test_a_signal_in_every_phase(phase, undisturbed, tmp_path, monkeypatch):
     stopped = interrupted.value.result
     assert stopped.summary["complete"] == complete
     assert stopped.summary["stopped_by"] == (None if complete else "SIGTERM")
-    assert checkpoint.there_are(tmp_path)
+    assert checkpoint.has_checkpoints(tmp_path)
     np.testing.assert_array_equal(parameters(train(tmp_path)), undisturbed)
 
 

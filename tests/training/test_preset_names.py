@@ -8,6 +8,7 @@ import pytest
 import podracer
 from podracer import configs
 from podracer.agents import AlphaZeroConfig
+from podracer.agents.registry import AGENTS
 from podracer.bench import measure
 from podracer.run import rundir
 from podracer.training import presets
@@ -109,3 +110,17 @@ def test_a_preset_of_classic_control_is_measured(agent, task):
     (measured,) = (result for result in map(read, results) if command.fullmatch(result["command"]))
     assert measured["holds"]
     assert len(measured["seeds"]) == 3
+
+
+@pytest.mark.parametrize("agent", presets.MINATAR)
+def test_presets_of_minatar_fit_every_game(agent):
+    for game in presets.MINATAR_GAMES:
+        found = presets.merge(agent, f"minatar_{game}", "minatar", None, presets.Settings({"discount": 0.5}))
+        config = configs.from_json(AGENTS[agent][0], found.agent)
+        assert config.discount == 0.5, "what is given goes first"
+        assert config.activation == "relu"
+        assert found.names == {"preset": "minatar"}
+        assert found.run["total_steps"] == (5_000_000 if agent == "dqn" else 10_000_000)
+    assert "--preset minatar" in presets.suggestion(agent, "minatar_seaquest")[0]
+    with pytest.raises(ValueError, match=f"there is none for {agent} on catch"):
+        presets.merge(agent, "catch", "minatar", None, presets.Settings())

@@ -1,4 +1,4 @@
-"""`podracer bench reanalyse`: the cost of EfficientZero's updates with and without SpeedyZero's additions.
+"""`python benchmarks/reanalyse.py`: the cost of EfficientZero's updates with and without SpeedyZero's additions.
 
     learning            no sample is reanalysed reanalysing         all are, an update at a time groups              the
     same, with the searches of 8 updates in one large batch         the same number of samples in one update refreshing
@@ -22,6 +22,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import script
 import tyro
 from jax.sharding import Mesh, PartitionSpec
 
@@ -148,7 +149,7 @@ def main(arguments: ReanalyseArguments) -> int:
     print(f"Floor: operations of the network at the {speed / 1e9:,.0f} GFLOP/s of a product of matrices.")
     if arguments.json:
         results = {"rates": rates, "ratios": ratios, "operations_a_sample": operations, "product": speed}
-        write(arguments.json, "podracer bench reanalyse", arguments, results)
+        write(arguments.json, "python benchmarks/reanalyse.py", arguments, results)
     return 0
 
 
@@ -276,3 +277,7 @@ def _random(agent: Agent, spec: EnvSpec, lanes: int, state: Any) -> Trajectory:
     by_row = lambda x: jnp.broadcast_to(x, (T, *x.shape))  # noqa: E731
     version = jnp.zeros((T, lanes), jnp.int32)
     return Trajectory(rows, jax.tree.map(by_row, actions), jax.tree.map(by_row, extras), memory, version, lane)
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("reanalyse", ReanalyseArguments, main))

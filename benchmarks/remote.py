@@ -1,4 +1,4 @@
-"""`podracer bench remote`: environments at workers over the loopback, beside the same ones in this process."""
+"""`python benchmarks/remote.py`: environments at workers over the loopback, beside the same ones in this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
+import remote_plan as plan
+import remote_workers as workers
+import script
 import tyro
 
 from podracer import configs, environments, topology
 from podracer.agents.registry import make_agent
-from podracer.bench import remote_plan as plan
-from podracer.bench import remote_workers as workers
 from podracer.bench.measure import Measured, describe_machine, in_turns, table, write
 from podracer.bench.sebulba import PRESETS, Acting
 from podracer.run.config import RunConfig
@@ -96,7 +97,7 @@ def main(arguments: RemoteArguments) -> int:
     for rows in results["arithmetic"].values():
         print(table(rows))
     if arguments.json:
-        write(arguments.json, "podracer bench remote", arguments, results)
+        write(arguments.json, "python benchmarks/remote.py", arguments, results)
     return 0
 
 
@@ -374,3 +375,7 @@ def _certificates(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]
     server.cert_chain_pems[0].write_to_path(paths["cert"])
     server.private_key_pem.write_to_path(paths["key"])
     return {"tls_cert": paths["cert"], "tls_key": paths["key"]}, {"tls_ca": paths["ca"], "tls_name": "localhost"}
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("remote", RemoteArguments, main))

@@ -1,4 +1,4 @@
-"""Worker processes of `podracer bench remote`; they start fast because they import no JAX."""
+"""Worker processes of `python benchmarks/remote.py`; they start fast because they import no JAX."""
 
 from __future__ import annotations
 

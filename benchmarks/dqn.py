@@ -1,4 +1,4 @@
-"""`podracer bench dqn`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside the prediction of a model.
+"""`python benchmarks/dqn.py`: table 1 of fast DQN (Daley and Amato 2021) as a grid, beside the prediction of a model.
 
     standard        W threads of one lane each, mode="serial": no update runs while a lane acts concurrent      W
     threads of one lane each, mode="lockstep": a period is learnt from while the next is acted synchronised    one
@@ -18,14 +18,15 @@ import math
 import pathlib
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import script
 import tyro
+from paced import Paced
 
 from podracer import configs, environments, nets, spaces, topology
 from podracer.agents.registry import make_agent
@@ -34,7 +35,7 @@ from podracer.bench.sebulba import Acting
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
 from podracer.sebulba.driver import Sebulba
-from podracer.types import Agent, EnvSpec, HostEnvironment, HostEnvironments, HostStep
+from podracer.types import Agent, EnvSpec
 from podracer.version import __version__
 
 LEARNING_OVER_SAMPLING = 4.44 / 20.64
@@ -116,42 +117,6 @@ class DQNArguments:
                 raise ValueError(f"lanes={lanes} must divide the {rows} rows between copies to the target network.")
 
 
-class Paced:
-    """Environments (see `podracer.types.HostEnvironments`) that answer after `seconds` or later.
-
-    Of many lanes, `CORES` wait at a time.
-    """
-
-    def __init__(self, environments: HostEnvironments, seconds: float):
-        self._environments, self.seconds = environments, seconds
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._environments.spec
-
-    def make(self, num_lanes: int, seed: int, *, evaluation: bool = False) -> _PacedEnvironment:
-        """Starts lanes."""
-        running = self._environments.make(num_lanes, seed, evaluation=evaluation)
-        return _PacedEnvironment(running, self, math.ceil(num_lanes / CORES))
-
-
-class _PacedEnvironment:
-    """Running lanes (see `podracer.types.HostEnvironment`)."""
-
-    def __init__(self, running: HostEnvironment, pace: Paced, rounds: int):
-        self._running, self._pace, self._rounds, self._due = running, pace, rounds, 0.0
-        self.spec, self.close = running.spec, running.close
-
-    def send(self, lanes: np.ndarray, actions: Any) -> None:
-        self._due = time.perf_counter() + self._rounds * self._pace.seconds
-        self._running.send(lanes, actions)
-
-    def recv(self) -> tuple[np.ndarray, HostStep]:
-        answer = self._running.recv()
-        time.sleep(max(0.0, self._due - time.perf_counter()))
-        return answer
-
-
 class _Training:
     """A cell of the grid: acts, learns from and publishes n rollouts of every thread; returns rows."""
 
@@ -203,7 +168,7 @@ class _Grid:
     def __init__(self, setting: Setting):
         self.setting = setting
         source: Any = environments.make(setting.env, num_threads=1 if setting.paced else None)
-        self.environments: Any = Paced(source, 0.0) if setting.paced else source
+        self.environments: Any = Paced(source, 0.0, CORES) if setting.paced else source
 
     def agent(self, lanes: int) -> Agent:
         """An agent whose rollouts have the rows between copies to the target network, over all lanes."""
@@ -263,7 +228,7 @@ def main(arguments: DQNArguments) -> int:
             "waiting_at_a_time": CORES if setting.paced else None,
         }
         found = {"setting": setting, "alone": alone, "arithmetic": arithmetic, "cells": results}
-        command = f"podracer bench dqn --setting {arguments.setting}"
+        command = f"python benchmarks/dqn.py --setting {arguments.setting}"
         write(arguments.json, command, arguments, configs.to_json(found))
     return 0
 
@@ -420,3 +385,7 @@ def _show(
     wait = f", a wait of {grid.environments.seconds * 1e3:.2f} ms" if grid.setting.paced else ""
     rounds = ", ".join(f"{seconds * 1e3:.2f} ms with {lanes}" for lanes, seconds in acting.items())
     print(f"alone: an update {update * 1e3:.2f} ms; a round of acting {rounds} lane(s){wait}.")
+
+
+if __name__ == "__main__":
+    sys.exit(script.run("dqn", DQNArguments, main))

@@ -1,4 +1,4 @@
-"""The figures of `podracer bench remote` beside their targets, and the needs of larger runs by these figures.
+"""The figures of `python benchmarks/remote.py` beside their targets, and the needs of larger runs by these figures.
 
 Everything is computed from `results`, the benchmark's measurements, so that pages can be made from its file.
 """

@@ -1,4 +1,4 @@
-"""`podracer bench scaling`: an experiment on more devices and processes, and the cost of their agreement.
+"""`python benchmarks/scaling.py`: an experiment on more devices and processes, and the cost of their agreement.
 
 Every layout is measured in processes of its own, started by `podracer launch`, one layout after the other and all of
 them `repeats` times. Devices that a CPU simulates share its cores: there the same work is divided among them, and the
@@ -22,15 +22,17 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import hlo
 import jax
 import numpy as np
+import script
 import tyro
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from podracer import configs, environments, topology
 from podracer.agents.registry import make_agent
-from podracer.bench import anakin, hlo, sebulba
+from podracer.bench import anakin, sebulba
 from podracer.bench.measure import describe_machine, table, write
 from podracer.run.config import RunConfig
 from podracer.sebulba.driver import Sebulba
@@ -105,7 +107,7 @@ def main(arguments: ScalingArguments) -> int:
     print(f"podracer {__version__}, jax {jax.__version__}, {describe_machine()}")
     print(_table(results, strong))
     if arguments.json:
-        write(arguments.json, "podracer bench scaling", arguments, results)
+        write(arguments.json, "python benchmarks/scaling.py", arguments, results)
     return 0
 
 
@@ -118,12 +120,14 @@ def _launch(request: dict[str, Any], processes: int, devices: int) -> list[dict[
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "found.json"
         launcher = [sys.executable, "-m", "podracer", "launch", "--processes", str(processes)]
-        launcher += ["--devices-per-process", str(devices), "--module", "podracer.bench.scaling"]
+        launcher += ["--devices-per-process", str(devices), "--module", "scaling"]
+        search_path = os.pathsep.join(filter(None, [str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [*launcher, "--", json.dumps(request | {"path": str(path)})],
             capture_output=True,
             text=True,
             check=False,
+            env=os.environ | {"PYTHONPATH": search_path},
         )
         if done.returncode or not path.exists():
             raise RuntimeError(f"{processes} x {devices}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -314,4 +318,7 @@ def _seconds(call: Callable[[int], int], seconds: float, processes: Processes) -
 
 
 if __name__ == "__main__":
-    worker(json.loads(sys.argv[1]))
+    if sys.argv[1:2] and sys.argv[1].startswith("{"):
+        worker(json.loads(sys.argv[1]))  # a process of `_launch`
+    else:
+        sys.exit(script.run("scaling", ScalingArguments, main))
