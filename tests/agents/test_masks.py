@@ -264,9 +264,9 @@ PROBES: dict[str, dict[str, Any]] = {
     "vtrace": {"rollout_length": 8, "learning_rate": 3e-2},
     "pqn": {"rollout_length": 16, "num_minibatches": 4},
     "dqn": REPLAYED | {"replay_ratio": 2.0, "target_interval": 20, "rollout_length": 8, "n_step": 2, "dueling": True},
-    "r2d2": REPLAYED
-    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "optimizer_eps": 1e-6}
-    | {"replay_min_size": 800, "batch_size": 32, "replay_ratio": 4.0, "target_interval": 20, "n_step": 2},
+    "r2d2": {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "n_step": 2, "core": "none", "head_size": 8}
+    | {"batch_size": 64, "replay_capacity": 32_000, "replay_min_size": 400, "replay_ratio": 16.0, "target_interval": 20}
+    | {"discount": 0.5, "learning_rate": 3e-3, "optimizer_eps": 1e-6, "epsilon_alpha": 1.0},
 }
 
 
