@@ -121,6 +121,23 @@ def method(environment: Any) -> Any:
         environment = environment.env
 
 
+def sample(space: Any, observation: Any) -> Any:
+    """Draws an action of a space of Gymnasium, a legal one where the observation has a mask."""
+    mask = np.asarray(observation[NAME]) > 0 if isinstance(observation, Mapping) and NAME in observation else None
+    if mask is None or not mask.any():
+        return space.sample()
+    if isinstance(space, gymnasium.spaces.Discrete) and mask.shape == (space.n,):
+        return space.sample(mask.astype(np.int8))
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        if mask.shape == tuple(space.nvec):  # of combinations; where heads have this shape too, one is as good
+            legal = np.argwhere(mask)
+            return (legal[space.np_random.integers(len(legal))] + space.start).astype(space.dtype)
+        if mask.size == sum(space.nvec):
+            heads = np.split(mask.ravel().astype(np.int8), np.cumsum(space.nvec)[:-1])
+            return space.sample(tuple(heads))
+    return space.sample()
+
+
 class _Shown(gymnasium.Wrapper):
     """Adds the mask to observations: a member of a `Dict`, beside the others or beside "observation"."""
 

@@ -258,15 +258,22 @@ def test_illegal_outputs_have_no_gradient_and_a_mask_of_ones_changes_no_bit(case
 
 
 SMALL: dict[str, Any] = {"hidden_sizes": (8,), "discount": 0.8, "learning_rate": 1e-2}
-REPLAYED: dict[str, Any] = {"batch_size": 64, "replay_capacity": 4_000}
 PROBES: dict[str, dict[str, Any]] = {
     "ppo": {"rollout_length": 16, "num_epochs": 2, "num_minibatches": 2},
     "vtrace": {"rollout_length": 8, "learning_rate": 3e-2},
     "pqn": {"rollout_length": 16, "num_minibatches": 4},
-    "dqn": REPLAYED | {"replay_ratio": 2.0, "target_interval": 20, "rollout_length": 8, "n_step": 2, "dueling": True},
-    "r2d2": REPLAYED
-    | {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "core": "none", "head_size": 8, "replay_min_size": 400}
-    | {"replay_ratio": 4.0, "target_interval": 50, "n_step": 2},
+    "dqn": {
+        "batch_size": 64,
+        "replay_ratio": 4.0,
+        "target_interval": 20,
+        "rollout_length": 8,
+        "n_step": 2,
+        "dueling": True,
+    }
+    | {"discount": 0.5, "learning_rate": 3e-3, "epsilon_final": 0.3},
+    "r2d2": {"rollout_length": 8, "burn_in": 0, "trace_length": 8, "n_step": 2, "core": "none", "head_size": 8}
+    | {"batch_size": 64, "replay_capacity": 32_000, "replay_min_size": 400, "replay_ratio": 16.0, "target_interval": 20}
+    | {"discount": 0.5, "learning_rate": 3e-3, "optimizer_eps": 1e-6, "epsilon_alpha": 1.0},
 }
 
 

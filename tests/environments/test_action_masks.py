@@ -179,6 +179,23 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
         action_masks.fit(many, spaces.MultiDiscrete((101, 100)), "shop", "auto")
 
 
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (gymnasium.spaces.Discrete(4, start=2), [0, 1, 0, 1]),
+        (gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 0]), [[0, 1], [0, 0], [1, 0]]),
+        (gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 0]), [1, 0, 1, 0, 1]),
+        (gymnasium.spaces.MultiDiscrete([3, 3]), [[1, 0, 1], [0, 1, 0]]),
+    ],
+    ids=["one", "combinations", "flat", "heads"],
+)
+def test_the_check_before_training_draws_legal_actions(space: Any, mask: Any) -> None:
+    space.seed(0)
+    drawn = {str(np.asarray(action_masks.sample(space, {"action_mask": np.array(mask)}))) for _ in range(50)}
+    legal = {1: ["3", "5"], 2: ["[5 1]", "[7 0]"], 5: ["[5 1]", "[7 1]"], 6: ["[0 1]", "[2 1]"]}
+    assert drawn == set(legal[{"(4,)": 1, "(3, 2)": 2, "(5,)": 5, "(2, 3)": 6}[str(np.shape(mask))]])
+
+
 # EnvPool.
 
 
