@@ -156,7 +156,7 @@ MINATAR: dict[str, Settings] = {
             "double": False,
             "optimizer": "rmsprop",
             "learning_rate": 2.5e-4,
-            "learning_rate_decay": False,
+            "learning_rate_schedule": "constant",
             "optimizer_eps": 0.01**2,
             "max_grad_norm": float("inf"),
             "max_error": 1.0,
