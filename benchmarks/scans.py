@@ -2,7 +2,7 @@
 
     python benchmarks/scans.py [--lanes 16] [--seconds 0.2]
 
-Writes `benchmarks/results/scans.json`, by which `podracer/scans.py` chooses. Ways are measured in turns; times are
+Writes `benchmarks/results/scans.json`, by which `podracer/topology/scans.py` chooses. Ways run in turns; times are
 medians.
 """
 
@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import nets, scans
+from podracer import nets
 from podracer.bench import measure
+from podracer.topology import scans
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROWS = (16, 32, 64, 128, 512)

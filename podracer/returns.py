@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from podracer import scans
+from podracer.topology import scans
 from podracer.types import Trajectory
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import scans
 from podracer.nets.layers import Dense, LayerNorm, Weights, product
+from podracer.topology import scans
 from podracer.types import ArrayTree
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import scans, topology
+from podracer import topology
+from podracer.topology import scans
 
 WAYS = ("sequential", "unrolled", "associative")
 
