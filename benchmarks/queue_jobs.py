@@ -66,8 +66,8 @@ WHOLE_GAMES = "--env-timeout 100000"
 """An evaluation of whole games on busy cores is no hung environment."""
 
 MINIGRID = (
-    "r2d2 envpool:MiniGrid-MemoryS7-v0 --agent.discount 0.98 --agent.n-step 10 --agent.replay-ratio 8 "
-    "--agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 --agent.adam-eps 1e-5"
+    "r2d2 envpool:MiniGrid-MemoryS7-v0 --agent.discount 0.98 --agent.n-step 10 --agent.replay-ratio 16 "
+    "--agent.epsilon-base 0.6 --agent.epsilon-alpha 4 --agent.learning-rate 5e-4 --agent.optimizer-eps 1e-5"
 )
 
 CLEANRL = "CleanRL's documentation, at as many rows"

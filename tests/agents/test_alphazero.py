@@ -134,7 +134,7 @@ def test_a_loss_of_ones_own() -> None:
     (_, plain, _), (_, own, _) = (
         harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(0)) for agent in agents_
     )
-    assert set(own) == {"loss/mine", "grad/norm"}
+    assert set(own) == {"loss/mine", "grad/norm", "mask/legal", "mask/none_legal"}
     assert float(own["loss/mine"]) == pytest.approx(float(plain["loss/total"]), rel=1e-6)
     assert float(own["grad/norm"]) == pytest.approx(2 * float(plain["grad/norm"]), rel=1e-5)
 

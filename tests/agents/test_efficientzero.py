@@ -14,7 +14,7 @@ import pytest
 
 from podracer import agents, nets, spaces
 from podracer.agents import EfficientZeroConfig, efficientzero
-from podracer.learning import gradients, replay_steps
+from podracer.learning import gradients, replay_steps, update_from_replay
 from podracer.search import prefix_models, search, windows
 from podracer.types import Agent, Batch, EnvSpec, TimeStep
 from tests.support import harness
@@ -532,8 +532,8 @@ def test_a_group_is_as_if_one_by_one(reanalyse: float, table: bool) -> None:
     batch = harness.taken(harness.batch_of(agent, A), np.arange(2 * G))
     begin = learner_of(agent)
     key = jax.random.key(5)
-    run = harness.alone(replay_steps._learning(agent, G))
-    prepared = replay_steps.Prepared(batch, jax.random.key_data(key), drawn=begin.num_updates)
+    run = harness.alone(update_from_replay._learn_in_turn(agent, G, 0))
+    prepared = replay_steps.Prepared(batch, jax.random.key_data(key), drawn_at=begin.num_updates)
     together, sums, priorities = run(begin, prepared, jnp.float32(0))
     state, each, errors, values = begin, [], [], []
     learn_key, reanalyse_key = jax.random.split(key) if reanalyse else (key, key)

@@ -707,7 +707,7 @@ def test_options_for_an_object():
     with pytest.raises(ValueError, match="env_options belong to an environment given by name"):
         podracer.train("vtrace", Cliff(), env_options={"good_steps": 1}, **RUN)
     agent = podracer.agents.vtrace.make(Cliff().spec)
-    with pytest.raises(ValueError, match="config and network belong to an agent given by name"):
+    with pytest.raises(ValueError, match="config, network and optimizer belong to an agent given by name"):
         podracer.train(agent, Cliff(), config=AGENT, **RUN)
 
 
