@@ -193,9 +193,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Returns 'did you mean ...? Known: ...' for an unknown name."""
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
-    close = [other for other in OTHER_NAMES.get(name, ()) if other in names]
-    close = close or [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.5)]
-    unit = f", {OTHER_UNITS[name]}" if name in OTHER_UNITS else ""
+    ours = [other for other in OTHER_NAMES.get(name, ()) if other in names]
+    close = ours or [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.5)]
+    unit = f", {OTHER_UNITS[name]}" if ours and name in OTHER_UNITS else ""
     hint = f"did you mean {' or '.join(repr(c) for c in close)}{unit}? " if close else ""
     return f"{hint}known: {', '.join(names)}."
 

@@ -114,7 +114,7 @@ class Functions(abc.ABC):
         learner, metrics, *priorities = self.learn(learner, experience, progress, key)
         trajectory: Trajectory = getattr(experience, "trajectory", experience)
         observation, weight = trajectory.timesteps.observation, returns.transitions(trajectory).mask
-        # The rows from which an action was taken, as far as they come with observations (`Replay.observed`).
+        # The rows of actions, as far as they come with observations (`ReplaySpec.observation_rows`).
         n = min(weight.shape[0], jax.tree.leaves(observation)[0].shape[0])
         sums = nets.masks.shares(self.spec, jax.tree.map(lambda x: x[:n], observation), weight[:n])
         sums, count = collectives.global_sum((sums, jnp.sum(weight[:n])))

@@ -132,7 +132,7 @@ def require_room(
     if needed > there and lanes > size:
         raise ValueError(
             f"the agent's memory of its lanes needs {lanes / len(devices):.1f} GiB on each device, and {devices[0]} "
-            f"has {there:.1f} GiB; lower core_memory or num_envs, or use more devices."
+            f"has {there:.1f} GiB; lower num_envs, frame_stack or core_memory, or use more devices."
         )
     if needed > there:
         elsewhere = (

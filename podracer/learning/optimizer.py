@@ -135,7 +135,7 @@ def make(name: Name, *, decay: float = 0.99, momentum: float = 0.0) -> Optimizer
 
 
 def _transformation(name: Name, numbers: Numbers, decay: float, momentum: float) -> optax.GradientTransformation:
-    parts, eps = [], numbers.get("optimizer_eps", 0.0)
+    parts, eps = [], 0.0 if name == "sgd" else numbers["optimizer_eps"]
     if name == "adam":
         parts.append(optax.scale_by_adam(eps=eps))
     if name == "radam":
@@ -268,6 +268,12 @@ def check(optimizer: Optimizer, params: ArrayTree, opt_state: ArrayTree, hyper: 
         raise OptimizerError(
             "optimizer= is schedule-free, which evaluates other parameters than it trains, and an agent acts with the "
             "ones it trains: use the plain optimiser with a learning_rate_schedule."
+        )
+    keeps_rate = lambda x: "learning_rate" in getattr(x, "hyperparams", ())  # noqa: E731
+    if "learning_rate" in optimizer.uses and any(map(keeps_rate, jax.tree.leaves(opt_state, is_leaf=keeps_rate))):
+        raise OptimizerError(
+            "optimizer= keeps its learning rate in its state (optax.inject_hyperparams), where no schedule reaches it: "
+            "give the transformation itself, or a function that makes the plain optimiser of a learning rate."
         )
 
     def update(params: ArrayTree, opt_state: ArrayTree, hyper: Numbers) -> Any:

@@ -46,4 +46,5 @@ class OptimizerConfig:
         if own is None:
             return optimizer.make(name or self.optimizer, **others)._replace(l2_cost=l2_cost)
         scheduled = self.learning_rate_schedule != "constant" or self.learning_rate_warmup > 0.0
-        return optimizer.of(own, "learning_rate_schedule='constant'" if scheduled else "")._replace(l2_cost=l2_cost)
+        remedy = "learning_rate_schedule='constant' and learning_rate_warmup=0" if scheduled else ""
+        return optimizer.of(own, remedy)._replace(l2_cost=l2_cost)

@@ -12,6 +12,7 @@ from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
+from podracer.nets.masks import present
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
@@ -59,7 +60,8 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     if frame_stack == 1:
         return spec
     if not isinstance(space, spaces.Box) or not space.shape:
-        raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked.")
+        hint = '; env_options={"mask": "none"} hides a mask' if present(spec) else ""
+        raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked{hint}.")
     shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
 
     def stacked(bound: Any) -> Any:

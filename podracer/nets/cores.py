@@ -19,8 +19,9 @@ CoreName = Literal["none", "lstm", "gru", "mingru", "lru", "gtrxl"]
 class Core(Protocol):
     """A memory between a network's torso and its heads.
 
-    The state restarts before every `first` row from that of `start`: by a selection, for a product keeps a NaN. So any
-    cut of the rows in two gives the same, and acting is a single row.
+    The state restarts before every `first` row from that of `start`. So any cut of the rows in two gives the same, and
+    acting is a single row. At row 0 it restarts by a selection, and a state of NaN is forgotten. Within an unroll
+    minGRU, LRU and GTrXL weigh by 0, which keeps a NaN.
     """
 
     def start(self, num_lanes: int) -> ArrayTree:

@@ -54,7 +54,7 @@ def make(
       torso: "mlp"; "shallow" and "resnet" (IMPALA, figure 3: convolutions 16 8x8/4 and 32 4x4/2 with 256 units, and
         residual blocks of 16, 32, 32 channels with 256 units); "nature" (Mnih et al. 2015: 32 8x8/4, 64 4x4/2,
         64 3x3/1, 512 units), and "nature_conv" without those units. "auto" takes "shallow" for uint8 images of at
-        least 36x36 and "mlp" for all else.
+        least 36x36 and "mlp" for all else. In a `Dict`, each image has a torso, and an MLP has the other members.
       hidden_sizes: of the MLP.
       activation: of the MLP.
       separate: True gives policy and value a torso each.
@@ -153,21 +153,35 @@ def is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
+def visible(space: spaces.Space) -> dict[str, spaces.Space]:
+    """The members of observations that a network sees, by name; "" is what is no `Dict`."""
+    if not isinstance(space, spaces.Dict):
+        return {"": space}
+    return {name: item for name, item in space.items if name != masks.NAME and not name.startswith("_")}
+
+
+def images(space: spaces.Space) -> dict[str, spaces.Box]:
+    """The images among the visible members of observations, by name."""
+    return {name: item for name, item in visible(space).items() if is_image(item)}  # type: ignore[misc]
+
+
 def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
     """Chooses the torso of a setting for an environment, frames stacked; see `make`.
 
     Raises:
       ValueError: for a convolutional torso on observations that it cannot take.
     """
-    space = spec.observation_space
+    found = images(spec.observation_space)
     if torso == "auto":
-        return "shallow" if is_image(space) and min(space.shape[:2]) >= 36 else "mlp"  # type: ignore[union-attr]
-    if torso != "mlp" and not is_image(space):
+        return "shallow" if found and all(min(image.shape[:2]) >= 36 for image in found.values()) else "mlp"
+    if torso != "mlp" and not found:
         raise ValueError(
-            f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {space}; use torso='mlp'."
+            f"torso={torso!r} needs uint8 images [H, W] or [H, W, C], but {spec.name} shows {spec.observation_space}; "
+            "use torso='mlp'."
         )
     if torso in CONVNETS:
-        _check_size(spec.name, torso, space.shape[:2])  # type: ignore[union-attr]
+        for image in found.values():
+            _check_size(spec.name, torso, image.shape[:2])
     return torso
 
 
@@ -227,13 +241,29 @@ class Body:
     norm: bool = False
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
-        """Computes the torso, float32 [T, B, F], within a module's compact call."""
-        dtype = jnp.dtype(self.compute_dtype)
+        """Computes the torso, float32 [T, B, F], within a module's compact call.
+
+        In a `Dict`, each image has convolutions of its own, and all other members go through one MLP.
+        """
+        space = self.spec.observation_space
         if self.torso == "mlp":
-            features = encode(observation, self.spec.observation_space, leading=2)
-            mlp = MLP(self.hidden_sizes, self.activation, self.scale, dtype, self.norm, name=name)
-            return mlp(features).astype(jnp.float32)
-        image = observation[..., None] if observation.ndim == 4 else observation  # type: ignore[union-attr]
+            return self._mlp(name, observation, space)
+        members = {"": observation} if not isinstance(space, spaces.Dict) else observation
+        found, shown = images(space), visible(space)
+        parts = [
+            self._convolutions(name if len(shown) == 1 else f"{name}_{member}", members[member]) for member in found
+        ]
+        if others := {member: item for member, item in shown.items() if member not in found}:
+            parts.append(self._mlp(f"{name}_others", observation, spaces.Dict(others)))
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+    def _mlp(self, name: str, observation: ArrayTree, space: spaces.Space) -> jax.Array:
+        mlp = MLP(self.hidden_sizes, self.activation, self.scale, jnp.dtype(self.compute_dtype), self.norm, name=name)
+        return mlp(encode(observation, space, leading=2)).astype(jnp.float32)
+
+    def _convolutions(self, name: str, observation: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.compute_dtype)
+        image = observation[..., None] if observation.ndim == 4 else observation
         module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
         image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
         features = module(name=name, scale=self.scale, dtype=dtype, norm=self.norm)(image.astype(dtype) / 255.0)

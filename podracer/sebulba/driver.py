@@ -116,7 +116,7 @@ class Sebulba:
         devices = list((self._layout.reanalysers or self._layout.mesh).devices.flat)
         require_room(shapes[1], devices, on_host=self._run.replay_memory == "host")
         actor = self._layout.actors[0]
-        memory = (self._compiler.shapes(actor).carry.memory,) * self._layout.threads
+        memory = (self._compiler.shapes(actor).carry.memory,) * self._layout.actors.count(actor)
         require_room(shapes[1]._replace(ring=(), prefetched=()), [actor], memory=memory)
         self.learning.trace(*shapes)
 

@@ -44,6 +44,7 @@ def linear_recurrence(
     """Computes h_t = gate_t h_{t-1} + x_t over the leading axis; all of real or all of complex numbers (`Numbers`).
 
     The gradient is one more recurrence, in the other direction, of the same kind, so that it has a gradient too.
+    There is no forward mode (`jax.jvp`).
 
     Args:
       gate: [T, ...].

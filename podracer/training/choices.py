@@ -33,7 +33,8 @@ def of(agent: Agent, spec: EnvSpec, arch: str, own_network: bool) -> dict[str, s
     if isinstance(config, world_models.Sizes):
         torso, core = "convolutions" if world_models.takes_convolutions(stacked_spec, config.torso) else "mlp", ""
     else:
-        torso, core = nets.choose_torso(stacked_spec, config.torso), config.core_settings.describe()
+        torso = nets.choose_torso(stacked_spec, config.torso)
+        core = getattr(config, "core_settings", nets.NO_CORE).describe()  # an agent of one's own may have none
     memory = ([core] if core else []) + ([f"{stacked} frames"] if stacked > 1 else [])
     return chosen | {"torso": torso, "memory": " and ".join(memory) or "none"}
 

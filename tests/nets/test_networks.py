@@ -538,3 +538,32 @@ def test_what_cannot_be_stacked() -> None:
     spec = spec_of(observation=spaces.Dict({"a": spaces.Discrete(2)}))
     with pytest.raises(ValueError, match=r"frame_stack=2: test shows .*; only arrays can be stacked"):
         nets.stacked_spec(spec, 2)
+
+
+def test_images_in_a_dict_have_convolutions_and_all_else_an_mlp() -> None:
+    """An image beside a mask is the image alone, to the bit; of several members, each moves the outputs."""
+    space = spaces.Box(0, 255, (20, 20, 1), np.uint8)
+    image = jax.random.randint(KEY, (2, 3, 20, 20, 1), 0, 256).astype(jnp.uint8)
+    spec = lambda space: EnvSpec("images", space, spaces.Discrete(3), None)  # noqa: E731
+    mask = spaces.Box(0, 1, (3,), np.int8)
+    alone, beside = (
+        nets.make(spec(x), torso="shallow") for x in (space, spaces.Dict({"image": space, "action_mask": mask}))
+    )
+    rows = lambda observation: nets.Inputs(observation, jnp.zeros((2, 3)), jnp.zeros((2, 3), bool), ())  # noqa: E731
+    params = alone.init(KEY)
+    assert jax.tree.map(jnp.shape, beside.init(KEY)) == jax.tree.map(jnp.shape, params)
+    ones = jnp.ones((2, 3, 3), jnp.int8)
+    expected = alone.apply(params, rows(image), ())[0]
+    np.testing.assert_array_equal(beside.apply(params, rows({"image": image, "action_mask": ones}), ())[0], expected)
+
+    members = {"left": space, "right": space, "position": spaces.Box(-1.0, 1.0, (2,)), "_key": mask}
+    several = nets.make(spec(spaces.Dict(members)), torso="shallow")
+    params = several.init(KEY)
+    assert {"torso_left", "torso_right", "torso_others"} < set(params["params"])
+    seen = {"left": image, "right": image, "position": jnp.zeros((2, 3, 2)), "_key": ones}
+    outputs = lambda **change: np.asarray(several.apply(params, rows(seen | change), ())[0])  # noqa: E731
+    for change in ({"left": image[::-1]}, {"right": image[::-1]}, {"position": jnp.ones((2, 3, 2))}):
+        assert not np.allclose(outputs(**change), outputs(), atol=1e-4)
+    np.testing.assert_array_equal(outputs(_key=0 * ones), outputs())
+    with pytest.raises(ValueError, match="torso='nature' needs images of at least 36x36"):
+        nets.make(spec(spaces.Dict(members)), torso="nature")

@@ -602,9 +602,7 @@ def test_a_replay_that_does_not_fit_is_refused(arch):
 @pytest.mark.parametrize("arch", ["anakin", "sebulba"])
 def test_a_window_that_does_not_fit_is_refused(arch):
     """The memory that an agent has of its lanes."""
-    message = (
-        r"the agent's memory of its lanes needs [0-9.]+ GiB on each device, .*; lower core_memory or num_envs, or use"
-    )
+    message = r"the agent's memory of its lanes needs [0-9.]+ GiB on each device, .*; lower num_envs, frame_stack or core_memory, or use"
     with pytest.raises(ValueError, match=message):
         podracer.train("ppo", "catch", arch=arch, config={"core": "gtrxl", "core_memory": 10**8}, progress=False)
 

@@ -197,7 +197,7 @@ def check_resumed(agent, reference, number, tmp_path):
     assert set(before) == set(after)
     last = 1 if "--actor-threads 2" in (CASES | SEARCH_CASES)[agent] else 0
     acting = (
-        ("actors.resumes.environment", f"actors.published.{last}")
+        ("actors.snapshots.environment", f"actors.published.{last}")
         if "--arch sebulba" in (CASES | SEARCH_CASES)[agent]
         else ("actors.lanes", "actors.key")
     )
