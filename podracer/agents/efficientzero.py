@@ -58,8 +58,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       horizon: H, steps after which a prefix begins anew (paper: 5); 1 predicts every reward.
       n_step: n, rewards in a value's target at most (paper: 5).
-      correction_interval: transitions by which experience ages until its targets have a reward less, 0 for never
-        (paper: 0.3 of the run's).
+      correction_interval: transitions of age by which targets have a reward less, 0 for never (paper: 0.3 of the run).
       discount: gamma (paper: 0.997^4).
       max_value: the largest value or prefix that can be told apart from larger ones. None for the largest of rewards in
         [-1, 1], 1 / (1 - discount) or H, by the discount of the config even where others are tuned.
@@ -79,14 +78,13 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
       value_target: source of renewed values: the "network" (the authors' code), or a "search" from every row (paper).
       reanalyse_group: G updates whose samples are drawn and reanalysed at once. G divides `target_interval`.
       target_interval: updates between copies of the parameters for it (paper: 200).
-      optimizer: "sgd" with momentum 0.9 (paper); "clipped_lars" (Mei et al. 2023), for large batches; others as in
-        `podracer.learning.optimizer.make`.
+      optimizer: "sgd" with momentum 0.9 (paper), "clipped_lars" (Mei et al. 2023), or see `optimizer.make`.
       optimizer_eps: the epsilon of Adam, AdamW and Muon.
-      weight_decay: see `podracer.learning.optimizer_config.OptimizerConfig`.
+      weight_decay: see `OptimizerConfig`.
       learning_rate: (paper: 0.2).
       warmup_updates: over which it rises from 0 (paper: 1,000).
       final_scale: of the learning rate in updates after the last step, `final_updates` (paper: 0.1).
-      l2_cost: c of a further loss c |params|^2, whose gradient is not clipped, but with Clipped LARS (paper: 0.00005).
+      l2_cost: c of a loss c |params|^2, whose gradient is clipped with Clipped LARS alone (paper: 0.00005).
       lars_eta: the largest step of an array by its norm, with Clipped LARS (Mei et al.: 0.03, 0.01 or 0.005).
       lars_start: updates before which it is SGD with momentum (Mei et al.: 600).
       max_grad_norm: clip by global norm, inf for none (paper: 5).
@@ -174,8 +172,7 @@ def loss(
       config: the static settings.
       batch_size: samples of all shards.
     """
-    sums = dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
-    K = len(predictions) - 1
+    K, sums = len(predictions) - 1, dict.fromkeys(("prefix", "value", "policy", "consistency"), jnp.zeros_like(weight))
     for k, (policy, value, prefix, forecast) in enumerate(predictions):
         valid = target.valid[k]
         if prefix is not None and forecast is not None:
@@ -211,8 +208,8 @@ def make(
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)
     augments = config.augment and world_models.takes_convolutions(stacked, config.torso)
-    plan = planner(spec, config, model)
-    functions = _EfficientZero(spec, config, model, _optimizer(config, optimizer), loss, plan, bins, augments)
+    rule, plan = _optimizer(config, optimizer), planner(spec, config, model)
+    functions = _EfficientZero(spec, config, model, rule, loss, plan, bins, augments)
     others: dict[str, Any] = {"cautions": (caution(bins.largest, "set max_value to the largest return"),)}
     if config.reanalyse:
         others |= {"target_params": functions.target_params, "reanalyse": functions.reanalyse}
@@ -270,8 +267,7 @@ class _EfficientZero(base.Functions):
     def learn(
         self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics, jax.Array]:
-        config = self.config
-        B = batch.weight.shape[0]
+        config, B = self.config, batch.weight.shape[0]
         batch_size = collectives.global_sum(jnp.float32(B))
         # One change of the unrolled image and one of those that are compared with it, for all rows of a sample.
         size = self.planner.space.shape[:2] if self.augments else (0, 0)  # type: ignore[union-attr]
@@ -287,8 +283,7 @@ class _EfficientZero(base.Functions):
             )
             # Priorities |nu - z|.
             value = lax.stop_gradient(self.bins.expectation(predictions[0].value))
-            error = jnp.abs(value - target.value[0])
-            std = prefix_models.projection_std(lax.stop_gradient(projections))
+            error, std = jnp.abs(value - target.value[0]), prefix_models.projection_std(lax.stop_gradient(projections))
             metrics |= {
                 "value/mean": jnp.sum(value) / batch_size,
                 "value/error": jnp.sum(error) / batch_size,
@@ -366,7 +361,7 @@ class _EfficientZero(base.Functions):
         root = self.planner.model.root(self.planner.variables(actor), flat)
         value = root.value.reshape(trajectory.timesteps.reward.shape)
         step = windows.transitions(trajectory.timesteps, actor.aux["discount"], self.config.clip_rewards)
-        num_rewards = jnp.pad(_rewards_in_values(age, self.config), ((0, n), (0, 0)), mode="edge")
+        num_rewards = jnp.pad(windows.rewards_in_values(age, self.config), ((0, n), (0, 0)), mode="edge")
         return windows.errors(step, trajectory.timesteps.discount, value, n, num_rewards)[: len(age)]
 
 
@@ -379,11 +374,9 @@ def _bins(config: EfficientZeroConfig) -> Bins:
 def _optimizer(config: EfficientZeroConfig, own: optimizers.Own | None = None) -> update.Optimizer:
     if own is None and config.optimizer == "clipped_lars":
         return lars.ClippedLARS(prefix_models.last_kernels, config.lars_start, config.lars_eta)
-    if own is None:
-        rule = optimizers.make(config.optimizer, momentum=0.9)  # type: ignore[arg-type]
-    else:
-        scheduled = config.warmup_updates > 0 or config.final_scale != 1.0
-        rule = optimizers.of(own, "warmup_updates=0, final_scale=1" if scheduled else "")
+    scheduled = config.warmup_updates > 0 or config.final_scale != 1.0
+    remedy = "warmup_updates=0, final_scale=1" if scheduled else ""
+    rule = optimizers.make(config.optimizer, momentum=0.9) if own is None else optimizers.of(own, remedy)  # type: ignore[arg-type]
     return rule._replace(l2_cost=config.l2_cost, l2_clipped=False)
 
 
@@ -391,8 +384,7 @@ def planner(
     spec: EnvSpec, config: EfficientZeroConfig, network: prefix_models.PrefixModel | None = None
 ) -> search.Planner:
     """The agent's search in its model (the config's if None), of parameters, statistics and gamma."""
-    stacked = nets.stacked_spec(spec, config.frame_stack)
-    expectation = _bins(config).expectation
+    stacked, expectation = nets.stacked_spec(spec, config.frame_stack), _bins(config).expectation
     model = prefix_models.searched(network or prefix_models.make(stacked, config), expectation, stacked, config.horizon)
     return search.Planner(
         stacked.observation_space,
@@ -404,12 +396,5 @@ def planner(
 
 def _targets(discount: jax.Array, batch: Batch, config: EfficientZeroConfig) -> windows.Targets:
     # Prefixes P_k of each horizon (section 4.2), and values z_k of fewer rewards for older samples (section 4.3).
-    num_rewards = _rewards_in_values(batch.age, config)
-    horizon = config.horizon
+    num_rewards, horizon = windows.rewards_in_values(batch.age, config), config.horizon
     return windows.of_trajectory(batch.trajectory, discount, config, rewards_in_values=num_rewards, horizon=horizon)
-
-
-def _rewards_in_values(age: jax.Array, config: EfficientZeroConfig) -> jax.Array:
-    """The number of rewards in a value's target, fewer the older a sample is (off-policy correction, section 4.3)."""
-    lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
-    return jnp.clip(config.n_step - lost, 1, config.n_step)

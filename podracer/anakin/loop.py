@@ -184,6 +184,7 @@ class ShardUpdates(NamedTuple):
         # All keys of an update at once: on CPU every split is a loop of its own, whatever its size.
         keys = jax.random.split(actors.key, 4 + self.settings.rollout_length)
         key, learn_key, rollout_keys = keys[0], keys[1], keys[2:]
+        # Act: T steps of every lane.
         actors, trajectory, episodes = rollout(
             self.agent, self.environment, self.settings, state, actors, progress, rollout_keys
         )
@@ -196,6 +197,7 @@ class ShardUpdates(NamedTuple):
             counts, ring, rollout_metrics = self.learning.steps.add(counts, ring, trajectory, 0)
             metrics |= rollout_metrics
         else:
+            # Learn from the rollout at once, or add it to the replay and do the updates that are due.
             state, counts, ring, metrics = self.learning.learn(state, counts, ring, trajectory, 0, progress, learn_key)
         # A transition into a `first` row is a reset, not a step.
         transitions = jnp.sum((~trajectory.timesteps.first[1:]).astype(jnp.int32))

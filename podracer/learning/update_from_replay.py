@@ -89,6 +89,7 @@ class _SampleSteps:
     def _is_filled(self, counts: Counts, size: jax.Array) -> jax.Array:
         """Returns True, bool [], once the replay has enough to learn from."""
         spec = self.buffer.spec
+        # Rows are counted by rollouts, for a ring that is full has no more of them.
         if spec.starts == "rows":
             enough = -(-spec.min_size // self.sequences_per_rollout)  # rollouts
             return (size > 0) & (jnp.sum(jnp.minimum(counts.rollouts, enough)) >= enough)
@@ -97,6 +98,7 @@ class _SampleSteps:
     def _count_due_updates(self, counts: Counts, filled: jax.Array) -> Counts:
         """Adds the draws that are due for a rollout, and carries a fraction over to the next rollout."""
         denominator = self.draws_per_rollout.denominator
+        # The replay ratio is kept exactly, by counting in fractions.
         whole, remainder = divmod(self.draws_per_rollout.numerator, denominator)
         fraction = counts.fractional_updates + remainder
         carry = fraction >= denominator
@@ -126,9 +128,12 @@ class _SampleSteps:
         key: jax.Array,
         draws_ahead: Any = 0,
     ) -> tuple[Ring, Sample, Prepared, Metrics]:
+        # Prioritised samples (Schaul et al. 2016, algorithm 1, lines 9 and 10).
         sample_key, learn_key = update_keys(key, counts.draws + draws_ahead)
         samples, batch, metrics = self._draw(counts, ring, progress, sample_key)
+        # A part of the sweep that refreshes priorities (Mei et al. 2023, section 4.3).
         ring, refresh_metrics = self._refresh(target, counts, ring)
+        # Reanalysis with older parameters (Schrittwieser et al. 2020, appendix H).
         prepared = Prepared(batch, jax.random.key_data(learn_key), drawn_at=target.num_updates)
         prepared = _reanalyse(self.agent, prepared, target.reanalyse)
         return ring, samples, prepared, metrics | refresh_metrics
@@ -162,6 +167,7 @@ class _SampleSteps:
 
     def write(self, counts: Counts, ring: Ring, samples: Sample, priorities: jax.Array) -> tuple[Ring, Metrics]:
         spec, G, overwritten = self.buffer.spec, self.buffer.spec.updates_per_draw, jnp.float32(0)
+        # New priorities of what was learnt from (Schaul et al. 2016, algorithm 1, line 12), unless sweeps write them.
         if not spec.refresh_interval:
             ring, overwritten = self.buffer.write(ring, counts.rollouts, samples, priorities)
         average = self._mean(priorities)
@@ -205,6 +211,7 @@ def _learn_in_turn(agent: Agent, G: int, target_interval: int) -> UpdateFn:
             state, *results = agent.learn(state, batch, progress, jax.random.fold_in(key, number))
             return state, results
 
+        # One update after the other, each from its share of the draw.
         batches = jnp.arange(G, dtype=jnp.int32), trajectories.split_batch(batch, G)
         state, (metrics, priorities) = lax.scan(update, state, batches)
         metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
@@ -250,6 +257,7 @@ def _run_pending_updates(
     def update(i: Any, state: LearnerState, priorities: PriorityState) -> tuple[LearnerState, PriorityState, Metrics]:
         # Of the ring, an update changes nothing but the priorities.
         new_ring = replay.with_priority_state(ring, priorities)
+        # Draw, learn, write priorities: each draw sees the priorities of the one before.
         new_counts = counts._replace(draws=counts.draws + i)
         target = steps.target_params(state, progress)
         new_ring, samples, prepared, prepare_metrics = steps.prepare(target, new_counts, new_ring, (), progress, key)

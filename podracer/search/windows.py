@@ -112,3 +112,12 @@ def transitions(timesteps: TimeStep, discount: jax.Array, clip_rewards: bool) ->
     reward = jnp.clip(timesteps.reward, -1.0, 1.0) if clip_rewards else timesteps.reward
     mask = 1.0 - timesteps.first[1:].astype(jnp.float32)
     return returns.Transitions(reward[1:], discount * timesteps.discount[1:], mask)
+
+
+def rewards_in_values(age: jax.Array, config: Any) -> jax.Array:
+    """The number of rewards in a value's target: `n_step`, and one less for every `correction_interval` of age.
+
+    EfficientZero's off-policy correction (Ye et al. 2021, section 4.3).
+    """
+    lost = age // config.correction_interval if config.correction_interval else jnp.zeros_like(age)
+    return jnp.clip(config.n_step - lost, 1, config.n_step)

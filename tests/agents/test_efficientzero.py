@@ -87,9 +87,9 @@ def test_targets_are_the_loops(horizon: int) -> None:
 def test_values_have_fewer_rewards_the_older_they_are() -> None:
     age = jnp.asarray([0, 29_999, 30_000, 59_999, 60_000, 89_999, 90_000, 10**9], jnp.int32)
     config = EfficientZeroConfig(n_step=5, correction_interval=30_000)
-    np.testing.assert_array_equal(efficientzero._rewards_in_values(age, config), [5, 5, 4, 4, 3, 3, 2, 1])
+    np.testing.assert_array_equal(windows.rewards_in_values(age, config), [5, 5, 4, 4, 3, 3, 2, 1])
     config = EfficientZeroConfig(n_step=5, correction_interval=0)
-    np.testing.assert_array_equal(efficientzero._rewards_in_values(age, config), 5)
+    np.testing.assert_array_equal(windows.rewards_in_values(age, config), 5)
 
 
 @pytest.mark.slow
