@@ -172,11 +172,11 @@ def _remembers(cls: type, make: Callable[..., Any]) -> bool:
 def environment_pages() -> Iterator[tuple[str, str]]:
     index = "# Environments\n\nIn pure JAX, for both drivers:\n\n| environment | is |\n|---|---|\n"
     for name in envs_jax.names():
-        module = importlib.import_module(f"envs_jax.{name}")
+        environment = envs_jax.make(name)
+        module = importlib.import_module(type(environment).__module__)
         doc = inspect.cleandoc(module.__doc__ or "")
         index += f"| [{name}]({name}.md) | {cell(doc.splitlines()[0])} |\n"
-        environment = envs_jax.make(name)
-        text = f"# {name}\n\n{doc}\n\nAPI: [envs_jax.{name}](../api/envs_jax.{name}.md).\n\n"
+        text = f"# {name}\n\n{doc}\n\nAPI: [{module.__name__}](../api/{module.__name__}.md).\n\n"
         text += f"## Rules\n\n{_rules(type(environment))}\n\n"
         text += "## Spec\n\nWith the default options.\n\n| field | value |\n|---|---|\n"
         for field, value in environment.spec._asdict().items():
