@@ -2,4 +2,4 @@
 
 # pyright: reportUnsupportedDunderAll=false
 # The public modules, each imported at its first use.
-__all__ = ["asterix", "breakout", "freeway", "game", "seaquest", "space_invaders"]
+__all__ = ["asterix", "breakout", "freeway", "seaquest", "space_invaders"]

@@ -24,6 +24,8 @@ from envs_jax.minatar.game import (
     moved,
 )
 
+__all__ = ["Asterix", "AsterixOptions"]
+
 _LANES = np.arange(1, 9, dtype=np.int32)
 _RAMP = 100  # steps between two changes of speed
 _CHANNELS = ((96, 165, 250), (239, 108, 96), (96, 96, 110), (255, 215, 64))

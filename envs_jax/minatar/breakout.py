@@ -11,6 +11,8 @@ import numpy as np
 
 from envs_jax.minatar.game import COLUMNS, LEFT, NOOP, RIGHT, ROWS, SIDE, MinAtarGame, MinAtarOptions, moved
 
+__all__ = ["Breakout", "BreakoutOptions"]
+
 _WALL = 2**30 - 1  # three rows of bricks
 _CHANNELS = ((96, 165, 250), (255, 215, 64), (120, 104, 48), (239, 108, 96))
 _PADDLE, _BALL, _TRAIL, _BRICK = range(4)

@@ -11,6 +11,8 @@ import numpy as np
 
 from envs_jax.minatar.game import COLUMNS, DOWN, NOOP, SIDE, UP, MinAtarGame, MinAtarOptions, below, cell, moved
 
+__all__ = ["Freeway", "FreewayOptions"]
+
 _STEPS = 2501
 _COLUMN = 4  # of the chicken
 _REST = 3  # steps between two moves of the chicken

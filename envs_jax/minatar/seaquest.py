@@ -26,6 +26,8 @@ from envs_jax.minatar.game import (
     moved,
 )
 
+__all__ = ["Seaquest", "SeaquestOptions"]
+
 ENEMIES, SHOTS, DIVERS = 32, 4, 4
 """Places. None is taken again before it is free: at most 30 enemies come in the 30 steps that one lives at the highest
 speed, and fewer at lower ones."""

@@ -23,6 +23,8 @@ from envs_jax.minatar.game import (
     moved,
 )
 
+__all__ = ["SpaceInvaders", "SpaceInvadersOptions"]
+
 _ALIENS = np.array([0b0011111100] * 4 + [0] * 6, np.int32)
 _INTERVAL, _LEAST_INTERVAL = 12, 6
 _SHOT, _ALIEN_SHOT = 5, 10  # steps between two shots
