@@ -113,7 +113,7 @@ def test_that_waits():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_is_measured_with_its_children(workers, tmp_path):
     folder = tmp_path / "tests" / "agents"
     folder.mkdir(parents=True)

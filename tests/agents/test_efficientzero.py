@@ -150,6 +150,7 @@ def cross_entropy(weights: np.ndarray, logits: np.ndarray) -> float:
     return float(-np.sum(weights * (logits - np.log(np.sum(np.exp(logits))))))
 
 
+@pytest.mark.slow
 def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
     """Records and observations after the end change no bit of the update."""
     agent = learning()

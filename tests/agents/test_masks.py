@@ -221,7 +221,7 @@ class Learner:
         self.learn = harness.alone(learn)
 
 
-QUICK = ("ppo", "r2d2", "categorical")
+QUICK = ("ppo", "categorical")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,10 @@ def traced(name, **own):
     return str(jaxpr), set(metrics)
 
 
-@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"alphazero"}))
+@pytest.mark.parametrize(
+    "name",
+    [*sorted(set(AGENTS) - {"alphazero", "efficientzero"}), pytest.param("efficientzero", marks=pytest.mark.slow)],
+)
 def test_a_loss_takes_the_place_of_the_agents(name):
     default = getattr(agents, name).loss
     calls = []

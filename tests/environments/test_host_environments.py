@@ -158,6 +158,7 @@ def test_atari_games_and_lives():
     assert sum(float(s.raw_reward.sum()) for s in training) > 0
 
 
+@pytest.mark.slow
 def test_a_game_over_on_the_step_limit_is_a_termination():
     """EnvPool calls it truncated; its info knows better. The limit is set to where the game ends by itself."""
     play = lambda limit: rollout(  # noqa: E731

@@ -60,6 +60,7 @@ def test_it_is_the_loops() -> None:
     assert ratios.count(1.0) > 20
 
 
+@pytest.mark.slow
 def test_with_a_large_eta_it_is_sgd_with_momentum() -> None:
     """Bit by bit, one operation at a time: compiled, some are fused."""
     begin = tree(0)

@@ -262,6 +262,7 @@ def test_gtrxl_is_a_loop_over_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         close(y[:, lane], list_gtrxl(p, np.asarray(x[:, lane], float), np.asarray(first[:, lane])))
 
 
+@pytest.mark.slow
 def test_slots_that_hold_nothing_stay_empty() -> None:
     """A NaN in them does no harm, forwards and backwards, and they leave as zeros; nothing learns through the window."""
     core, params, unroll, (window, count) = made("gtrxl")

@@ -185,6 +185,7 @@ def test_epsilon_greedy_keeps_to_what_is_legal_of_every_lane() -> None:
         np.testing.assert_array_equal(distributions.epsilon_greedy(jnp.asarray(q), epsilon, key, ones), plain)
 
 
+@pytest.mark.slow
 def test_thousands_of_actions_and_one_that_is_legal() -> None:
     num, only = 4_672, np.array([0, 17, 4_671])
     legal = jnp.asarray(np.eye(num, dtype=bool)[only])
