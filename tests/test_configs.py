@@ -137,6 +137,11 @@ def test_other_libraries_names_are_of_settings_there_are() -> None:
         assert set(ours) <= there, name
 
 
+def test_the_unit_of_an_old_name_goes_with_its_new_name_alone() -> None:
+    assert "'learning_rate_schedule', 'linear' for True" in configs.suggest("anneal_lr", ["learning_rate_schedule"])
+    assert "linear" not in configs.suggest("anneal_lr", ["channels", "annealing"])
+
+
 # JSON.
 
 

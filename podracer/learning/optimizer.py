@@ -70,8 +70,13 @@ class Optimizer(NamedTuple):
         """The optimiser's state for a tree of parameters.
 
         Raises:
-          OptimizerError: where the user's cannot make one.
+          OptimizerError: where the user's cannot make one, or a number that the optimiser uses is missing.
         """
+        if missing := [name for name in self.uses if name not in hyper]:
+            raise OptimizerError(
+                f"the optimiser needs {', '.join(missing)}, and hyper has {', '.join(sorted(hyper))}; give the agent's "
+                "config these fields: configs.field(..., tunable=True)."
+            )
         if not self.own:
             return self.build(hyper).init(self.pack(params)[0])
         with explained("init"):

@@ -136,6 +136,23 @@ FAULTS = {
 }  # fmt: skip
 
 
+def test_a_number_that_an_optimizer_uses_may_not_be_missing() -> None:
+    """An epsilon of 0 would make a NaN of the first gradient that is 0."""
+    params = {"w": jnp.zeros(2)}
+    with pytest.raises(
+        OptimizerError, match=r"needs optimizer_eps, and hyper has learning_rate; give the agent's config"
+    ):
+        optimizer.make("adam").init(params, {"learning_rate": jnp.float32(0.1)})
+    optimizer.make("sgd").init(params, {"learning_rate": jnp.float32(0.1)})
+
+
+def test_a_rate_in_the_state_follows_no_schedule() -> None:
+    own = lambda rate: optax.inject_hyperparams(optax.sgd)(learning_rate=rate)  # noqa: E731
+    with pytest.raises(OptimizerError, match=r"keeps its learning rate in its state .*, where no schedule reaches it"):
+        ppo(own)
+    ppo(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), learning_rate_schedule="constant")
+
+
 def ppo(own: Any, **settings: Any) -> Any:
     return agents.ppo.make(SPEC, PPOConfig(hidden_sizes=(4,), **settings), optimizer=own)
 

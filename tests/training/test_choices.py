@@ -1,5 +1,7 @@
 """The values that "auto" is resolved to are said and stored, and images that pass for flat numbers are named."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,9 @@ def test_choices():
     assert choices.line(own) == "torso: your own network"
     assert not choices.flat_images(agents.ppo.make(spec), spec, own)
     assert own["arch"] == "sebulba"
+
+
+def test_an_agent_of_ones_own_may_have_a_torso_and_no_core():
+    spec = EnvSpec("seen", spaces.Box(-1, 1, (3,)), spaces.Discrete(3))
+    agent = agents.ppo.make(spec)._replace(config=types.SimpleNamespace(torso="auto"))
+    assert choices.line(choices.of(agent, spec, "anakin", False)) == "torso: mlp, memory: none"

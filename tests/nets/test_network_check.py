@@ -157,7 +157,7 @@ MISTAKES = {
     "BatchNorm": (
         DISCRETE,
         nets.feed_forward(lambda key: LINEN[0](key)["params"], lambda p, o: Linen().apply({"params": p}, o)),
-        r"apply cannot be traced: .*in .*test_protocol.py, line \d+, `x = nn.BatchNorm.*`: .* use LayerNorm or GroupNorm",
+        r"apply cannot be traced: .*in .*test_network_check.py, line \d+, `x = nn.BatchNorm.*`: .* use LayerNorm or GroupNorm",
     ),
     "Python's if": (
         DISCRETE,
@@ -167,7 +167,7 @@ MISTAKES = {
     "a wrong name": (
         DISCRETE,
         flat(apply=lambda p, o: p["v"]),
-        r"traced: KeyError: 'v', in .*test_protocol.py, line \d+, ",
+        r"traced: KeyError: 'v', in .*test_network_check.py, line \d+, ",
     ),
     "a wrong call": (
         DISCRETE,
