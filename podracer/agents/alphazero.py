@@ -252,8 +252,8 @@ def evaluator(
         row = jax.tree.map(lambda x: x[None], observation)
         zeros = jnp.zeros(row["to_play"].shape)
         logits, value, _ = network.apply(params, nets.Inputs(row, zeros, zeros > 0, ()), ())
-        legal = nets.masks.legal(spec, observation)
-        return nets.masks.lower(logits[0], legal), value[0], legal  # type: ignore[return-value]
+        legal = nets.action_masks.legal(spec, observation)
+        return nets.action_masks.lower(logits[0], legal), value[0], legal  # type: ignore[return-value]
 
     return evaluate
 

@@ -86,8 +86,8 @@ class Functions(abc.ABC):
           ValueError: for a mask of actions that does not fit the actions.
           OptimizerError: for an optimiser of the user's that does not fit.
         """
-        nets.masks.check(self.spec)
-        masked = nets.masks.present(self.spec)
+        nets.action_masks.check(self.spec)
+        masked = nets.action_masks.present(self.spec)
         unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
         hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
         if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
@@ -116,7 +116,7 @@ class Functions(abc.ABC):
         observation, weight = trajectory.timesteps.observation, returns.transitions(trajectory).mask
         # The rows of actions, as far as they come with observations (`ReplaySpec.observation_rows`).
         n = min(weight.shape[0], jax.tree.leaves(observation)[0].shape[0])
-        sums = nets.masks.shares(self.spec, jax.tree.map(lambda x: x[:n], observation), weight[:n])
+        sums = nets.action_masks.shares(self.spec, jax.tree.map(lambda x: x[:n], observation), weight[:n])
         sums, count = collectives.global_sum((sums, jnp.sum(weight[:n])))
         shares = {name: x / jnp.maximum(count, 1.0) for name, x in sums.items()}
         return learner, metrics | shares, *priorities

@@ -280,7 +280,7 @@ class _DQN(base.Functions):
             noise_key, key = jax.random.split(key)
             params = nets.perturb(params, noise_key)
         q, state = self._action_values(params, state, timestep)
-        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
+        action = epsilon_greedy(q, epsilon, key, nets.action_masks.legal(self.spec, timestep.observation))
         return action, {}, state.after(action)
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:
@@ -345,8 +345,8 @@ class _DQN(base.Functions):
 
     def _means(self, outputs: jax.Array, observation: ArrayTree) -> jax.Array:
         """Action values [B, A] of predictions [B, A, K], lowered where illegal; observations are [..., B]."""
-        q, legal = self.values.mean(outputs), nets.masks.legal(self.spec, observation)
-        return q if legal is None else nets.masks.lower(q, legal.reshape(q.shape))
+        q, legal = self.values.mean(outputs), nets.action_masks.legal(self.spec, observation)
+        return q if legal is None else nets.action_masks.lower(q, legal.reshape(q.shape))
 
     def _apply(self, params: ArrayTree, row: nets.Inputs, core: ArrayTree) -> jax.Array:
         """Predictions [B, A, K] at one row [1, B]."""

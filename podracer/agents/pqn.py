@@ -190,7 +190,7 @@ class _PQN(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         q, _, state = nets.step(self.network, actor.params, state, timestep)
         epsilon = self.config.evaluation_epsilon if evaluation else actor.aux
-        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
+        action = epsilon_greedy(q, epsilon, key, nets.action_masks.legal(self.spec, timestep.observation))
         return action, {}, state.after(action)
 
     def best(self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep) -> tuple[jax.Array, nets.ActorState]:

@@ -266,7 +266,7 @@ class _R2D2(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, Memory]:
         q, _, state = nets.step(self.network, actor.params, memory.net, timestep)
         epsilon = self.config.evaluation_epsilon if evaluation else memory.epsilon
-        action = epsilon_greedy(q, epsilon, key, nets.masks.legal(self.spec, timestep.observation))
+        action = epsilon_greedy(q, epsilon, key, nets.action_masks.legal(self.spec, timestep.observation))
         # The numbers from which first priorities are made.
         extras = {"q_taken": value_of(q, action), "q_max": jnp.max(q, axis=-1)}
         extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["q_max"].shape)

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from podracer import configs, spaces
-from podracer.environments import action_masks, gate
+from podracer.environments import gate, host_masks
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space
 from podracer.types import EnvSpec, HostStep
 
@@ -49,7 +49,7 @@ class EnvPoolOptions:
     num_threads: int | None = configs.field(None, low=1)
     max_episode_steps: int | None = configs.field(None, low=1)
     settings: tuple[str, ...] = ()
-    mask: action_masks.Shape = "auto"
+    mask: host_masks.Shape = "auto"
 
     def __post_init__(self):
         configs.check(self)
@@ -153,7 +153,7 @@ class EnvPoolEnvironments:
         if isinstance(options, AtariOptions) and options.evaluation_max_episode_steps:
             limits.append(self._pool(1, 0, evaluation=False).spec.config.max_episode_steps)
         observed, taken = _observations(pool.observation_space, task), action_space(pool.action_space, task)
-        self._fitted = action_masks.fit(observed, taken, task, options.mask)
+        self._fitted = host_masks.fit(observed, taken, task, options.mask)
         self.spec = EnvSpec(
             f"envpool:{task}",
             self._fitted.observation_space,
@@ -355,7 +355,7 @@ class _DirectPool(_Pool):
 class EnvPoolEnvironment:
     """A running pool (see `podracer.types.HostEnvironment`)."""
 
-    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool, fitted: action_masks.Fitted):
+    def __init__(self, pool: Any, spec: EnvSpec, num_lanes: int, atari: bool, fitted: host_masks.Fitted):
         self._pool: Any = (_DirectPool if _DirectPool.understands(pool) else _Pool)(pool)
         self.spec, self._atari, self._has_reset = spec, atari, False
         self._lanes = np.arange(num_lanes, dtype=np.int32)

@@ -18,12 +18,12 @@ import numpy as np
 
 from podracer import configs
 from podracer.environments import (
-    action_masks,
     gate,
     gymnasium_check,
     gymnasium_processes,
     gymnasium_state,
     gymnasium_turns,
+    host_masks,
 )
 from podracer.environments.gymnasium_lane import lane
 from podracer.environments.gymnasium_spaces import action_space, actions_for, observation_space, outside
@@ -51,7 +51,7 @@ class GymnasiumOptions:
     max_episode_steps: int | None = configs.field(None, low=1)
     settings: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    mask: action_masks.Shape | Literal["info"] = "auto"
+    mask: host_masks.Shape | Literal["info"] = "auto"
 
     def __post_init__(self):
         configs.check(self)
@@ -97,7 +97,7 @@ class GymnasiumEnvironments:
             gymnasium_state.check_statistics(single, name)
             observed, taken = observation_space(single.observation_space, name), action_space(single.action_space, name)
             shape = "auto" if options.mask == "info" else options.mask
-            self._fitted = action_masks.fit(observed, taken, name, shape)
+            self._fitted = host_masks.fit(observed, taken, name, shape)
             self.spec = EnvSpec(
                 name,
                 self._fitted.observation_space,
@@ -206,7 +206,7 @@ class GymnasiumEnvironments:
     def _one(self, **more: Any) -> gymnasium.Env:
         """Makes one environment, unbatched, which shows the mask of actions that it has."""
         made = self._made(**more)
-        return made if self._options.mask == "none" else action_masks.shown(made, self._options.mask == "info")
+        return made if self._options.mask == "none" else host_masks.shown(made, self._options.mask == "info")
 
     def _made(self, **more: Any) -> gymnasium.Env:
         """Makes one environment, as it is."""
@@ -259,7 +259,7 @@ class GymnasiumEnvironment:
         spec: EnvSpec,
         num_lanes: int,
         seed: int,
-        fitted: action_masks.Fitted,
+        fitted: host_masks.Fitted,
         warn_once: Callable[[Any, Any, Any], None],
     ):
         self._vector, self.spec, self._seed, self._warn_once = vector, spec, seed, warn_once

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from podracer.environments import action_masks
+from podracer.environments import host_masks
 from podracer.environments.gymnasium_spaces import outside
 
 STEPS = 3
@@ -70,7 +70,7 @@ def _check_layer(environment: gymnasium.Env) -> None:
     _check_values(result[0], space, f"{name}.reset")
     environment.action_space.seed(0)
     for _ in range(STEPS):
-        result = environment.step(action_masks.sample(environment.action_space, result[0]))
+        result = environment.step(host_masks.sample(environment.action_space, result[0]))
         check_step(result, space, name)
         _check_values(result[0], space, f"{name}.step")
         if result[2] or result[3]:

@@ -3,7 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
-from podracer.nets import masks
+from podracer.nets import action_masks
 from podracer.nets.actor_state import (
     FRAME_STACKER,
     ActorState,
@@ -47,6 +47,7 @@ __all__ = [
     "NetworkConfig",
     "NetworkError",
     "Torso",
+    "action_masks",
     "check",
     "choose_torso",
     "encode",
@@ -57,7 +58,6 @@ __all__ = [
     "make",
     "make_board",
     "make_q",
-    "masks",
     "num_actions",
     "perturb",
     "stack_frames",

@@ -12,7 +12,7 @@ from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
-from podracer.nets.masks import present
+from podracer.nets.action_masks import present
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from podracer import configs
-from podracer.nets import masks
+from podracer.nets import action_masks
 from podracer.nets.actor_state import stacked_spec
 from podracer.nets.cores import CoreName, CoreSettings
 from podracer.nets.network import Network
@@ -52,7 +52,7 @@ class NetworkConfig:
         return CoreSettings(self.core, self.core_size, self.core_layers, self.core_memory)
 
     def actor_critic(self, agent: str, spec: EnvSpec, network: Network | None, **others: Any) -> Network:
-        """The network of a policy and a value; illegal outputs are lowered (`masks.masked`).
+        """The network of a policy and a value; illegal outputs are lowered (`action_masks.masked`).
 
         Args:
           agent: the agent's name, for errors.
@@ -63,13 +63,13 @@ class NetworkConfig:
         Raises:
           ValueError: for a torso, a network or a mask of actions that does not fit the environment.
         """
-        masks.check(spec)
+        action_masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
         if network is None:
             network = make(stacked, **self._arguments(), **others)
         else:
             check(network, stacked, agent)
-        return masks.masked(network, spec)
+        return action_masks.masked(network, spec)
 
     def action_values(
         self, agent: str, spec: EnvSpec, network: Network | None, *, num_bins: int = 1, **others: Any
@@ -81,13 +81,13 @@ class NetworkConfig:
         Raises:
           ValueError: for an action space, torso, network or mask that does not fit.
         """
-        masks.check(spec)
+        action_masks.check(spec)
         stacked = stacked_spec(spec, self.frame_stack)
         if network is None:
             network = make_q(stacked, num_bins=num_bins, **self._arguments(), **others)
         else:
             check(network, stacked, agent, action_values=True, num_bins=num_bins)
-        return masks.masked(network, spec) if num_bins == 1 else network
+        return action_masks.masked(network, spec) if num_bins == 1 else network
 
     def _arguments(self) -> dict[str, Any]:
         return {

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import distributions, spaces
-from podracer.nets import masks
+from podracer.nets import action_masks
 from podracer.nets.convolutions import CONVNETS, ConvNet, ResNet
 from podracer.nets.cores import NO_CORE, CoreSettings
 from podracer.nets.layers import MLP, Dense, Weights
@@ -157,7 +157,7 @@ def visible(space: spaces.Space) -> dict[str, spaces.Space]:
     """The members of observations that a network sees, by name; "" is what is no `Dict`."""
     if not isinstance(space, spaces.Dict):
         return {"": space}
-    return {name: item for name, item in space.items if name != masks.NAME and not name.startswith("_")}
+    return {name: item for name, item in space.items if name != action_masks.NAME and not name.startswith("_")}
 
 
 def images(space: spaces.Space) -> dict[str, spaces.Box]:
@@ -204,9 +204,9 @@ def encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
     """Flattens a value of a space into features [..., F], float32.
 
     Choices become one-hot, and so do bytes below `FEW`, which are codes. Other bytes are scaled to [0, 1]. Left out are
-    a mask of actions (`nets.masks`), and members whose names begin with an underscore, which are for searches.
+    a mask of actions (`nets.action_masks`), and members whose names begin with an underscore, which are for searches.
     """
-    return _encode(value, masks.without(space), leading)
+    return _encode(value, action_masks.without(space), leading)
 
 
 def _encode(value: ArrayTree, space: spaces.Space, leading: int) -> jax.Array:
@@ -341,15 +341,15 @@ class ActionValues(nn.Module):
             x = nn.relu(dense(f"{name}_hidden", self.head_size)(features)) if self.head_size else features
             return dense(name, size)(x)
 
-        legal = masks.legal(self.body.spec, inputs.observation)
+        legal = action_masks.legal(self.body.spec, inputs.observation)
         if not self.dueling:
             outputs = head("q", self.num_actions * K)
-            values = jnp.max(masks.lower(outputs, legal), axis=-1) if K == 1 else jnp.zeros(outputs.shape[:-1])
+            values = jnp.max(action_masks.lower(outputs, legal), axis=-1) if K == 1 else jnp.zeros(outputs.shape[:-1])
             return outputs, values, state
         values, advantages = head("value", K), head("advantage", self.num_actions * K)
         if K == 1:
-            return values + advantages - masks.mean(advantages, legal), values[..., 0], state
+            return values + advantages - action_masks.mean(advantages, legal), values[..., 0], state
         advantages = advantages.reshape(*values.shape[:-1], self.num_actions, K)
         legal = None if legal is None else jnp.broadcast_to(legal[..., None], advantages.shape)
-        outputs = values[..., None, :] + advantages - masks.mean(advantages, legal, axis=-2)
+        outputs = values[..., None, :] + advantages - action_masks.mean(advantages, legal, axis=-2)
         return outputs.reshape(*values.shape[:-1], -1), jnp.zeros(values.shape[:-1]), state

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.nets.masks import LOWEST
+from podracer.nets.action_masks import LOWEST
 from podracer.result.explanation import Explanation, Look, Node
 from podracer.search.search import Planner, SearchConfig, SearchResult, search
 from podracer.search.tree import Tree

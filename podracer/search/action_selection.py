@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podracer.nets.masks import LOWEST, lower
+from podracer.nets.action_masks import LOWEST, lower
 from podracer.search.search_config import SearchConfig
 from podracer.search.tree import Tree, TreeConfig
 

@@ -59,7 +59,7 @@ def act(
     action = result.action
     if at_random is not None:
         legal = jnp.ones(root.logits.shape, bool) if root.legal is None else root.legal
-        logits = jnp.where(legal, 0.0, nets.masks.LOWEST)
+        logits = jnp.where(legal, 0.0, nets.action_masks.LOWEST)
         drawn = jax.random.categorical(random_key, logits).astype(action.dtype)
         action = jnp.where(at_random, drawn, action)
     return action, {"policy": result.policy, "value": result.value}, memory

@@ -168,7 +168,7 @@ def searched(
         logits, value = model.call("predict", params, statistics, state)
         N = logits.shape[0]
         node = Node(state, model.empty(N), jnp.zeros(N), jnp.zeros(N, jnp.int32))
-        return search.Root(logits, expectation(value), node, nets.masks.legal(spec, observation))
+        return search.Root(logits, expectation(value), node, nets.action_masks.legal(spec, observation))
 
     def step(variables: Any, node: Node, action: jax.Array) -> search.Step:
         params, statistics, discount = variables

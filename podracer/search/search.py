@@ -20,7 +20,7 @@ import numpy as np
 
 from podracer import distributions, spaces
 from podracer.distributions import value_of
-from podracer.nets.masks import LOWEST
+from podracer.nets.action_masks import LOWEST
 from podracer.search import mctx_engine, tree
 from podracer.search.action_selection import (
     SelectionInputs,

@@ -139,7 +139,7 @@ def searched(model: WorldModel, expectation: Callable[[jax.Array], jax.Array], s
     def root(variables: ArrayTree, observation: ArrayTree) -> search.Root:
         state = model.represent(variables[0], observation)
         logits, value = model.predict(variables[0], state)
-        return search.Root(logits, expectation(value), state, nets.masks.legal(spec, observation))
+        return search.Root(logits, expectation(value), state, nets.action_masks.legal(spec, observation))
 
     def step(variables: ArrayTree, state: ArrayTree, action: jax.Array) -> search.Step:
         params, discount = variables

@@ -15,7 +15,7 @@ from podracer import topology
 from podracer.learning.learner import final_draws, require_room
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks, RunState, counter_values, run_keys
-from podracer.sebulba import actor_program, learner_program, runner
+from podracer.sebulba import actor_program, learner_loop, learner_program
 from podracer.sebulba.actor import ActorContext, ActorSnapshot
 from podracer.sebulba.actor_compiler import ActorCompiler, ActorPrograms
 from podracer.sebulba.actor_factory import ActorFactory
@@ -156,22 +156,22 @@ class Sebulba:
             complete = loop.run(actor_pool, hooks, lambda: self._snapshot(loop, actor_pool))
             return self._snapshot(loop, actor_pool), complete
 
-    def learner(self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE) -> runner.Learner:
+    def learner(self, state: RunState, total_steps: int = 2**50, processes: Processes = ALONE) -> learner_loop.Learner:
         """The loop of a run, at a state."""
-        settings = runner.LoopSettings(
+        settings = learner_loop.LoopSettings(
             key=jax.random.fold_in(run_keys(self._run.seed)[1], 2**31 - 1),
             parts=self._run.updates_per_batch,
             total_steps=total_steps,
             final_draws=self._final_draws,
         )
-        start = runner.LoopStart(
+        start = learner_loop.LoopStart(
             learner=without_member_axis(state.learner),
             replay_state=state.replay_state,
             rollouts=int(state.replay_state.counts.batches) // self._run.updates_per_batch,
             env_steps=int(counter_values(state.env_steps)[0]),
             snapshots=self.states.split(state.actors.snapshots) if state.actors else [],
         )
-        return runner.Learner(self.learning, self._programs, self._ballots, processes, settings, start)
+        return learner_loop.Learner(self.learning, self._programs, self._ballots, processes, settings, start)
 
     def actor_pool(
         self,
@@ -214,7 +214,7 @@ class Sebulba:
         replace, run = self.actors.replacing(rollouts_done, context), self._run
         return ActorPool(actors, context, self._environments.spec.name, run.env_timeout, run.env_restarts, replace)
 
-    def _snapshot(self, loop: runner.Learner, actor_pool: ActorPool) -> RunState:
+    def _snapshot(self, loop: learner_loop.Learner, actor_pool: ActorPool) -> RunState:
         """The state of a run while its actors go on: they have their own copies of what they use."""
         acting: Any = ()
         if loop.snapshots:

@@ -10,7 +10,7 @@ import numpy as np
 
 from podracer import spaces
 from podracer.agents.registry import AGENTS
-from podracer.nets import masks
+from podracer.nets import action_masks
 from podracer.types import Agent, EnvSpec
 
 _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
@@ -18,11 +18,11 @@ _LIKE_ONE = re.compile(r"mask|legal|valid|avail", re.IGNORECASE)
 
 def ignored(agent: Agent, spec: EnvSpec) -> list[str]:
     """A line where observations have a mask, by its name and size, that an agent of this library does not follow."""
-    if agent.name not in AGENTS or masks.present(spec):
+    if agent.name not in AGENTS or action_masks.present(spec):
         return []
     return [
         f"{agent.name} takes {name} in the observations of {spec.name} for numbers to see and plays illegal actions: "
-        f"a mask that agents follow is called {masks.NAME} and stands at the top of a Dict."
+        f"a mask that agents follow is called {action_masks.NAME} and stands at the top of a Dict."
         for name in _found(spec.observation_space, spec.action_space)
     ][:1]
 

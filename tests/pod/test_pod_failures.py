@@ -22,7 +22,7 @@ from podracer.environments.from_jax import SteppedEnvironment
 from podracer.pod import peers
 from podracer.pod.launch import Launch, environment
 from podracer.run import checkpoint
-from podracer.sebulba import runner
+from podracer.sebulba import learner_loop
 from podracer.training import shared
 from podracer.training.session import Session
 from tests.support import pods
@@ -106,7 +106,7 @@ def _spoils_its_rewards():
 
 def _in_its_learner(function):
     """Calls `function` before parameters are published, once there is a checkpoint."""
-    publish, calls = runner.Learner.publish_to, []
+    publish, calls = learner_loop.Learner.publish_to, []
 
     def patched(self, *args):
         calls.pop()() if calls else None
@@ -114,7 +114,7 @@ def _in_its_learner(function):
 
     once = iter([function])
     _in_place_of("_on_progress", lambda: calls.extend(once))
-    mock.patch.object(runner.Learner, "publish_to", patched).start()
+    mock.patch.object(learner_loop.Learner, "publish_to", patched).start()
 
 
 def _in_its_log(function):

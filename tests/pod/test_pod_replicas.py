@@ -13,7 +13,7 @@ import pytest
 
 import podracer
 from podracer.environments.from_jax import SteppedEnvironment
-from podracer.sebulba import runner
+from podracer.sebulba import learner_loop
 from podracer.training.session import Session
 from tests.pod.test_pod_equality import beginning
 from tests.support import harness, pods
@@ -77,9 +77,9 @@ def in_disorder(directory):
 
         return patched
 
-    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (runner.Learner, "publish_to")):
+    for where, name in ((SteppedEnvironment, "send"), (Session, "_on_progress"), (learner_loop.Learner, "publish_to")):
         mock.patch.object(where, name, slowly(getattr(where, name))).start()
-    mock.patch.object(runner, "SECONDS_PER_REPORT", 0.05).start()
+    mock.patch.object(learner_loop, "SECONDS_PER_REPORT", 0.05).start()
     for mode in ("lockstep", "async"):
         result = two_threads(mode, topology="pod")
         with open(f"{directory}/{mode}-{jax.process_index()}.json", "w") as file:

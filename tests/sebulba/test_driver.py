@@ -16,7 +16,7 @@ from podracer.agents import PPOConfig, VTraceConfig
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
-from podracer.sebulba import runner
+from podracer.sebulba import learner_loop
 from podracer.sebulba.driver import Sebulba
 from podracer.topology import collectives
 from podracer.trajectories import by_lane
@@ -239,7 +239,7 @@ def test_replayed_sequences_keep_the_contract(name, num_shards):
     [("r2d2", 1), ("r2d2", 2), ("dqn", 2), ("muzero", 2), ("vtrace with replay", 1), ("vtrace with replay", 2)],
 )
 def test_a_replay_in_the_hosts_memory_is_one_on_the_device(name, num_shards, monkeypatch):
-    monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
+    monkeypatch.setattr(learner_loop, "SECONDS_PER_REPORT", 0.0)  # of every rollout, with updates and without
     ends, reports = [], []
     for memory in ("device", "host"):
         driver = driver_of(agent_of(name, core_size=4), 2, "lockstep", num_shards=num_shards, replay_memory=memory)

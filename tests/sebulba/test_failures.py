@@ -17,7 +17,7 @@ import pytest
 
 import podracer
 from podracer import cli
-from podracer.sebulba import actor_pool, runner
+from podracer.sebulba import actor_pool, learner_loop
 from podracer.training import session
 from tests.support import harness, hosts
 
@@ -216,14 +216,14 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
     requested = stop_after(1.0, monkeypatch)
     slow_environment = where == "queue empty"
     environments = hosts.Steps(lambda number, thread: time.sleep(0.4 * slow_environment))
-    learn = runner.Learner.learn
+    learn = learner_loop.Learner.learn
 
     def slowly(self, *args):
         if not slow_environment:
             time.sleep(0.4)
         return learn(self, *args)
 
-    monkeypatch.setattr(runner.Learner, "learn", slowly)
+    monkeypatch.setattr(learner_loop.Learner, "learn", slowly)
     mode = "lockstep" if where == "lockstep" else "async"
     with pytest.raises(podracer.Interrupted) as stopped:
         train(environments, total_steps=10**6, eval_every=10**6, mode=mode, actor_threads=2, num_envs=8)
@@ -233,13 +233,13 @@ def test_a_stop_reaches_every_wait(where, monkeypatch):
 
 def test_a_slow_learner_holds_up_its_actors(monkeypatch):
     """Queue and policy lag stay bounded, and are in the metrics."""
-    learn = runner.Learner.learn
+    learn = learner_loop.Learner.learn
 
     def slowly(self, *args):
         time.sleep(0.02)
         return learn(self, *args)
 
-    monkeypatch.setattr(runner.Learner, "learn", slowly)
+    monkeypatch.setattr(learner_loop.Learner, "learn", slowly)
     result = train(hosts.Steps(), total_steps=2000, actor_threads=2, num_envs=8, queue_capacity=2)
     rows = [row for row in result.history if "sebulba/queue_depth" in row]
     assert rows

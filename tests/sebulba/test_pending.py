@@ -14,7 +14,7 @@ from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.learner import add_updates
 from podracer.run.config import RunConfig
 from podracer.run.driver import RunHooks
-from podracer.sebulba import runner
+from podracer.sebulba import learner_loop
 from podracer.sebulba.driver import Sebulba
 from tests.support import counting, harness
 
@@ -258,7 +258,7 @@ def test_serial_actors_wait_for_the_learner():
 
 def test_the_time_of_a_rollout_is_reported_with_its_updates(monkeypatch):
     """The report of a milestone, which comes before long updates, has no seconds; the next one has all of them."""
-    monkeypatch.setattr(runner, "SECONDS_PER_REPORT", 0.0)
+    monkeypatch.setattr(learner_loop, "SECONDS_PER_REPORT", 0.0)
     reports = []
     start = time.perf_counter()
     run(driver_of("lockstep"), milestone=120, nap=0.01, reports=reports)

@@ -21,7 +21,7 @@ import pytest
 import podracer
 from podracer import replay
 from podracer.search import reanalysis
-from podracer.sebulba import runner
+from podracer.sebulba import learner_loop
 from podracer.sebulba.channels import Channel
 from podracer.sebulba.replay_devices import SplitReplay
 from podracer.training import train as training
@@ -207,7 +207,7 @@ def out_of_memory():
 @contextlib.contextmanager
 def broken_learner():
     """Makes publishing fail; yields when."""
-    publish, calls, since = runner.Learner.publish_to, iter(range(3)), []
+    publish, calls, since = learner_loop.Learner.publish_to, iter(range(3)), []
 
     def failing(*arguments):
         if next(calls, None) is None:
@@ -215,7 +215,7 @@ def broken_learner():
             raise RuntimeError("a learner fell over")
         return publish(*arguments)
 
-    with mock.patch.object(runner.Learner, "publish_to", failing):
+    with mock.patch.object(learner_loop.Learner, "publish_to", failing):
         yield since
 
 

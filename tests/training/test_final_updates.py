@@ -8,7 +8,7 @@ import pytest
 
 import podracer
 from podracer.anakin import runner as anakin
-from podracer.sebulba import runner as sebulba
+from podracer.sebulba import learner_loop as sebulba
 from podracer.training import session
 from tests.support import harness
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podracer import distributions, nets, spaces, topology
-from podracer.nets import masks
+from podracer.nets import action_masks
 from podracer.types import EnvSpec
 
 A = 6
@@ -45,19 +45,19 @@ def platform(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_a_choice_without_a_legal_value_may_take_any() -> None:
-    legal = lambda spec, mask: np.asarray(masks.legal(spec, shown(mask))).astype(int).tolist()  # noqa: E731
+    legal = lambda spec, mask: np.asarray(action_masks.legal(spec, shown(mask))).astype(int).tolist()  # noqa: E731
     assert legal(spec_of(), np.array([[0, 1, 0, 0, 1, 0], [0] * 6], np.int8)) == [[0, 1, 0, 0, 1, 0], [1] * 6]
     heads = spec_of(spaces.MultiDiscrete((2, 3, 1)))
     assert legal(heads, np.array([0, 0, 0, 1, 1, 0], np.int8)) == [1, 1, 0, 1, 1, 1]
     assert legal(spec_of(spaces.Discrete(2), spaces.Box(0, 1, (2,), np.bool_)), np.array([True, False])) == [1, 0]
     plain = EnvSpec("shop", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(A))
-    assert masks.legal(plain, jnp.zeros(3)) is None
-    assert masks.lower(jnp.ones(3), None).tolist() == [1.0] * 3
+    assert action_masks.legal(plain, jnp.zeros(3)) is None
+    assert action_masks.lower(jnp.ones(3), None).tolist() == [1.0] * 3
 
 
 def test_shares_are_those_of_the_weighted_rows() -> None:
     rows = shown(np.array([[1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6], np.int8))
-    found = masks.shares(spec_of(), rows, jnp.array([1.0, 1.0, 0.0]))
+    found = action_masks.shares(spec_of(), rows, jnp.array([1.0, 1.0, 0.0]))
     assert {name: float(x) for name, x in found.items()} == pytest.approx({"mask/legal": 1 / 3, "mask/none_legal": 1.0})
 
 
@@ -101,7 +101,7 @@ def test_probabilities_entropy_and_divergence_are_those_of_the_legal_actions() -
     rng = np.random.default_rng(0)
     logits, others = 4 * rng.normal(size=(2, len(SETS), A))
     distribution = distributions.categorical(A)
-    low, low_others = (masks.lower(jnp.asarray(x, jnp.float32), jnp.asarray(SETS > 0)) for x in (logits, others))
+    low, low_others = (action_masks.lower(jnp.asarray(x, jnp.float32), jnp.asarray(SETS > 0)) for x in (logits, others))
     actions = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32)[:, None], (A, len(SETS)))
     log_prob = lambda x: distribution.log_prob(jnp.broadcast_to(x, (A, *x.shape)), actions)  # noqa: E731
     found, found_others = (np.asarray(log_prob(x)).T for x in (low, low_others))
@@ -125,7 +125,7 @@ def test_illegal_logits_have_no_gradient_and_legal_ones_that_of_the_legal_action
     action = jnp.asarray(SETS.argmax(1), jnp.int32)
 
     def total(logits: jax.Array, allowed: jax.Array) -> jax.Array:
-        low = masks.lower(logits, allowed > 0)
+        low = action_masks.lower(logits, allowed > 0)
         return jnp.sum(distribution.log_prob(low, action) + 2.0 * distribution.entropy(low))
 
     # An entropy that weighs more than 1, for 2 times the least float32 is infinite.
@@ -157,7 +157,7 @@ def test_a_million_draws_are_legal_and_as_likely_as_they_should_be() -> None:
     def draws(logits: jax.Array, legal: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         policy_key, epsilon_key = jax.random.split(key)
         legal = jnp.broadcast_to(legal, (N, 8))
-        low = masks.lower(jnp.broadcast_to(logits, (N, 8)), legal)
+        low = action_masks.lower(jnp.broadcast_to(logits, (N, 8)), legal)
         at_random = distributions.epsilon_greedy(low, 1.0, epsilon_key, legal)
         return distributions.categorical(8).sample(low, policy_key), at_random
 
@@ -171,7 +171,7 @@ def test_a_million_draws_are_legal_and_as_likely_as_they_should_be() -> None:
 
 def test_epsilon_greedy_keeps_to_what_is_legal_of_every_lane() -> None:
     key, q = jax.random.key(3), np.random.default_rng(0).normal(size=SETS.shape).astype(np.float32)
-    low = masks.lower(jnp.asarray(q), jnp.asarray(SETS > 0))
+    low = action_masks.lower(jnp.asarray(q), jnp.asarray(SETS > 0))
     lanes = np.arange(len(SETS))
     drawn = {int(e * 10): distributions.epsilon_greedy(low, e, key, jnp.asarray(SETS > 0)) for e in (0.0, 0.5, 1.0)}
     assert all(np.all(SETS[lanes, np.asarray(x)]) for x in drawn.values())
@@ -189,7 +189,7 @@ def test_epsilon_greedy_keeps_to_what_is_legal_of_every_lane() -> None:
 def test_thousands_of_actions_and_one_that_is_legal() -> None:
     num, only = 4_672, np.array([0, 17, 4_671])
     legal = jnp.asarray(np.eye(num, dtype=bool)[only])
-    outputs = masks.lower(jnp.asarray(np.random.default_rng(0).normal(size=legal.shape), jnp.float32), legal)
+    outputs = action_masks.lower(jnp.asarray(np.random.default_rng(0).normal(size=legal.shape), jnp.float32), legal)
     distribution = distributions.categorical(num)
     sample = distribution.sample(outputs, jax.random.key(0))
     np.testing.assert_array_equal(sample, only)
@@ -203,7 +203,7 @@ def test_thousands_of_actions_and_one_that_is_legal() -> None:
 
 def test_heads_of_unequal_sizes_are_lowered_each() -> None:
     spec = spec_of(spaces.MultiDiscrete((2, 3)))
-    network = masks.masked(nets.make(spec, hidden_sizes=(4,)), spec)
+    network = action_masks.masked(nets.make(spec, hidden_sizes=(4,)), spec)
     mask = jnp.broadcast_to(jnp.int8([0, 1, 1, 0, 1]), (1, 400, 5))
     rows = nets.Inputs(shown(mask), jnp.zeros((1, 400)), jnp.ones((1, 400), bool), ())
     sample = distributions.for_space(spec.action_space).sample

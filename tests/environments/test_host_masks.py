@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podracer import environments, spaces
-from podracer.environments import action_masks
+from podracer.environments import host_masks
 from podracer.types import HostStep
 
 LANES = 3
@@ -168,15 +168,15 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
     actions = spaces.MultiDiscrete((2, 2))
     shown = spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (2, 2), np.int8)})
     with pytest.raises(ValueError, match=r'may be of 4 combinations or of 2 choices of 2; say mask="joint" or'):
-        action_masks.fit(shown, actions, "shop", "auto")
-    assert action_masks.fit(shown, actions, "shop", "joint").action_space == spaces.Discrete(4)
-    by_head = action_masks.fit(shown, actions, "shop", "heads")
+        host_masks.fit(shown, actions, "shop", "auto")
+    assert host_masks.fit(shown, actions, "shop", "joint").action_space == spaces.Discrete(4)
+    by_head = host_masks.fit(shown, actions, "shop", "heads")
     assert by_head.action_space == actions
     observed = by_head.observation({"t": np.zeros(1), "action_mask": np.array([[[1, 0], [0, 1]]])})
     assert observed["action_mask"].tolist() == [[1, 0, 0, 1]]
     many = spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (101, 100), np.int8)})
     with pytest.raises(ValueError, match="is of 10,100 combinations, of which at most 10,000"):
-        action_masks.fit(many, spaces.MultiDiscrete((101, 100)), "shop", "auto")
+        host_masks.fit(many, spaces.MultiDiscrete((101, 100)), "shop", "auto")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
 )
 def test_the_check_before_training_draws_legal_actions(space: Any, mask: Any) -> None:
     space.seed(0)
-    drawn = {str(np.asarray(action_masks.sample(space, {"action_mask": np.array(mask)}))) for _ in range(50)}
+    drawn = {str(np.asarray(host_masks.sample(space, {"action_mask": np.array(mask)}))) for _ in range(50)}
     legal = {1: ["3", "5"], 2: ["[5 1]", "[7 0]"], 5: ["[5 1]", "[7 1]"], 6: ["[0 1]", "[2 1]"]}
     assert drawn == set(legal[{"(4,)": 1, "(3, 2)": 2, "(5,)": 5, "(2, 3)": 6}[str(np.shape(mask))]])
 
@@ -209,11 +209,11 @@ def test_the_check_before_training_draws_legal_actions(space: Any, mask: Any) ->
     ],
 )
 def test_masks_of_envpool_fit_the_actions(task: str, actions: Any) -> None:
-    from podracer.nets import masks
+    from podracer.nets import action_masks
 
     made: Any = environments.make(f"envpool:{task}")
     assert made.spec.action_space == actions
-    masks.check(made.spec)
+    action_masks.check(made.spec)
     running = made.make(LANES, 0)
     rng = np.random.default_rng(0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Masks of actions from environments of the host, in the form that agents follow: `action_mask` [P] (`nets.masks`).
+"""Masks of actions from environments of the host, as the member `action_mask` [P] that agents follow.
 
 P is the number of actions, or of several choices the sum of their numbers of values. A mask may come as a member of
 the observations, of one axis, one row a choice [heads, n], or one number for each combination of choices. It may come
@@ -79,7 +79,7 @@ def fit(observation_space: spaces.Space, action_space: spaces.Space, name: str, 
         )
     way = next((key for key, fits in ways.items() if fits and shape in ("auto", key)), "")
     if not way:
-        return plain  # of one axis; or `nets.masks.check` says what is wrong
+        return plain  # of one axis; or `nets.action_masks.check` says what is wrong
     size = math.prod(counts) if way == "joint" else sum(counts)
     if size > MOST_COMBINATIONS:
         raise ValueError(
