@@ -21,9 +21,25 @@ from typing import Any
 import numpy as np
 
 
-def field(default: Any, *, low: float | None = None, high: float | None = None, tunable: bool = False) -> Any:
-    """Declares a field with inclusive limits `low` and `high`; `tunable` numbers may differ within a population."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "tunable": tunable})
+def field(
+    default: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    at_most: tuple[str, str] | None = None,
+    tunable: bool = False,
+) -> Any:
+    """Declares a field with inclusive limits; `tunable` numbers may differ within a population.
+
+    Args:
+      default: its default.
+      low: the least value.
+      high: the largest value.
+      at_most: another field whose value it does not exceed, and the end of the sentence that says so.
+      tunable: the number lives in `LearnerState.hyper`.
+    """
+    metadata = {"low": low, "high": high, "at_most": at_most, "tunable": tunable}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @functools.cache
@@ -49,6 +65,7 @@ def check(config: Any) -> None:
             raise ValueError(f"{where}: expected {describe(expected)}.") from None
         object.__setattr__(config, item.name, value)
         _check_range(where, value, item.metadata.get("low"), item.metadata.get("high"))
+    _check_order(config)
 
 
 def _check_range(where: str, value: Any, low: float | None, high: float | None) -> None:
@@ -61,6 +78,14 @@ def _check_range(where: str, value: Any, low: float | None, high: float | None) 
         raise ValueError(f"{where}: must be at least {low}.")
     if high is not None and np.any(values > high):
         raise ValueError(f"{where}: must be at most {high}.")
+
+
+def _check_order(config: Any) -> None:
+    for item in dataclasses.fields(config):
+        if item.metadata.get("at_most"):
+            (other, why), value = item.metadata["at_most"], getattr(config, item.name)
+            if value > (most := getattr(config, other)):
+                raise ValueError(f"{item.name}={value} must be at most {other}={most}{why}; use {most}.")
 
 
 def _exactly(value: Any, expected: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from podracer import RunConfig, configs
 from podracer.agents import DQNConfig, PPOConfig, R2D2Config, VTraceConfig
+from podracer.agents.registry import AGENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,25 @@ def test_agents_check_their_configs(cls: type) -> None:
     with pytest.raises(ValueError, match=r"hidden_sizes"):
         cls(hidden_sizes=(64, 0))
     assert {"learning_rate", "discount", "entropy_cost", "max_grad_norm"} <= set(configs.tunables(cls()))
+
+
+def test_a_field_stays_below_another_one() -> None:
+    """Every agent with a replay refuses one that never holds what learning begins with; exploration only falls."""
+    orders = {}
+    for name, (cls, _) in AGENTS.items():
+        for item in dataclasses.fields(cls):
+            if item.metadata.get("at_most"):
+                other, why = item.metadata["at_most"]
+                most = getattr(cls(), other)
+                cls(**{item.name: most, other: most})
+                smaller = int(most) - 1 if isinstance(most, int) else most / 2
+                with pytest.raises(
+                    ValueError, match=f"^{item.name}={most} must be at most {other}={smaller}{why}; use"
+                ):
+                    cls(**{item.name: most, other: smaller})
+                orders.setdefault(item.name, set()).add(name)
+    replays = {"alphazero", "dqn", "efficientzero", "muzero", "r2d2"}
+    assert orders == {"replay_min_size": replays, "epsilon_final": {"dqn", "pqn"}}
 
 
 # Populations.

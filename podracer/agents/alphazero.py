@@ -81,7 +81,7 @@ class AlphaZeroConfig(search.Settings, OptimizerConfig):
     batch_size: int = configs.field(512, low=1)
     replay_ratio: float = configs.field(4.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
-    replay_min_size: int = configs.field(4_000, low=1)
+    replay_min_size: int = configs.field(4_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
     optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
@@ -143,17 +143,14 @@ def loss(
     return total, metrics | {"loss/total": total}
 
 
+@base.maker("alphazero", AlphaZeroConfig, loss, two_players=True)
 def make(
-    environment: Environment,
-    config: AlphaZeroConfig | None = None,
-    network: nets.Network | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
-    optimizer: Own | None = None,
+    game: Environment, config: AlphaZeroConfig, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The AlphaZero agent for a game; `podracer.agents` says what the other arguments are.
 
     Args:
-      environment: a pure-JAX game of two players without chance, whose observations have a `board` and an
+      game: a pure-JAX game of two players without chance, whose observations have a `board` and an
         `action_mask`, and whose `position(observation)` is the state that shows it.
       config: settings; defaults if None.
       network: your own, feed-forward, whose outputs are logits of moves and whose values lie in [-1, 1].
@@ -162,15 +159,14 @@ def make(
     Raises:
       ValueError: for an environment or a network that does not fit.
     """
-    config = config or AlphaZeroConfig()
-    check_game(environment)
-    spec = environment.spec
+    check_game(game)
+    spec = game.spec
     if network is not None:
         nets.check(network, spec, "alphazero")
         if network.recurrent:
             raise nets.NetworkError("alphazero searches from single positions: give a feed-forward network.")
     network = network or _network(spec, config)
-    symmetries = getattr(environment, "symmetries", None) if config.symmetries else None
+    symmetries = getattr(game, "symmetries", None) if config.symmetries else None
     rule = config.make_optimizer(optimizer, l2_cost=config.l2_cost)
     replay = ReplaySpec(
         starts="rows",
@@ -184,7 +180,7 @@ def make(
         keep=lambda memory: (),
         restore=lambda kept, observation, first: kept,
     )
-    functions = _AlphaZero(spec, config, network, rule, loss, planner(environment, config, network), symmetries)
+    functions = _AlphaZero(spec, config, network, rule, loss, planner(game, config, network), symmetries)
     return functions.bundle("alphazero", replay=replay)
 
 

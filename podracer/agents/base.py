@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,82 @@ from podracer import configs, nets, returns, spaces
 from podracer.learning import optimizer as optimizers
 from podracer.learning import update
 from podracer.topology import collectives
-from podracer.types import ActorParams, Agent, ArrayTree, Caution, EnvSpec, LearnerState, Metrics, Trajectory
+from podracer.types import (
+    ActorParams,
+    Agent,
+    ArrayTree,
+    Caution,
+    EnvSpec,
+    LearnerState,
+    Metrics,
+    Trajectory,
+    check_one_player,
+)
 
 NONE_LEGAL = Caution(
     "mask/none_legal", 0.0, "in this share of steps action_mask has no legal action, and any of them may be taken"
 )
 """A warning for runs in which an agent had to act where nothing is legal."""
+
+
+class LossFn(Protocol):
+    """An agent's loss, or the user's own in its place."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Computes what the agent's own `loss` documents, of the arguments that it documents."""
+
+
+class MakeFn(Protocol):
+    """The `make` of an agent."""
+
+    def __call__(
+        self,
+        spec: Any,
+        config: Any = None,
+        network: Any = None,
+        loss: LossFn | None = None,
+        optimizer: optimizers.Own | None = None,
+    ) -> Agent:
+        """Makes the agent for an environment.
+
+        Args:
+          spec: the environment's `EnvSpec`; AlphaZero takes the environment.
+          config: settings; the defaults if None.
+          network: the user's own network (`podracer.nets.Network`) or model; the config's if None.
+          loss: the user's own loss, called as the agent's own is, with metrics of any names.
+          optimizer: the user's own optimiser; the config's if None.
+
+        Raises:
+          ValueError: for settings, or parts of the user's own, that do not fit the environment.
+        """
+        ...
+
+
+def maker(
+    name: str, config_class: type, loss: LossFn, two_players: bool = False
+) -> Callable[[Callable[[Any, Any, Any, LossFn, Any], Agent]], MakeFn]:
+    """Completes an agent's `make`, which then takes its arguments whole: defaults are filled in, players are counted.
+
+    Args:
+      name: of the agent.
+      config_class: makes the default settings.
+      loss: the agent's own.
+      two_players: the agent can play against itself.
+    """
+
+    def complete(function: Callable[[Any, Any, Any, LossFn, Any], Agent]) -> MakeFn:
+        default = loss
+
+        @functools.wraps(function)
+        def make(spec: Any, config: Any = None, network: Any = None, loss: Any = None, optimizer: Any = None) -> Agent:
+            if not two_players:
+                check_one_player(spec, name)
+            return function(spec, config or config_class(), network, loss or default, optimizer)
+
+        del make.__wrapped__  # so that help() shows the arguments that may be left out
+        return make
+
+    return complete
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +109,7 @@ class Functions(abc.ABC):
     config: Any
     network: Any
     optimizer: update.Optimizer
-    loss: Callable[..., Any]
+    loss: LossFn
 
     def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         """The learner's state before its first update."""

@@ -29,7 +29,7 @@ step, and none in evaluation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -43,18 +43,7 @@ from podracer.learning import bins, value_distributions
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import (
-    ActorParams,
-    Agent,
-    ArrayTree,
-    Batch,
-    EnvSpec,
-    LearnerState,
-    Metrics,
-    ReplaySpec,
-    TimeStep,
-    check_one_player,
-)
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +99,7 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig):
     replay_ratio: float = configs.field(16.0, low=1e-4)
     target_interval: int = configs.field(250, low=1)
     replay_capacity: int = configs.field(20_000, low=1)
-    replay_min_size: int = configs.field(1_000, low=1)
+    replay_min_size: int = configs.field(1_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
     n_step: int = configs.field(1, low=1)
     double: bool = True
@@ -127,7 +116,7 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig):
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
     importance_exponent_final: float = configs.field(1.0, low=0.0, high=1.0)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
-    epsilon_final: float = configs.field(0.05, low=0.0, high=1.0)
+    epsilon_final: float = configs.field(0.05, low=0.0, high=1.0, at_most=("epsilon_start", ": exploration falls"))
     epsilon_decay: int = configs.field(10_000, low=0)
     evaluation_epsilon: float = configs.field(1e-3, low=0.0, high=1.0)
     clip_rewards: bool = False
@@ -136,18 +125,8 @@ class DQNConfig(nets.NetworkConfig, OptimizerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.replay_min_size > self.replay_capacity:
-            raise ValueError(
-                f"replay_min_size={self.replay_min_size} must be at most replay_capacity={self.replay_capacity}, or "
-                f"learning would never begin; use {self.replay_capacity}."
-            )
         if self.max_value is not None and not 0.0 < self.max_value < float("inf"):
             raise ValueError(f"max_value={self.max_value} must be finite and above 0, such as 10.0.")
-        if self.epsilon_final > self.epsilon_start:
-            raise ValueError(
-                f"epsilon_final={self.epsilon_final} must be at most epsilon_start={self.epsilon_start}: exploration "
-                f"falls; use {self.epsilon_start}."
-            )
 
 
 class Samples(NamedTuple):
@@ -199,12 +178,9 @@ def loss(
     return total, {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}, priority
 
 
+@base.maker("dqn", DQNConfig, loss)
 def make(
-    spec: EnvSpec,
-    config: DQNConfig | None = None,
-    network: nets.Network | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: DQNConfig, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The DQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -212,8 +188,6 @@ def make(
       ValueError: for an action space or torso that does not fit, or a network: its outputs are action values, or
         `num_bins` numbers for each action in turn.
     """
-    config = config or DQNConfig()
-    check_one_player(spec, "dqn")
     max_value = bins.largest_return(config.discount) if config.max_value is None else config.max_value
     values = value_distributions.make(
         config.values, max_error=config.max_error, num_bins=config.num_bins, max_value=max_value

@@ -18,7 +18,7 @@ two; the last state is not learnt twice. Each fault found there has a regression
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,7 +43,6 @@ from podracer.types import (
     ReplaySpec,
     TimeStep,
     Trajectory,
-    check_one_player,
 )
 
 
@@ -107,7 +106,7 @@ class EfficientZeroConfig(search.Settings, prefix_models.Sizes):
     batch_size: int = configs.field(64, low=1)
     replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(100_000, low=1)
-    replay_min_size: int = configs.field(500, low=1)
+    replay_min_size: int = configs.field(500, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     priority_exponent: float = configs.field(0.6, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.4, low=0.0, high=1.0)
     refresh_interval: int = configs.field(0, low=0)
@@ -190,20 +189,19 @@ def loss(
     return total, metrics | {"loss/total": total}
 
 
+@base.maker("efficientzero", EfficientZeroConfig, loss)
 def make(
     spec: EnvSpec,
-    config: EfficientZeroConfig | None = None,
-    network: prefix_models.PrefixModel | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
-    optimizer: optimizers.Own | None = None,
+    config: EfficientZeroConfig,
+    network: prefix_models.PrefixModel | None,
+    loss: base.LossFn,
+    optimizer: optimizers.Own | None,
 ) -> Agent:
     """The EfficientZero agent for an environment with discrete actions; see `podracer.agents` for the arguments.
 
     Raises:
       ValueError: for an action space, or a model (`podracer.search.prefix_models.PrefixModel`), that does not fit.
     """
-    config = config or EfficientZeroConfig()
-    check_one_player(spec, "efficientzero")
     base.check_discrete(spec, "efficientzero")
     stacked = nets.stacked_spec(spec, config.frame_stack)
     model, bins = network or prefix_models.make(stacked, config), _bins(config)

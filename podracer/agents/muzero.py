@@ -26,6 +26,7 @@ from podracer.learning.bins import Bins, caution, largest_return
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.search import planning, reanalysis, search, windows, world_models
+from podracer.search.world_models import WorldModel
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -88,7 +89,7 @@ class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
     batch_size: int = configs.field(64, low=1)
     replay_ratio: float = configs.field(16.0, low=1e-4)
     replay_capacity: int = configs.field(50_000, low=1)
-    replay_min_size: int = configs.field(1_000, low=1)
+    replay_min_size: int = configs.field(1_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     priority_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.0, low=0.0, high=1.0)
     reanalyse: float = configs.field(0.0, low=0.0, high=1.0)
@@ -139,19 +140,15 @@ def loss(
     return total, metrics | {"loss/total": total}
 
 
+@base.maker("muzero", MuZeroConfig, loss, two_players=True)
 def make(
-    spec: EnvSpec,
-    config: MuZeroConfig | None = None,
-    network: world_models.WorldModel | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: MuZeroConfig, network: WorldModel | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The MuZero agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, or a model (`podracer.search.world_models.WorldModel`), that does not fit.
     """
-    config = config or MuZeroConfig()
     base.check_discrete(spec, "muzero")
     model, bins = network or _model(spec, config), _bins(spec, config)
     rule = config.make_optimizer(optimizer)
@@ -186,7 +183,7 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
 @dataclasses.dataclass(frozen=True, eq=False)
 class _MuZero(base.Functions):
     config: MuZeroConfig
-    network: world_models.WorldModel
+    network: WorldModel
     planner: search.Planner
     bins: Bins
 
@@ -269,7 +266,7 @@ class _MuZero(base.Functions):
         return errors[: len(timesteps.discount) - (K + n + 1)]
 
 
-def _model(spec: EnvSpec, config: MuZeroConfig) -> world_models.WorldModel:
+def _model(spec: EnvSpec, config: MuZeroConfig) -> WorldModel:
     """The config's model."""
     return world_models.make(nets.stacked_spec(spec, config.frame_stack), config)
 
@@ -280,7 +277,7 @@ def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
     return Bins(config.num_bins, config.max_reward * rewards)
 
 
-def planner(spec: EnvSpec, config: MuZeroConfig, network: world_models.WorldModel | None = None) -> search.Planner:
+def planner(spec: EnvSpec, config: MuZeroConfig, network: WorldModel | None = None) -> search.Planner:
     """The agent's search in its model (the config's if None); the model's variables are (params, gamma)."""
     model = world_models.searched(network or _model(spec, config), _bins(spec, config).expectation, spec)
     return search.Planner(

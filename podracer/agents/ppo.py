@@ -28,17 +28,7 @@ from podracer.learning import minibatches, moments
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import (
-    ActorParams,
-    Agent,
-    ArrayTree,
-    EnvSpec,
-    LearnerState,
-    Metrics,
-    TimeStep,
-    Trajectory,
-    check_one_player,
-)
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,12 +210,9 @@ def loss(
     return total, metrics | {"loss/total": total}
 
 
+@base.maker("ppo", PPOConfig, loss)
 def make(
-    spec: EnvSpec,
-    config: PPOConfig | None = None,
-    network: nets.Network | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: PPOConfig, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The PPO agent for an environment; `podracer.agents` says what the arguments are.
 
@@ -233,8 +220,6 @@ def make(
       ValueError: for an action space, torso, network or normalisation that does not fit the environment; while tracing,
         where `num_minibatches` does not divide what a shard holds.
     """
-    config = config or PPOConfig()
-    check_one_player(spec, "ppo")
     distribution = distributions.for_space(spec.action_space)
     network = config.actor_critic("ppo", spec, network, separate=config.separate)
     floats = [leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(spaces.zeros(spec.observation_space))]

@@ -28,17 +28,7 @@ from podracer.learning import optimizer as optimizers
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import (
-    ActorParams,
-    Agent,
-    ArrayTree,
-    EnvSpec,
-    LearnerState,
-    Metrics,
-    TimeStep,
-    Trajectory,
-    check_one_player,
-)
+from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, LearnerState, Metrics, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +67,11 @@ class PQNConfig(nets.NetworkConfig, OptimizerConfig):
     optimizer_eps: float = configs.field(1e-8, low=0.0, tunable=True)
     max_grad_norm: float = configs.field(10.0, low=0.0, tunable=True)
     epsilon_start: float = configs.field(1.0, low=0.0, high=1.0)
-    epsilon_final: float = configs.field(0.2, low=0.0, high=1.0)
+    epsilon_final: float = configs.field(0.2, low=0.0, high=1.0, at_most=("epsilon_start", ": exploration falls"))
     epsilon_decay: float = configs.field(0.1, low=0.0, high=1.0)
     evaluation_epsilon: float = configs.field(0.0, low=0.0, high=1.0)
     layer_norm: bool = True
     clip_rewards: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.epsilon_final > self.epsilon_start:
-            raise ValueError(
-                f"epsilon_final={self.epsilon_final} must be at most epsilon_start={self.epsilon_start}: exploration "
-                f"falls; use {self.epsilon_start}."
-            )
 
     @classmethod
     def atari(cls, **overrides) -> PQNConfig:
@@ -155,12 +137,9 @@ def loss(
     return metrics["loss/total"], metrics
 
 
+@base.maker("pqn", PQNConfig, loss)
 def make(
-    spec: EnvSpec,
-    config: PQNConfig | None = None,
-    network: nets.Network | None = None,
-    loss: Loss = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: PQNConfig, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The PQN agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
@@ -168,8 +147,6 @@ def make(
       ValueError: for an action space, torso or network that does not fit; while tracing, where `num_minibatches` does
         not divide what a shard holds.
     """
-    config = config or PQNConfig()
-    check_one_player(spec, "pqn")
     network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
     functions = _PQN(spec, config, network, config.make_optimizer(optimizer), loss)
     return functions.bundle("pqn", best=functions.best)

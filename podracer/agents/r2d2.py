@@ -20,7 +20,7 @@ the Ape-X form of DQN (Horgan et al. 2018), on sequences.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,18 +34,7 @@ from podracer.learning import update
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import (
-    ActorParams,
-    Agent,
-    ArrayTree,
-    Batch,
-    EnvSpec,
-    LearnerState,
-    Metrics,
-    ReplaySpec,
-    TimeStep,
-    check_one_player,
-)
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +82,7 @@ class R2D2Config(nets.NetworkConfig, OptimizerConfig):
     max_grad_norm: float = configs.field(80.0, low=0.0, tunable=True)
     batch_size: int = configs.field(64, low=1)
     replay_capacity: int = configs.field(200_000, low=1)
-    replay_min_size: int = configs.field(10_000, low=1)
+    replay_min_size: int = configs.field(10_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
     replay_ratio: float = configs.field(32.0, low=1e-4)
     priority_exponent: float = configs.field(0.9, low=0.0, high=1.0)
     importance_exponent: float = configs.field(0.6, low=0.0, high=1.0)
@@ -109,11 +98,6 @@ class R2D2Config(nets.NetworkConfig, OptimizerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.replay_min_size > self.replay_capacity:
-            raise ValueError(
-                f"replay_min_size={self.replay_min_size} is more than replay_capacity={self.replay_capacity}; "
-                "learning would never begin."
-            )
         if self.burn_in < (rows := self.core_settings.rows_to_rebuild):
             raise ValueError(
                 f"burn_in={self.burn_in}: replay does not store the state of {self.core}, and burning in rebuilds it "
@@ -213,20 +197,15 @@ def loss(
     return total, {"loss/total": total, "value/mean": mean(taken), "value/td_error": mean(jnp.abs(errors))}, errors
 
 
+@base.maker("r2d2", R2D2Config, loss)
 def make(
-    spec: EnvSpec,
-    config: R2D2Config | None = None,
-    network: nets.Network | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics, jax.Array]] = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: R2D2Config, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The R2D2 agent for an environment with discrete actions; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit.
     """
-    config = config or R2D2Config()
-    check_one_player(spec, "r2d2")
     rebuilt = network is None and config.core_settings.rows_to_rebuild > 0
     network = config.action_values("r2d2", spec, network, head_size=config.head_size)
     functions = _R2D2(spec, config, network, config.make_optimizer(optimizer), loss)

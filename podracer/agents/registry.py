@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from podracer import agents, configs
+from podracer.agents.base import MakeFn
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
 from podracer.search.search import Planner
 from podracer.types import Agent, Environment, HostEnvironments
 
-AGENTS: dict[str, tuple[type, Callable[..., Agent]]] = {
+AGENTS: dict[str, tuple[type, MakeFn]] = {
     "alphazero": (agents.AlphaZeroConfig, agents.alphazero.make),
     "dqn": (agents.DQNConfig, agents.dqn.make),
     "efficientzero": (agents.EfficientZeroConfig, agents.efficientzero.make),

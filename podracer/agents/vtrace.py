@@ -14,8 +14,7 @@ Deviations from the paper, all of them defaults that a field sets back (`VTraceC
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +26,7 @@ from podracer.learning import update
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
 from podracer.topology import collectives
-from podracer.types import (
-    ActorParams,
-    Agent,
-    ArrayTree,
-    EnvSpec,
-    LearnerState,
-    Metrics,
-    ReplaySpec,
-    TimeStep,
-    Trajectory,
-    check_one_player,
-)
+from podracer.types import ActorParams, Agent, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep, Trajectory
 
 Correction = Literal["vtrace", "one_step", "epsilon", "none"]
 RewardTransform = Literal["none", "abs_one", "asymmetric_paper", "asymmetric_code"]
@@ -199,20 +187,15 @@ def loss(
     return total, metrics
 
 
+@base.maker("vtrace", VTraceConfig, loss)
 def make(
-    spec: EnvSpec,
-    config: VTraceConfig | None = None,
-    network: nets.Network | None = None,
-    loss: Callable[..., tuple[jax.Array, Metrics]] = loss,
-    optimizer: Own | None = None,
+    spec: EnvSpec, config: VTraceConfig, network: nets.Network | None, loss: base.LossFn, optimizer: Own | None
 ) -> Agent:
     """The V-trace agent for an environment; `podracer.agents` says what the arguments are.
 
     Raises:
       ValueError: for an action space, torso or network that does not fit the environment.
     """
-    config = config or VTraceConfig()
-    check_one_player(spec, "vtrace")
     distribution = distributions.for_space(spec.action_space)
     network = config.actor_critic("vtrace", spec, network)
     rule = config.make_optimizer(optimizer, decay=config.rmsprop_decay, momentum=config.momentum)
@@ -233,7 +216,7 @@ class _VTrace(base.Functions):
 
     def act(
         self, actor: ActorParams, state: nets.ActorState, timestep: TimeStep, key: jax.Array, evaluation: bool
-    ) -> tuple[ArrayTree, ArrayTree, nets.ActorState]:
+    ) -> tuple[Any, Any, nets.ActorState]:
         # The behaviour policy mu, with the parameters that were published last.
         outputs, _, state = nets.step(self.network, actor.params, state, self._with_rewards(timestep))
         action, extras = self.distribution.act(outputs, key, evaluation)
@@ -245,7 +228,7 @@ class _VTrace(base.Functions):
         trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
         count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
 
-        def loss(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+        def loss(params: Any, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             # pi and V of all rows, by the parameters that are learnt.
             outputs, values = nets.unroll(self.network, params, trajectory)
             total, metrics = self.loss(
