@@ -175,6 +175,7 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=first_priority if config.priority_exponent else None,
+        acting_numbers=("discount",) if config.priority_exponent else (),
         target_interval=config.target_interval if config.reanalyse else 0,
         **nets.frame_context(config.frame_stack),
     )

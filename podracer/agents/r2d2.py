@@ -219,6 +219,7 @@ def make(
         priority_exponent=config.priority_exponent,
         importance_exponent=config.importance_exponent,
         priority=functions.first_priority,
+        acting_numbers=("discount",),
         **nets.frame_context(config.frame_stack, lambda memory: memory.net, network.start if rebuilt else None),
     )
     return functions.bundle("r2d2", replay=replay, best=functions.best)

@@ -106,7 +106,7 @@ def init(shape: RingShape, spec: ReplaySpec, trajectory: Trajectory) -> Ring:
     return Ring(
         rows=by_row(flat_rows),
         actions=by_row(trajectory.actions),
-        extras=by_row(trajectory.extras),
+        extras=by_row(_stored(spec, trajectory.extras)),
         policy_version=by_row(trajectory.policy_version),
         actor_state=jax.tree.map(lambda x: jnp.zeros((L, shape.slots, *x.shape[1:]), x.dtype), stored_state),
         lane=jnp.zeros(L, jnp.int32),
@@ -153,7 +153,7 @@ def add(
     ring = ring._replace(
         rows=jax.tree.map(write_rows, ring.rows, timesteps),
         actions=jax.tree.map(write_rows, ring.actions, trajectory.actions),
-        extras=jax.tree.map(write_rows, ring.extras, trajectory.extras),
+        extras=jax.tree.map(write_rows, ring.extras, _stored(spec, trajectory.extras)),
         policy_version=write_rows(ring.policy_version, trajectory.policy_version),
         actor_state=jax.tree.map(write_state, ring.actor_state, spec.keep(trajectory.actor_state)),
         lane=_write(ring.lane, trajectory.lane, (actor_index * B,)),
@@ -176,13 +176,20 @@ def add(
     else:
         rows = new[0] * shape.stride + jnp.arange(per_rollout - 1 + shape.length, dtype=jnp.int32)
         timesteps = jax.tree.map(take(rows), ring.rows._replace(observation=()))
-        priority = scaled_priority(spec, spec.priority(timesteps, jax.tree.map(take(rows), ring.extras)))
+        extras = jax.tree.map(take(rows), ring.extras)
+        for name in spec.acting_numbers:
+            extras = extras | {name: jnp.broadcast_to(trajectory.extras[name][0], (len(rows), B))}
+        priority = scaled_priority(spec, spec.priority(timesteps, extras))
     cleared = ring.priority.at[index(lost)].set(0.0)
     # A new sequence keeps its first priority until a sweep passes it.
     next_priority = ring.next_priority.at[index(lost)].set(0.0) if spec.refresh_interval else ()
     return ring._replace(
         priority=cleared.at[index(new)].set(jnp.where(valid, priority, 0.0)), next_priority=next_priority
     )
+
+
+def _stored(spec: ReplaySpec, extras: ArrayTree) -> ArrayTree:
+    return {name: extras[name] for name in extras if name not in spec.acting_numbers}
 
 
 def _write(buffer: jax.Array, x: jax.Array, start: tuple[Any, ...]) -> jax.Array:

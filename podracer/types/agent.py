@@ -80,6 +80,8 @@ class ReplaySpec(NamedTuple):
       priority: `(TimeStep [m - 1 + length, B] without observations, extras [m - 1 + length, B]) -> [m, B]`; the first
         priorities of the m sequences that a rollout completes, from the records of acting: m is 1, or with "rows" T,
         each sequence a row later than the one before. None gives them the largest priority so far.
+      acting_numbers: names of extras that only first priorities read, and that are equal in all rows of a run, such as
+        a discount. They are not stored: `priority` gets those of the newest rollout, for all rows.
       observation_rows: number of first rows of a sequence that come with observations; None for all.
       starts: "rollouts" begins sequences at row 0 of rollouts, "rows" at every row whose transition is not masked;
         numbers of sequences are then numbers of rows.
@@ -103,6 +105,7 @@ class ReplaySpec(NamedTuple):
     priority_exponent: float = 0.0
     importance_exponent: float | Callable[[jax.Array], jax.Array] = 0.0
     priority: Callable[[TimeStep, ArrayTree], jax.Array] | None = None
+    acting_numbers: tuple[str, ...] = ()
     observation_rows: int | None = None
     starts: Literal["rollouts", "rows"] = "rollouts"
     updates_per_draw: int = 1
