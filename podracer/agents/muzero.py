@@ -1,13 +1,17 @@
 """MuZero (Schrittwieser et al. 2020): plans in a model that it learns, from samples of a replay, with either driver.
 
     act      s_0 = h(o); a search over f and g from s_0 gives the policy pi and the value nu; both are recorded
-    learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are moved to
-             u_k, z_k and pi_k
+    learn    s_0 = h(o_0), s_k = g(s_{k-1}, a_{k-1}); at each k the model's reward, value and policy are trained
+             towards u_k, z_k and pi_k
 
     z_k = u_{k+1} + gamma u_{k+2} + ... + gamma^{n-1} u_{k+n} + gamma^n nu_{k+n}, cut at the end of the episode
 
 u are observed rewards. No loss compares a state with an observation: the state has to predict rewards, values and
-policies, and nothing else. Departures from the paper: Adam, and no L2 term.
+policies, and nothing else.
+
+Departures from the paper: Adam, clipped gradients, and no L2 term; h sees frames but no past actions; values are scaled
+by their range among a node's actions, not in the whole tree; games for two players have bins as well; after learning, a
+priority is made of the network's value; importance weights are divided by the largest of the batch.
 """
 
 from __future__ import annotations
@@ -50,21 +54,21 @@ class MuZeroConfig(search.Settings, world_models.Sizes, OptimizerConfig):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 350 actors).
       rollout_length: T, rows of a lane between one round of updates and the next.
-      least_range: the smallest range of values in a tree that puct scales to [0, 1].
+      least_range: the smallest range of a node's action values that puct scales to [0, 1].
       unroll_length: K, steps of the model that are learnt from each sample (paper: 5).
       n_step: n, rewards in a value's target (paper: 10; appendix H: 5). More, such as 50, suits late effects.
-      absorbing: True to learn rewards and values of 0 after a termination, under random actions (paper). False masks
-        these rows out.
+      absorbing: True to learn rewards and values of 0 after a termination, under random actions (paper: absorbing
+        states). False masks these rows out.
       discount: gamma (paper: 0.997).
       max_reward: the largest reward that the bins represent. The bins of rewards and values reach to max_reward / (1 -
-        discount), with the config's discount, and to max_reward in games for two (paper: 601 bins to 300).
+        discount), with the config's discount, and to max_reward in games for two players (paper: 601 bins, to 300 after
+        the rescaling h).
       value_cost: weight of the value's loss (paper: 1; appendix H, Reanalyze: 0.25).
       batch_size: samples per update, over all devices (paper: 1,024).
-      replay_ratio: rows sampled to learn from per row added (paper: 0.1; appendix H: 2); a sample is one row, that
-        at which it begins.
-      replay_capacity: rows that are kept at least, over all devices (paper: 125,000 sequences of 200).
+      replay_ratio: samples per transition that is added (paper: 0.1; appendix H: 2).
+      replay_capacity: the least number of transitions kept, over all devices (paper: 125,000 sequences of 200).
       replay_min_size: rows before the first update.
-      priority_exponent: alpha, 0 to replay all alike (paper: 1).
+      priority_exponent: alpha; 0 samples uniformly (paper: 1).
       importance_exponent: beta (paper: 1).
       reanalyse: fraction of the samples whose targets a target network recomputes: policies by a search, values by its
         value head (paper, appendix H: 0.8).
@@ -123,7 +127,8 @@ def loss(
     """
     sums = dict.fromkeys(("reward", "value", "policy"), jnp.zeros_like(weight))
     K = len(predictions) - 1
-    # Rows after an episode's end are not `valid`. Its last row has a value but no policy: it is not `acted`.
+    # Rows after an episode's end are not `valid` (unless they are absorbing). Its last row has a value but no policy,
+    # for nothing acted there: it is not `acted`.
     for k, (reward, policy, value) in enumerate(predictions):
         # Losses of the unrolled steps weigh 1 / K, so that their sum does not grow with K (appendix G).
         scale = 1.0 if k == 0 else 1.0 / K
@@ -166,7 +171,7 @@ def _replay(config: MuZeroConfig, first_priority: Callable[..., jax.Array]) -> R
     return ReplaySpec(
         starts="rows",
         capacity=config.replay_capacity,
-        length=K + n + 2,  # targets need rows 0 to K + n; the last row of a sequence has no policy or value
+        length=K + n + 2,  # targets need rows 0 to K + n; in the last row of a sequence nothing has acted yet
         # h needs row 0 alone, reanalysis all rows of the targets.
         observation_rows=K + n + 1 if config.reanalyse else 1,
         min_size=config.replay_min_size,
@@ -199,7 +204,7 @@ class _MuZero(base.Functions):
     ) -> tuple[jax.Array, ArrayTree, nets.ActorState]:
         # The search from s_0 = h(o), whose policy and value are recorded (section 3).
         action, extras, state = planning.act(self.planner, actor, state, timestep, key, evaluation)
-        if self.config.priority_exponent:  # first priorities use the gamma of acting
+        if self.config.priority_exponent:  # the first priorities' gamma, which a population varies
             extras["discount"] = jnp.broadcast_to(actor.aux["discount"], extras["value"].shape)
         return action, extras, state
 
@@ -228,7 +233,7 @@ class _MuZero(base.Functions):
             }
             return total, (metrics, error)
 
-        # The step, new priorities, and the copy of the parameters that reanalyses.
+        # The step, new priorities, and the copy to the target network.
         rate = self.learning_rate(learner, progress)
         num_rows, copy_every = config.unroll_length + 1, config.target_interval if config.reanalyse else 0
         return self.update(loss, learner, batch, rate, num_rows=num_rows, unrolled=True, copy_every=copy_every)
@@ -273,9 +278,9 @@ def _model(spec: EnvSpec, config: MuZeroConfig) -> WorldModel:
 
 
 def _bins(spec: EnvSpec, config: MuZeroConfig) -> Bins:
-    """The bins that represent rewards and values. In games for two, returns never exceed `max_reward`."""
-    rewards = 1.0 if spec.num_players == 2 else largest_return(config.discount)
-    return Bins(config.num_bins, config.max_reward * rewards)
+    """The bins that represent rewards and values. With two players, returns never exceed `max_reward`."""
+    most_rewards = 1.0 if spec.num_players == 2 else largest_return(config.discount)
+    return Bins(config.num_bins, config.max_reward * most_rewards)
 
 
 def planner(spec: EnvSpec, config: MuZeroConfig, network: WorldModel | None = None) -> search.Planner:

@@ -216,7 +216,7 @@ class _Images(nn.Module):
         return _rescale(self.h(with_channels(observation, 1).astype(jnp.float32) / 255.0))
 
     def dynamics(self, state: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The action as a constant plane (Schrittwieser et al. 2020, appendix E).
+        # The action as one constant plane, a / A (Schrittwieser et al. 2020, appendix E, encode h's history so).
         plane = (action.astype(jnp.float32) / self.num_actions).reshape(-1, 1, 1, 1)
         x = jnp.concatenate([state, jnp.broadcast_to(plane, (*state.shape[:-1], 1))], axis=-1)
         state = _rescale(self.g_block(nn.relu(self.g_norm(self.g(x)) + state)))
