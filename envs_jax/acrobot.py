@@ -1,8 +1,8 @@
 """Acrobot: swing the tip of two linked rods above a line, with a motor at the joint between them only.
 
 From "Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding" (Sutton, 1996), with the
-dynamics of Sutton and Barto's book, which has terms that the paper lacks. Equal to Gymnasium's `Acrobot-v1` transition by
-transition, in float32 where Gymnasium computes in float64.
+dynamics of Sutton and Barto's book, which has terms that the paper lacks. Equal to Gymnasium's `Acrobot-v1` transition
+by transition, in float32 where Gymnasium computes in float64.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Acrobot:
     Action: `Discrete(3)`; a torque of -1, 0 or 1 newton metre at the joint between the rods, for 0.2 seconds.
     Reward: -1 at every step, and 0 at the one that ends the episode by reaching the line.
     Start: each angle and velocity uniform in [-0.1, 0.1).
-    End: terminates when the tip is more than a rod's length above the upper end; else truncated after `max_steps` steps.
+    End: terminates when the tip is more than a rod's length above the upper end; else truncated after `max_steps`
+      steps.
     """
 
     def __init__(self, options: AcrobotOptions = AcrobotOptions()):

@@ -1,7 +1,7 @@
 """Bandit: eleven arms with rewards that never change, and one pull an episode.
 
 After bsuite's `bandit` experiment (Osband et al., "Behaviour Suite for Reinforcement Learning", 2020, environment
-`SimpleBandit`), equal to it transition by transition. It separates exploration from all else: an agent that stops trying
+`SimpleBandit`), equal to it transition by transition. It is exploration and nothing else: an agent that stops trying
 arms too early never finds the best one.
 """
 

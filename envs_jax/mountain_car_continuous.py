@@ -1,8 +1,8 @@
 """Continuous mountain car: rock a car out of a valley with an engine whose use costs reward.
 
 Equal to Gymnasium's `MountainCarContinuous-v0` transition by transition, in float32 where Gymnasium computes in
-float64. The valley is that of `envs_jax.mountain_car`; the engine is stronger and the goal a little nearer. A policy that
-never reaches the goal does best by standing still, which makes exploration hard.
+float64. The valley is that of `envs_jax.mountain_car`; the engine is stronger and the goal a little nearer. A policy
+that never reaches the goal does best by standing still, which makes exploration hard.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class MountainCarContinuous:
     Action: `Box(-1, 1, [1])`, the push to the right, clipped to these bounds.
     Reward: 100 on reaching the goal, minus 0.1 a^2 at every step for the action a as it was given, not clipped.
     Start: at rest, the position uniform in [-0.6, -0.4).
-    End: terminates at a position of at least 0.45 with a velocity of at least 0; else truncated after `max_steps` steps.
+    End: terminates at a position of at least 0.45 with a velocity of at least 0; else truncated after `max_steps`
+      steps.
     """
 
     def __init__(self, options: MountainCarContinuousOptions = MountainCarContinuousOptions()):

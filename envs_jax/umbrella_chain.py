@@ -1,8 +1,8 @@
 """Umbrella Chain: take an umbrella or leave it, and learn only at the end of a long day if that was right.
 
 After bsuite's `umbrella_length` and `umbrella_distract` experiments (Osband et al., "Behaviour Suite for Reinforcement
-Learning", 2020, environment `umbrella_chain`), equal to it transition by transition. Random rewards on the way and random
-bits in the observation hide the one action and the one reward that matter.
+Learning", 2020, environment `umbrella_chain`), equal to it transition by transition. Random rewards on the way and
+random bits in the observation hide the one action and the one reward that matter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class UmbrellaChainState(NamedTuple):
 class UmbrellaChain:
     """Umbrella Chain.
 
-    Observation: float32 [1, 3 + num_distractors]: `need` and `have`, the time left, 1 - t/length, and fresh random bits.
+    Observation: float32 [1, 3 + num_distractors]: `need` and `have`, the time left, 1 - t/length, and fresh random
+      bits.
     Action: `Discrete(2)`. The first one leaves the umbrella or takes it; the others have no effect.
     Reward: +1 at the end if `have` equals `need`, else -1; +1 or -1 at random before.
     Start: `need` and `have` are random bits.
