@@ -2,6 +2,7 @@
 
     pip install --no-deps --target PEERS gymnax six seaborn    # as gymnax would have its own version of JAX
     PYTHONPATH=PEERS python benchmarks/environments.py         # minutes; writes benchmarks/results/environments.json
+    python benchmarks/environments.py acrobot bandit           # these alone
 
 A library that is missing is left out. Every program is the same loop over the library's own step: a random action for
 each lane, a step, a new episode for each lane that is over, and the sum of all observations, so that none is left out.
@@ -23,13 +24,45 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from podracer import spaces
 from podracer.bench import measure
 from podracer.environments import autoreset
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "environments.json"
-GAMES = ("breakout", "freeway", "asterix", "space_invaders", "seaquest")
 STEPS = 64
 """Steps of a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An environment of ours, and what the libraries call the same one.
+
+    Attributes:
+      gymnax: its name there.
+      pgx: its name there, or None where there is none.
+      options: of ours, as gymnax has it.
+      gymnax_options: of gymnax's.
+    """
+
+    gymnax: str
+    pgx: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gymnax_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+TASKS = {
+    "minatar_breakout": Task("Breakout-MinAtar", "minatar-breakout"),
+    "minatar_freeway": Task("Freeway-MinAtar", "minatar-freeway"),
+    "minatar_asterix": Task("Asterix-MinAtar", "minatar-asterix"),
+    "minatar_space_invaders": Task("SpaceInvaders-MinAtar", "minatar-space_invaders"),
+    "minatar_seaquest": Task("Seaquest-MinAtar", "minatar-seaquest"),
+    "mountain_car": Task("MountainCar-v0"),
+    "mountain_car_continuous": Task("MountainCarContinuous-v0"),
+    "acrobot": Task("Acrobot-v1"),
+    "bandit": Task("SimpleBandit-bsuite"),
+    "discounting_chain": Task("DiscountingChain-bsuite"),
+    "umbrella_chain": Task("UmbrellaChain-bsuite", None, {"length": 10}, {"n_distractor": 20}),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +73,18 @@ class Loop:
       reset: key -> state.
       step: (state, action, key) -> state, after which a lane that is over begins anew.
       observe: state -> observation.
-      num_actions: A.
+      num_actions: A, or None where actions are float32 [1] in [-1, 1].
     """
 
     reset: Callable[[jax.Array], Any]
     step: Callable[[Any, jax.Array, jax.Array], Any]
     observe: Callable[[Any], jax.Array]
-    num_actions: int
+    num_actions: int | None
 
 
-def ours(game: str) -> Loop:
-    environment = envs_jax.make(f"minatar_{game}")
+def ours(name: str) -> Loop:
+    environment = envs_jax.make(name, **TASKS[name].options)
+    space = environment.spec.action_space
 
     def step(lane: Any, action: jax.Array, key: jax.Array) -> Any:
         step_key, reset_key = jax.random.split(key)
@@ -60,28 +94,29 @@ def ours(game: str) -> Loop:
         reset=lambda key: autoreset.reset(environment, key),
         step=step,
         observe=lambda lane: lane.timestep.observation,
-        num_actions=environment.spec.action_space.num_values,  # type: ignore[union-attr]
+        num_actions=space.num_values if isinstance(space, spaces.Discrete) else None,
     )
 
 
-def gymnax(game: str) -> Loop:
+def gymnax(name: str) -> Loop:
     import gymnax  # pyright: ignore[reportMissingImports] - installed beside
 
-    name = "".join(word.capitalize() for word in game.split("_")) + "-MinAtar"
-    environment, params = gymnax.make(name)
+    task = TASKS[name]
+    environment, params = gymnax.make(task.gymnax, **task.gymnax_options)
+    num_actions = None if name == "mountain_car_continuous" else environment.num_actions
 
     def step(state: Any, action: jax.Array, key: jax.Array) -> Any:
         observation, state, *_ = environment.step(key, state[1], action, params)
         return observation, state
 
-    return Loop(lambda key: environment.reset(key, params), step, lambda state: state[0], environment.num_actions)
+    return Loop(lambda key: environment.reset(key, params), step, lambda state: state[0], num_actions)
 
 
-def pgx(game: str) -> Loop:
+def pgx(name: str) -> Loop:
     import pgx
     from pgx.experimental import auto_reset
 
-    environment = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]
+    environment = pgx.make(TASKS[name].pgx)  # type: ignore[arg-type]
     step = auto_reset(environment.step, environment.init)
     return Loop(environment.init, step, lambda state: state.observation, environment.num_actions)
 
@@ -92,11 +127,15 @@ class Program:
     def __init__(self, loop: Loop, num_lanes: int):
         def one(state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
             state = loop.step(state, action, key)
-            return state, jnp.sum(loop.observe(state), dtype=jnp.int32)
+            seen = loop.observe(state)
+            return state, jnp.sum(seen, dtype=jnp.float32 if seen.dtype == jnp.float32 else jnp.int32)
 
         def many(states: Any, key: jax.Array) -> tuple[Any, jax.Array]:
             keys = jax.random.split(key, (STEPS, num_lanes))
-            actions = jax.random.randint(key, (STEPS, num_lanes), 0, loop.num_actions)
+            if loop.num_actions is None:
+                actions = jax.random.uniform(key, (STEPS, num_lanes, 1), minval=-1.0)
+            else:
+                actions = jax.random.randint(key, (STEPS, num_lanes), 0, loop.num_actions)
             return jax.lax.scan(lambda states, now: jax.vmap(one)(states, *now), states, (actions, keys))
 
         begun = time.perf_counter()
@@ -113,40 +152,41 @@ class Program:
         return n * STEPS * self.num_lanes
 
 
-def measured(game: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The rates of a game in each library, in steps a second, and ours over the better one of the others'."""
-    made = {"ours": ours(game)}
-    made |= {make.__name__: make(game) for make in (gymnax, pgx) if importlib.util.find_spec(make.__name__)}
-    programs = {name: Program(loop, arguments.num_lanes) for name, loop in made.items()}
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The rates of an environment in each library, in steps a second, and ours over the better one of the others'."""
+    there = [gymnax, pgx] if TASKS[name].pgx else [gymnax]
+    made = {"ours": ours(name)}
+    made |= {make.__name__: make(name) for make in there if importlib.util.find_spec(make.__name__)}
+    programs = {library: Program(loop, arguments.num_lanes) for library, loop in made.items()}
     rates = measure.in_turns(programs, arguments.repeats, arguments.seconds)  # type: ignore[arg-type]
-    medians = {name: statistics.median(rate) for name, rate in rates.items()}
-    others = [name for name in rates if name != "ours"]
-    ratios = [mine / max(rates[name][i] for name in others) for i, mine in enumerate(rates["ours"])] if others else []
+    medians = {library: statistics.median(rate) for library, rate in rates.items()}
+    others = [rate for library, rate in rates.items() if library != "ours"]
+    ratios = [mine / max(rate[i] for rate in others) for i, mine in enumerate(rates["ours"])] if others else []
     return {
-        "game": game,
+        "environment": name,
         "steps_per_second": medians,
         "ratio": statistics.median(ratios) if ratios else None,
         "ratio_range": [min(ratios), max(ratios)] if ratios else None,
-        "compile_seconds": {name: program.compile_seconds for name, program in programs.items()},
+        "compile_seconds": {library: program.compile_seconds for library, program in programs.items()},
         "rates": rates,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("games", nargs="*", default=GAMES)
+    parser.add_argument("environments", nargs="*", default=list(TASKS))
     parser.add_argument("--num-lanes", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     arguments = parser.parse_args()
     results = []
-    for game in arguments.games:
-        results.append(measured(game, arguments))
-        rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in results[-1]["steps_per_second"].items())
+    for name in arguments.environments:
+        results.append(measured(name, arguments))
+        rates = ", ".join(f"{library} {rate:,.0f}" for library, rate in results[-1]["steps_per_second"].items())
         ratio = f", ratio {results[-1]['ratio']:.2f}" if results[-1]["ratio"] else ""
-        print(f"{game}: {rates} steps/s{ratio}", flush=True)
-    settings = {name: value for name, value in vars(arguments).items() if name != "output"}
+        print(f"{name}: {rates} steps/s{ratio}", flush=True)
+    settings = {key: value for key, value in vars(arguments).items() if key != "output"}
     measure.write(arguments.output, "python benchmarks/environments.py", settings, results)
 
 

@@ -117,6 +117,8 @@ ROWS = (
         f"{R2D2_CHAIN} --agent.core gtrxl --agent.core-memory 21 --agent.burn-in 21",
         0.9,
     ),
+    Row("acrobot-ppo", "ppo acrobot --preset classic", -100),
+    Row("mountain_car-ppo", "ppo mountain_car --preset classic", -130),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
     Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
     Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),

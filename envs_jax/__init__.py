@@ -20,10 +20,13 @@ __all__ = ["make", "names", "options"]
 # Name, which is also the module's, to class, with its module if that has another name. The options, if there are any,
 # are the class <class>Options beside it.
 _CLASSES = {
+    "acrobot": "Acrobot",
+    "bandit": "Bandit",
     "cartpole": "CartPole",
     "catch": "Catch",
     "connect_four": "ConnectFour",
     "deep_sea": "DeepSea",
+    "discounting_chain": "DiscountingChain",
     "gridworld": "Gridworld",
     "memory_chain": "MemoryChain",
     "memory_maze": "MemoryMaze",
@@ -32,11 +35,14 @@ _CLASSES = {
     "minatar_freeway": "minatar.freeway.Freeway",
     "minatar_seaquest": "minatar.seaquest.Seaquest",
     "minatar_space_invaders": "minatar.space_invaders.SpaceInvaders",
+    "mountain_car": "MountainCar",
+    "mountain_car_continuous": "MountainCarContinuous",
     "othello": "Othello",
     "pendulum": "Pendulum",
     "pixel_catch": "PixelCatch",
     "t_maze": "TMaze",
     "tic_tac_toe": "TicTacToe",
+    "umbrella_chain": "UmbrellaChain",
 }
 
 

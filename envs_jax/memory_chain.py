@@ -103,12 +103,16 @@ class MemoryChain:
     def render(self, state: MemoryChainState) -> jax.Array:
         """The clock as a bar above the hidden bits, uint8 [H, W, 3]; the frame marks the bit asked for."""
         height, side = 80, max(8, -(-96 // self._num_bits))
-        width, margin = side * self._num_bits, max(1, side // 8)
-        fraction = np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None]
-        bar = jnp.where(fraction <= self.observe(state)[0, 0], _TIME_LEFT, _ELAPSED)
+        margin = max(1, side // 8)
         inside = np.zeros((height, side, 1), bool)
         inside[margin:-margin, margin:-margin] = True
         face = jnp.where(jnp.repeat(state.context, side)[None, :, None] == 1, _ONE, _ZERO)
         asked_for = jnp.repeat(jnp.arange(self._num_bits) == state.query, side)[None, :, None]
         bits = jnp.where(np.tile(inside, (1, self._num_bits, 1)), face, jnp.where(asked_for, _QUERY, _BACKGROUND))
-        return jnp.concatenate([jnp.repeat(bar, 16, axis=0), bits])
+        return jnp.concatenate([draw_time(self.observe(state)[0, 0], side * self._num_bits), bits])
+
+
+def draw_time(left: jax.Array, width: int) -> jax.Array:
+    """A bar of the part of an episode that is left, a float32 [] in [0, 1], as uint8 [16, width, 3]."""
+    fraction = np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None]
+    return jnp.repeat(jnp.where(fraction <= left, _TIME_LEFT, _ELAPSED), 16, axis=0)

@@ -11,16 +11,19 @@ import envs_jax
 from podracer.types import Environment
 
 ALL = (
-    *("cartpole", "catch", "connect_four", "deep_sea", "gridworld", "memory_chain", "memory_maze"),
+    *("acrobot", "bandit", "cartpole", "catch", "connect_four", "deep_sea", "discounting_chain", "gridworld"),
+    *("memory_chain", "memory_maze"),
     *(
         "minatar_asterix",
         "minatar_breakout",
         "minatar_freeway",
         "minatar_seaquest",
         "minatar_space_invaders",
+        "mountain_car",
+        "mountain_car_continuous",
         "othello",
     ),
-    *("pendulum", "pixel_catch", "t_maze", "tic_tac_toe"),
+    *("pendulum", "pixel_catch", "t_maze", "tic_tac_toe", "umbrella_chain"),
 )
 
 
@@ -62,9 +65,9 @@ def test_options_reach_the_environment():
 
 def test_unknown_names_get_a_suggestion():
     for function in (envs_jax.make, envs_jax.options):
-        with pytest.raises(ValueError, match=r"unknown environment 'cach'; did you mean 'catch'.*\? Known: cartpole, "):
+        with pytest.raises(ValueError, match=r"unknown environment 'cach'; did you mean 'catch'.*\? Known: acrobot, "):
             function("cach")
-        with pytest.raises(ValueError, match="unknown environment 'zzz'; Known: cartpole, "):
+        with pytest.raises(ValueError, match="unknown environment 'zzz'; Known: acrobot, "):
             function("zzz")
 
 
