@@ -1,6 +1,7 @@
-"""Speed of our environments' steps beside gymnax's and pgx's: random actions, autoreset, one machine, in turns.
+"""Speed of our environments' steps beside other libraries': random actions, autoreset, one machine, in turns.
 
     pip install --no-deps --target PEERS gymnax six seaborn    # as gymnax would have its own version of JAX
+    pip install --no-deps --target PEERS xminigrid tqdm imageio imageio-ffmpeg
     PYTHONPATH=PEERS python benchmarks/environments.py         # minutes; writes benchmarks/results/environments.json
 
 A library that is missing is left out. Every program is the same loop over the library's own step: a random action for
@@ -27,7 +28,10 @@ from podracer.bench import measure
 from podracer.environments import autoreset
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "environments.json"
-GAMES = ("breakout", "freeway", "asterix", "space_invaders", "seaquest")
+NAMES = (
+    *(f"minatar_{game}" for game in ("breakout", "freeway", "asterix", "space_invaders", "seaquest")),
+    *("minigrid_empty", "minigrid_doorkey"),
+)
 STEPS = 64
 """Steps of a call."""
 
@@ -49,8 +53,8 @@ class Loop:
     num_actions: int
 
 
-def ours(game: str) -> Loop:
-    environment = envs_jax.make(f"minatar_{game}")
+def ours(name: str) -> Loop:
+    environment = envs_jax.make(name)
 
     def step(lane: Any, action: jax.Array, key: jax.Array) -> Any:
         step_key, reset_key = jax.random.split(key)
@@ -59,16 +63,16 @@ def ours(game: str) -> Loop:
     return Loop(
         reset=lambda key: autoreset.reset(environment, key),
         step=step,
-        observe=lambda lane: lane.timestep.observation,
+        observe=lambda lane: jax.tree.leaves(lane.timestep.observation)[-1],
         num_actions=environment.spec.action_space.num_values,  # type: ignore[union-attr]
     )
 
 
-def gymnax(game: str) -> Loop:
+def gymnax(name: str) -> Loop:
     import gymnax  # pyright: ignore[reportMissingImports] - installed beside
 
-    name = "".join(word.capitalize() for word in game.split("_")) + "-MinAtar"
-    environment, params = gymnax.make(name)
+    game = "".join(word.capitalize() for word in name.split("_")[1:])
+    environment, params = gymnax.make(f"{game}-MinAtar")
 
     def step(state: Any, action: jax.Array, key: jax.Array) -> Any:
         observation, state, *_ = environment.step(key, state[1], action, params)
@@ -77,13 +81,31 @@ def gymnax(game: str) -> Loop:
     return Loop(lambda key: environment.reset(key, params), step, lambda state: state[0], environment.num_actions)
 
 
-def pgx(game: str) -> Loop:
+def pgx(name: str) -> Loop:
     import pgx
     from pgx.experimental import auto_reset
 
-    environment = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]
+    environment = pgx.make(name.replace("_", "-", 1))  # type: ignore[arg-type]
     step = auto_reset(environment.step, environment.init)
     return Loop(environment.init, step, lambda state: state.observation, environment.num_actions)
+
+
+def xminigrid(name: str) -> Loop:
+    import xminigrid  # pyright: ignore[reportMissingImports] - installed beside
+    from xminigrid.wrappers import DmEnvAutoResetWrapper  # pyright: ignore[reportMissingImports]
+
+    environment, params = xminigrid.make({"empty": "MiniGrid-Empty-8x8"}.get(name[9:], "MiniGrid-DoorKey-8x8"))
+    environment = DmEnvAutoResetWrapper(environment)
+    return Loop(
+        reset=lambda key: environment.reset(params, key),
+        step=lambda timestep, action, key: environment.step(params, timestep, action),
+        observe=lambda timestep: timestep.observation,
+        num_actions=environment.num_actions(params),
+    )
+
+
+PEERS = {"minatar": (gymnax, pgx), "minigrid": (xminigrid,)}
+"""The libraries that have a family of environments."""
 
 
 class Program:
@@ -113,17 +135,17 @@ class Program:
         return n * STEPS * self.num_lanes
 
 
-def measured(game: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The rates of a game in each library, in steps a second, and ours over the better one of the others'."""
-    made = {"ours": ours(game)}
-    made |= {make.__name__: make(game) for make in (gymnax, pgx) if importlib.util.find_spec(make.__name__)}
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The rates of an environment in each library, in steps a second, and ours over the best one of the others'."""
+    peers = PEERS.get(name.split("_")[0], ())
+    made = {"ours": ours(name)} | {peer.__name__: peer(name) for peer in peers if importlib.util.find_spec(peer.__name__)}
     programs = {name: Program(loop, arguments.num_lanes) for name, loop in made.items()}
     rates = measure.in_turns(programs, arguments.repeats, arguments.seconds)  # type: ignore[arg-type]
     medians = {name: statistics.median(rate) for name, rate in rates.items()}
     others = [name for name in rates if name != "ours"]
     ratios = [mine / max(rates[name][i] for name in others) for i, mine in enumerate(rates["ours"])] if others else []
     return {
-        "game": game,
+        "environment": name,
         "steps_per_second": medians,
         "ratio": statistics.median(ratios) if ratios else None,
         "ratio_range": [min(ratios), max(ratios)] if ratios else None,
@@ -134,19 +156,19 @@ def measured(game: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("games", nargs="*", default=GAMES)
+    parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--num-lanes", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     arguments = parser.parse_args()
     results = []
-    for game in arguments.games:
-        results.append(measured(game, arguments))
-        rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in results[-1]["steps_per_second"].items())
+    for name in arguments.names:
+        results.append(measured(name, arguments))
+        rates = ", ".join(f"{library} {rate:,.0f}" for library, rate in results[-1]["steps_per_second"].items())
         ratio = f", ratio {results[-1]['ratio']:.2f}" if results[-1]["ratio"] else ""
-        print(f"{game}: {rates} steps/s{ratio}", flush=True)
-    settings = {name: value for name, value in vars(arguments).items() if name != "output"}
+        print(f"{name}: {rates} steps/s{ratio}", flush=True)
+    settings = {option: value for option, value in vars(arguments).items() if option != "output"}
     measure.write(arguments.output, "python benchmarks/environments.py", settings, results)
 
 

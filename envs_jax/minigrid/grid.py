@@ -22,12 +22,14 @@ from podracer.types import EnvSpec, Transition
 
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 EAST, SOUTH, WEST, NORTH = range(4)
+MOVES = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)], np.int32)
+"""Change of column and row of a step forward in each direction."""
 
 # A cell is one code: a kind in the lower four bits, a colour in those above. Kinds up to lava have MiniGrid's numbers,
 # and a door is one of three kinds, where MiniGrid has a door with a state.
 UNSEEN, EMPTY, WALL, FLOOR, OPEN, KEY, BALL, BOX, GOAL, LAVA, CLOSED, LOCKED = range(12)
 RED, GREEN, BLUE, PURPLE, YELLOW, GREY = range(6)
-_KIND, _COLOUR_SHIFT = np.uint8(15), 4
+_COLOUR_SHIFT = 4
 
 VIEW = 7
 """Cells on each side of what the agent sees."""
@@ -47,7 +49,13 @@ def code(kind: int, colour: int | jax.Array) -> Any:
 
 
 EMPTY_CELL, WALL_CELL = code(EMPTY, 0), code(WALL, GREY)
-GOAL_CELL, LAVA_CELL = code(GOAL, GREEN), code(LAVA, RED)
+GOAL_CELL = code(GOAL, GREEN)
+OBSTACLES = {"lava": code(LAVA, RED), "wall": WALL_CELL}
+
+
+def kind_of(cell: jax.Array) -> jax.Array:
+    """The kind of a code, uint8."""
+    return cell & np.uint8(15)
 
 
 def among(kind: jax.Array, *kinds: int) -> jax.Array:
@@ -162,7 +170,7 @@ class MiniGrid:
           action: int32 [].
           front: uint8 []; the code of the cell ahead of the agent before the action.
         """
-        goes, kind = action == FORWARD, front & _KIND
+        goes, kind = action == FORWARD, kind_of(front)
         return goes & (kind == GOAL), goes & (kind == LAVA)
 
     def move(self, state: MiniGridState, words: jax.Array) -> MiniGridState:
@@ -215,12 +223,12 @@ class MiniGrid:
         dx, dy = _ahead(state.direction)
         x, y = state.x + dx, state.y + dy
         front, carried = self.front(state), state.carried
-        kind, nothing = front & _KIND, carried == EMPTY_CELL
+        kind, nothing = kind_of(front), carried == EMPTY_CELL
         turn = (action == RIGHT).astype(jnp.int32) - (action == LEFT).astype(jnp.int32)
         goes = (action == FORWARD) & among(kind, EMPTY, FLOOR, OPEN, GOAL, LAVA)
         takes = (action == PICKUP) & among(kind, KEY, BALL, BOX) & nothing
         drops = (action == DROP) & (front == EMPTY_CELL) & ~nothing
-        colour = front & ~_KIND
+        colour = front & np.uint8(0xF0)
         fits = (kind == LOCKED) & (carried == colour | np.uint8(KEY))
         opens = (kind == CLOSED) | fits
         new = jnp.where(opens, colour | np.uint8(OPEN), front)
@@ -245,9 +253,9 @@ class MiniGrid:
         y = jnp.clip(state.y + dy * ahead + dx * side, 0, self.height - 1)
         codes = state.cells[y, x]
         if not self.see_through_walls:
-            codes = jnp.where(visible(~among(codes & _KIND, WALL, CLOSED, LOCKED)), codes, np.uint8(0))
+            codes = jnp.where(visible(~among(kind_of(codes), WALL, CLOSED, LOCKED)), codes, np.uint8(0))
         codes = jnp.where((side == 0) & (ahead == 0), state.carried, codes)
-        kind, colour = codes & _KIND, codes >> np.uint8(_COLOUR_SHIFT)
+        kind, colour = kind_of(codes), codes >> np.uint8(_COLOUR_SHIFT)
         door = kind > LAVA
         state_of_door = jnp.where(door, kind - np.uint8(LAVA), np.uint8(0))
         image = jnp.stack([jnp.where(door, np.uint8(OPEN), kind), colour, state_of_door], axis=-1)
@@ -255,7 +263,7 @@ class MiniGrid:
 
     def render(self, state: MiniGridState) -> jax.Array:
         """The whole grid from above, uint8 [16 H, 16 W, 3]."""
-        kind, colour = state.cells & _KIND, (state.cells >> np.uint8(_COLOUR_SHIFT)).astype(jnp.int32)
+        kind, colour = kind_of(state.cells), (state.cells >> np.uint8(_COLOUR_SHIFT)).astype(jnp.int32)
         paint = jnp.where((kind == LAVA)[..., None], _LAVA, jnp.asarray(_COLOURS)[colour])
         # An empty cell has no pixel of its colour.
         shapes = jnp.asarray(_SHAPES)[kind.astype(jnp.int32)]  # [H, W, P, P]

@@ -12,6 +12,13 @@ VARIANTS = {
     "empty": [{"size": 5}, {"size": 6, "random_start": True}],
     "doorkey": [{"size": 5}, {"size": 8}],
     "memory": [{}, {"size": 13, "random_length": True}],
+    "unlock": [{}],
+    "four_rooms": [{}],
+    "lava_gap": [{"size": 5}, {"size": 7, "obstacle": "wall"}],
+    "crossings": [{"size": 9, "num_crossings": 2}, {"size": 11, "num_crossings": 5, "obstacle": "wall"}],
+    "multi_room": [{"num_rooms": 2, "max_room_size": 4}, {"num_rooms": 6, "max_room_size": 10}],
+    "key_corridor": [{"room_size": 3, "num_rows": 1}, {"room_size": 4, "num_rows": 3}],
+    "dynamic_obstacles": [{"size": 5, "num_obstacles": 2}, {"size": 8, "num_obstacles": 4, "random_start": True}],
 }
 CASES = [(name, options) for name, found in VARIANTS.items() for options in found]
 

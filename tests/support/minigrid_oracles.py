@@ -18,13 +18,30 @@ def original(name: str, **options: Any) -> Any:
     """The environment of the package for a task of ours with options."""
     os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"
     from minigrid import envs
+    from minigrid.core.world_object import Lava, Wall
 
+    if "random_start" in options:
+        options["agent_start_pos"] = None if options.pop("random_start") else (1, 1)
+    if "num_obstacles" in options:
+        options["n_obstacles"] = options.pop("num_obstacles")
+    if name == "lava_gap":
+        options["obstacle_type"] = {"lava": Lava, "wall": Wall}[options.pop("obstacle", "lava")]
+    if name == "crossings":
+        options["obstacle_type"] = options.pop("obstacle", "lava")
+    if name == "multi_room":
+        number = options.pop("num_rooms")
+        options |= {"minNumRooms": number, "maxNumRooms": number, "maxRoomSize": options.pop("max_room_size")}
     made = {
-        "empty": lambda size=8, random_start=False: envs.EmptyEnv(
-            size=size, agent_start_pos=None if random_start else (1, 1)
-        ),
+        "crossings": envs.CrossingEnv,
         "doorkey": envs.DoorKeyEnv,
-        "memory": lambda size=7, random_length=False: envs.MemoryEnv(size=size, random_length=random_length),
+        "dynamic_obstacles": envs.DynamicObstaclesEnv,
+        "empty": envs.EmptyEnv,
+        "four_rooms": envs.FourRoomsEnv,
+        "key_corridor": envs.KeyCorridorEnv,
+        "lava_gap": envs.LavaGapEnv,
+        "memory": envs.MemoryEnv,
+        "multi_room": envs.MultiRoomEnv,
+        "unlock": envs.UnlockEnv,
     }
     return made[name](**options)
 
@@ -63,6 +80,14 @@ def put(name: str, env: Any, state: Any) -> None:
         like = state.cells[middle - 2, end] == state.cells[middle - 1, 1]
         places = [(end, middle - 1), (end, middle + 1)]
         env.success_pos, env.failure_pos = places if like else places[::-1]
+    if name == "unlock":
+        (env.door,) = (cell for cell in env.grid.grid if cell and cell.type == "door")
+    if name == "key_corridor":
+        (env.obj,) = (cell for cell in env.grid.grid if cell and cell.type == "ball")
+    if name == "dynamic_obstacles":
+        env.obstacles = [env.grid.get(*ball) for ball in state.task.tolist()]
+        for ball, place in zip(env.obstacles, state.task.tolist()):
+            ball.cur_pos = tuple(place)
 
 
 def layout(env: Any) -> dict[str, Any]:
@@ -129,7 +154,8 @@ def compare(
         words = np.zeros((num_lanes, environment.step_words), np.uint32)
         theirs = []
         for i, env in enumerate(envs):
-            before = layout(env) if environment.step_words else {}
+            balls = [tuple(map(int, ball.cur_pos)) for ball in env.obstacles] if environment.step_words else []
+            before = layout(env) | {"balls": balls}
             theirs.append(env.step(int(actions[i])))
             if environment.step_words:
                 words[i] = chance(env, before)
@@ -157,5 +183,13 @@ def compare(
 
 
 def chance(env: Any, before: dict[str, Any]) -> np.ndarray:
-    """The words of a step of ours that do what the package has just done."""
-    raise NotImplementedError
+    """The words of a step of ours, in which balls move as those of the package have just done."""
+    cells, words = before["cells"].copy(), []
+    for (x, y), ball in zip(before["balls"], env.obstacles):
+        near = [(x + i, y + j) for j in (-1, 0, 1) for i in (-1, 0, 1)]
+        free = [place for place in near if cells[place[::-1]] == 1 and place != (before["x"], before["y"])]
+        new = tuple(map(int, ball.cur_pos))
+        assert new in free or (not free and new == (x, y))
+        words.append(int((free.index(new) + 0.5) / len(free) * 2**24) << 8 if free else 0)
+        cells[new[::-1]], cells[y, x] = cells[y, x], cells[new[::-1]]
+    return np.array(words, np.uint32)
