@@ -1,6 +1,7 @@
-"""Speed of our environments' steps beside gymnax's and pgx's: random actions, autoreset, one machine, in turns.
+"""Speed of our environments' steps beside other libraries': random actions, autoreset, one machine, in turns.
 
     pip install --no-deps --target PEERS gymnax six seaborn    # as gymnax would have its own version of JAX
+    pip install --no-deps --target PEERS xminigrid tqdm imageio imageio-ffmpeg
     PYTHONPATH=PEERS python benchmarks/environments.py         # minutes; writes benchmarks/results/environments.json
     python benchmarks/environments.py acrobot bandit           # these alone
 
@@ -38,14 +39,16 @@ class Task:
     """An environment of ours, and what the libraries call the same one.
 
     Attributes:
-      gymnax: its name there.
-      pgx: its name there, or None where there is none.
+      gymnax: its name there, or None where there is none.
+      pgx: its name there, or None.
+      xminigrid: its name there, or None.
       options: of ours, as gymnax has it.
       gymnax_options: of gymnax's.
     """
 
-    gymnax: str
+    gymnax: str | None = None
     pgx: str | None = None
+    xminigrid: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     gymnax_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -61,7 +64,9 @@ TASKS = {
     "acrobot": Task("Acrobot-v1"),
     "bandit": Task("SimpleBandit-bsuite"),
     "discounting_chain": Task("DiscountingChain-bsuite"),
-    "umbrella_chain": Task("UmbrellaChain-bsuite", None, {"length": 10}, {"n_distractor": 20}),
+    "umbrella_chain": Task("UmbrellaChain-bsuite", options={"length": 10}, gymnax_options={"n_distractor": 20}),
+    "minigrid_empty": Task(xminigrid="MiniGrid-Empty-8x8"),
+    "minigrid_doorkey": Task(xminigrid="MiniGrid-DoorKey-8x8"),
 }
 
 
@@ -93,7 +98,7 @@ def ours(name: str) -> Loop:
     return Loop(
         reset=lambda key: autoreset.reset(environment, key),
         step=step,
-        observe=lambda lane: lane.timestep.observation,
+        observe=lambda lane: jax.tree.leaves(lane.timestep.observation)[-1],
         num_actions=space.num_values if isinstance(space, spaces.Discrete) else None,
     )
 
@@ -119,6 +124,20 @@ def pgx(name: str) -> Loop:
     environment = pgx.make(TASKS[name].pgx)  # type: ignore[arg-type]
     step = auto_reset(environment.step, environment.init)
     return Loop(environment.init, step, lambda state: state.observation, environment.num_actions)
+
+
+def xminigrid(name: str) -> Loop:
+    import xminigrid  # pyright: ignore[reportMissingImports] - installed beside
+    from xminigrid.wrappers import DmEnvAutoResetWrapper  # pyright: ignore[reportMissingImports]
+
+    environment, params = xminigrid.make(TASKS[name].xminigrid)
+    environment = DmEnvAutoResetWrapper(environment)
+    return Loop(
+        reset=lambda key: environment.reset(params, key),
+        step=lambda timestep, action, key: environment.step(params, timestep, action),
+        observe=lambda timestep: timestep.observation,
+        num_actions=environment.num_actions(params),
+    )
 
 
 class Program:
@@ -153,8 +172,8 @@ class Program:
 
 
 def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The rates of an environment in each library, in steps a second, and ours over the better one of the others'."""
-    there = [gymnax, pgx] if TASKS[name].pgx else [gymnax]
+    """The rates of an environment in each library, in steps a second, and ours over the best one of the others'."""
+    there = [library for library in (gymnax, pgx, xminigrid) if getattr(TASKS[name], library.__name__)]
     made = {"ours": ours(name)}
     made |= {make.__name__: make(name) for make in there if importlib.util.find_spec(make.__name__)}
     programs = {library: Program(loop, arguments.num_lanes) for library, loop in made.items()}

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.minatar.game import COLUMNS, DOWN, NOOP, SIDE, UP, MinAtarGame, MinAtarOptions, below, cell, moved
+from envs_jax.chance import below
+from envs_jax.minatar.game import COLUMNS, DOWN, NOOP, SIDE, UP, MinAtarGame, MinAtarOptions, cell, moved
 
 __all__ = ["Freeway", "FreewayOptions"]
 

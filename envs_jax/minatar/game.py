@@ -174,12 +174,6 @@ class MinAtarGame:
         return jnp.repeat(jnp.repeat(image, _PIXELS, axis=0), _PIXELS, axis=1)
 
 
-def below(word: jax.Array, number: int | jax.Array) -> jax.Array:
-    """A number of [0, `number`) from a random word, int32; its bias is below number / 2**24."""
-    unit = (word >> 8).astype(jnp.float32) * np.float32(2**-24)
-    return (unit * jnp.asarray(number, jnp.float32)).astype(jnp.int32)
-
-
 def moved(x: jax.Array, action: jax.Array, negative: int, positive: int, low: int, high: int) -> jax.Array:
     """A coordinate after an action that lowers it, raises it or leaves it as it is, within [low, high]."""
     change = (action == positive).astype(jnp.int32) - (action == negative).astype(jnp.int32)

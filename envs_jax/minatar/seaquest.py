@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.chance import below
 from envs_jax.minatar.game import (
     ALL_ACTIONS,
     COLUMNS,
@@ -21,7 +22,6 @@ from envs_jax.minatar.game import (
     UP,
     MinAtarGame,
     RampingOptions,
-    below,
     cell,
     moved,
 )
