@@ -17,7 +17,14 @@ from envs_jax import wrapped
 from podracer.types import Environment
 
 __all__ = [
-    *("action_repeat", "clip_reward", "flatten", "hide", "pick", "randomise", "scale_reward", "sticky_actions"),
+    "action_repeat",
+    "clip_reward",
+    "flatten",
+    "hide",
+    "pick",
+    "randomise",
+    "scale_reward",
+    "sticky_actions",
     "time_limit",
 ]
 

@@ -33,7 +33,7 @@ class Adder:
             "adder",
             spaces.Dict(
                 {
-                    "total": spaces.Box([0.0, -9.0], [99.0, 9.0]),
+                    "total": spaces.Box([0.0, -9.0], [999.0, 9.0]),
                     "clock": spaces.Discrete(30),
                     "pair": spaces.MultiDiscrete((2, 3)),
                     "image": spaces.Box(0, 255, (2, 2), np.uint8),
@@ -157,7 +157,7 @@ def test_flatten_is_gymnasiums():
 def test_pick_and_hide():
     state = State(jnp.float32(7), jnp.float32(0.5), jnp.int32(5))
     picked = wrappers.pick("total")(Adder())
-    assert picked.spec.observation_space == spaces.Box([0.0, -9.0], [99.0, 9.0])
+    assert picked.spec.observation_space == spaces.Box([0.0, -9.0], [999.0, 9.0])
     np.testing.assert_array_equal(picked.observe(state), [7.0, 0.5])
     hidden = wrappers.hide([0])(picked)
     assert hidden.spec.observation_space == spaces.Box([-9.0], [9.0])
