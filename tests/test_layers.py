@@ -13,7 +13,7 @@ LAYERS = (
     ("atari", "errors", "types"),
     ("topology", "trajectories", "envs_jax"),
     ("distributions", "environments", "pod", "replay", "returns"),
-    ("learning", "nets", "remote", "envs_jax.testing"),
+    ("learning", "nets", "remote", "envs_jax.gym", "envs_jax.testing"),
     ("run", "search"),
     ("agents", "anakin", "evaluation", "sebulba"),
     ("result",),
@@ -25,7 +25,7 @@ LAYERS = (
 """Rooms from bottom to top: a module imports from layers below its own, and from its own room.
 
 A room is a folder or a module of podracer/; `podracer` is its `__init__`, which names what is public. The environments
-of envs_jax need types alone; its `testing` checks those of others, too.
+of envs_jax need types alone; its `testing` checks those of others, too, and its `gym` resets lanes as drivers do.
 """
 
 MOST_AT_THE_ROOT = 9

@@ -32,7 +32,7 @@ class Anakin:
         environment: Environment,
         layout: Topology,
         *,
-        reset_pool: int,
+        reset_pool: int | None,
         seeds: np.ndarray,
         hyper: dict[str, np.ndarray],
         lockstep: bool = False,

@@ -40,13 +40,14 @@ class Settings(NamedTuple):
 
     Attributes:
       rollout_length: T.
-      reset_pool: initial environment states per shard to open episodes with; 0 makes a new one for each episode.
+      reset_pool: initial environment states per shard to open episodes with. 0 makes a new state for every lane and
+        step; None does so too, but resets only lanes that are over where resets are costly, with equal results.
       lockstep: True learns from a rollout only after the next one is acted, as drivers do that act and learn side by
         side.
     """
 
     rollout_length: int
-    reset_pool: int = 0
+    reset_pool: int | None = None
     lockstep: bool = False
 
 
@@ -76,7 +77,7 @@ def rollout(
     T, B = settings.rollout_length, actors.lane.shape[0]
     params = agent.actor_params(learner, progress)
     env_key, reset_key, act_keys = keys[0], keys[1], keys[2:]
-    reset_inputs, reset_states = _resets(environment, settings, reset_key, B)
+    reset_inputs, advance = _resets(environment, settings, reset_key, B)
 
     # Observations are flat within the loop, for the tiles of TPUs (see `flat`).
     example = actors.lanes.timestep.observation
@@ -97,9 +98,7 @@ def rollout(
         # Act at row t, step every lane to row t + 1, and record it.
         lanes = shaped_lanes(lanes)
         action, extras, memory = agent.act(params, memory, lanes.timestep, act_key, False)
-        lanes = jax.vmap(functools.partial(autoreset.step, environment))(
-            lanes, action, env_keys, reset_states(reset_input)
-        )
+        lanes = advance(lanes, action, env_keys, reset_input)
         episodes = jax.tree.map(jnp.add, episodes, jax.vmap(autoreset.finished)(lanes))
         lanes = flat_lanes(lanes)
         # Rows go straight into a buffer of T+1: stacking T rows and then prepending row 0 would copy all observations.
@@ -126,22 +125,30 @@ def rollout(
 
 def _resets(
     environment: Environment, settings: Settings, key: jax.Array, num_lanes: int
-) -> tuple[ArrayTree, Callable[[ArrayTree], Any]]:
-    """Prepares the initial environment states of new episodes, one for every lane and step of a rollout.
+) -> tuple[ArrayTree, Callable[[autoreset.Lane, ArrayTree, jax.Array, ArrayTree], autoreset.Lane]]:
+    """Prepares the initial environment states of new episodes.
 
     Returns:
-      A tree of [T, B, ...] to scan over, and a function from a row of it to environment states [B].
+      A tree of [T, B, ...] to scan over, and a function that advances lanes [B] by one row:
+      `(lanes, actions, keys, a row of the tree) -> lanes`.
     """
     shape = (settings.rollout_length, num_lanes)
+
+    def with_states(make: Callable[[ArrayTree], Any]) -> Callable[..., autoreset.Lane]:
+        """Advances lanes where `make(row)` gives a state to each of them."""
+        step = jax.vmap(functools.partial(autoreset.step, environment))
+        return lambda lanes, actions, keys, row: step(lanes, actions, keys, make(row))
+
     if settings.reset_pool:
         # A pool of initial states, drawn from with replacement: for environments whose reset is slow.
         pool_key, index_key = jax.random.split(key)
         pool = jax.vmap(environment.reset)(jax.random.split(pool_key, settings.reset_pool))
         index = jax.random.randint(index_key, shape, 0, settings.reset_pool)
-        return index, lambda i: jax.tree.map(lambda x: x[i], pool)
+        return index, with_states(lambda i: jax.tree.map(lambda x: x[i], pool))
     keys = jax.random.split(key, shape)
-    state = jax.eval_shape(environment.reset, key)
-    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) <= SMALL_STATE_BYTES:
+    if settings.reset_pool is None and autoreset.resets_are_costly(environment):
+        return keys, functools.partial(autoreset.step_lanes, environment)
+    if autoreset.state_bytes(jax.eval_shape(environment.reset, key)) <= SMALL_STATE_BYTES:
         # Small states are made ahead, in one large operation instead of T small ones.
-        return jax.vmap(jax.vmap(environment.reset))(keys), lambda state: state
-    return keys, jax.vmap(environment.reset)
+        return jax.vmap(jax.vmap(environment.reset))(keys), with_states(lambda state: state)
+    return keys, with_states(jax.vmap(environment.reset))

@@ -22,7 +22,7 @@ import podracer
 from podracer import atari, configs, environments
 from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, parse
-from podracer.environments import imports
+from podracer.environments import imports, wrapping
 from podracer.evaluation.evaluation import check_rendering
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
@@ -36,6 +36,9 @@ SEBULBA = (
     *("env_restarts", "updates_per_call", "replay_memory"),
 )
 """Run settings that only Sebulba has."""
+
+WRAP = "wrappers of a pure-JAX environment, in order, as sticky_actions=0.25 time_limit=500 (docs/environments.md)"
+"""The help of `--wrap`."""
 
 REMOTE = dataclasses.make_dataclass(
     "Remote",
@@ -76,6 +79,7 @@ def train(argv: list[str]) -> int:
                 resume=arguments.resume,
                 config=typed.agent,
                 env_options=typed.env,
+                wrap=arguments.wrap,
                 hyper=hyper,
                 preset=arguments.preset,
                 protocol=arguments.protocol,
@@ -140,7 +144,8 @@ def settings(argv: list[str]) -> dict[str, Any]:
     """
     agent, environment, arguments, typed, hyper = _parse(argv)
     merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
-    return {
+    wrap = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    return wrap | {
         "agent": agent,
         "preset": arguments.preset,
         "protocol": merged.names.get("protocol"),
@@ -313,6 +318,7 @@ def _train_arguments(
                 Annotated[protocol, arg(help="how a game of Atari is played (podracer/atari/protocols.py)")],
                 None,
             ),
+            ("wrap", Annotated[tuple[str, ...], arg(help=WRAP)], ()),
             ("agent", type(agent_config), agent_config),
             ("env", type(env_options), env_options),
             ("sebulba", Annotated[sebulba, box], sebulba()),

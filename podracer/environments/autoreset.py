@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from podracer.types import ArrayTree, Environment, EpisodeStats, Metrics, TimeStep
+from podracer.types import ArrayTree, Environment, EpisodeStats, Metrics, TimeStep, Transition
+
+LARGE_STATE_BYTES = 4096
+"""The size of an environment's state from which on only lanes that are over are reset: making and choosing between two
+states in every lane at every step would take longer than the step."""
+
+RESETS_AT_ONCE = 32
+"""Lanes that are reset side by side, where only those are that are over."""
 
 
 class Lane(NamedTuple):
@@ -54,6 +63,92 @@ def step(environment: Environment, lane: Lane, action: ArrayTree, key: jax.Array
     stepped, transition = environment.step(lane.env, action, key)
     # The observation is of the selected state, so that it is computed once.
     state = jax.tree.map(lambda new, old: jnp.where(over, new, old), fresh, stepped)
+    return _advanced(environment, lane, state, transition)
+
+
+def step_lanes(
+    environment: Environment, lanes: Lane, actions: ArrayTree, keys: jax.Array, reset_keys: jax.Array
+) -> Lane:
+    """Advances lanes [B] by one row each; those of costly resets (see `resets_are_costly`) only where they are over.
+
+    Args:
+      environment: the environment.
+      lanes: lanes [B].
+      actions: tree of [B, ...]; ignored after `last` rows.
+      keys: [B]; consumed.
+      reset_keys: [B]; consumed; each makes the state of the next episode, and the same one in either way.
+    """
+    if not resets_are_costly(environment):
+        fresh = jax.vmap(environment.reset)(reset_keys)
+        return jax.vmap(functools.partial(step, environment))(lanes, actions, keys, fresh)
+    stepped, transitions = jax.vmap(environment.step)(lanes.env, actions, keys)
+    states = _reset_where(environment, lanes.timestep.last, reset_keys, stepped)
+    return jax.vmap(functools.partial(_advanced, environment))(lanes, states, transitions)
+
+
+def resets_are_costly(environment: Environment) -> bool:
+    """Returns True if only lanes that are over should be reset: states are large, or the environment says so."""
+    if getattr(environment, "costly_reset", False):
+        return True
+    state = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
+    return state_bytes(state) > LARGE_STATE_BYTES
+
+
+def state_bytes(state: Any) -> int:
+    """The size of an environment state in bytes, or of its shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+
+
+def _reset_where(environment: Environment, over: jax.Array, keys: jax.Array, states: Any) -> Any:
+    """Replaces the states of the lanes that are over by fresh ones, `RESETS_AT_ONCE` at a time.
+
+    Args:
+      environment: the environment.
+      over: bool [B].
+      keys: [B]; consumed.
+      states: tree of [B, ...].
+    """
+    implementation = jax.random.key_impl(keys)
+
+    @jax.custom_batching.custom_vmap
+    def reset(over: jax.Array, data: jax.Array, states: Any) -> Any:
+        B = over.shape[0]
+
+        def body(carry: Any) -> Any:
+            states, left = carry
+            # Lane B, which there is not, fills up: what is gathered for it is dropped.
+            (lanes,) = jnp.nonzero(left, size=min(RESETS_AT_ONCE, B), fill_value=B)
+            keys = jax.random.wrap_key_data(data.at[lanes].get(mode="clip"), impl=implementation)
+            fresh = jax.vmap(environment.reset)(keys)
+            states = jax.tree.map(lambda x, new: x.at[lanes].set(new, mode="drop"), states, fresh)
+            return states, left.at[lanes].set(False, mode="drop")
+
+        return lax.while_loop(lambda carry: jnp.any(carry[1]), body, (states, over))[0]
+
+    @reset.def_vmap
+    def reset_batch(axis_size: int, in_batched: Any, *arguments: Any) -> Any:
+        # One loop for the lanes of all shards and members: under vmap it would copy all states each time round.
+        def joined(x: jax.Array, batched: bool) -> jax.Array:
+            x = x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
+            return x.reshape(axis_size * x.shape[1], *x.shape[2:])
+
+        states = reset(*jax.tree.map(joined, arguments, tuple(in_batched)))
+        split = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), states)
+        return split, jax.tree.map(lambda _: True, split)
+
+    return reset(over, jax.random.key_data(keys), states)
+
+
+def _advanced(environment: Environment, lane: Lane, state: Any, transition: Transition) -> Lane:
+    """Makes the next row of a lane.
+
+    Args:
+      environment: the environment.
+      lane: the lane.
+      state: of the environment: stepped, or a fresh one after a `last` row.
+      transition: ignored after a `last` row.
+    """
+    over = lane.timestep.last
     reward = jnp.where(over, 0.0, transition.reward)
     row = TimeStep(
         observation=environment.observe(state),

@@ -31,13 +31,9 @@ class SteppedEnvironments:
             return keys[:, 0], jax.vmap(lambda key: autoreset.reset(environment, key))(keys[:, 1])
 
         def step(state: Any, actions: Any) -> Any:
-            def one(key: jax.Array, lane: autoreset.Lane, action: Any) -> Any:
-                key, reset_key, step_key = jax.random.split(key, 3)
-                lane = autoreset.step(environment, lane, action, step_key, environment.reset(reset_key))
-                return key, lane
-
             keys, lanes = state
-            return jax.vmap(one)(keys, lanes, actions)
+            keys, reset_keys, step_keys = jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(keys)
+            return keys, autoreset.step_lanes(environment, lanes, actions, step_keys, reset_keys)
 
         self._reset, self._step = jax.jit(reset), jax.jit(step)
 

@@ -39,7 +39,7 @@ def from_run(description: Mapping[str, Any], history: Sequence[metrics.Row], nam
     for row in history:
         rows.setdefault(row.get("member", 0), []).append(row)
     ignored = (*PLACEMENT, *rundir.FREE_TO_CHANGE)
-    common = {key: description[key] for key in ("own", "init_from") if key in description}
+    common = {key: description[key] for key in ("own", "init_from", "wrap") if key in description}
     common |= {f"run.{key}": run[key] for key in run if key not in ignored}
     common |= {f"env_options.{key}": value for key, value in description["env_options"].items()}
     members = []

@@ -22,7 +22,8 @@ class RunConfig:
       num_shards: logical shards; one per device if None. Equal shards give equal results on any number of devices.
       population: members that train side by side in one program.
       reset_pool: number of fresh environment states per shard and rollout, from which episodes start, for environments
-        whose reset is expensive; 0 resets exactly.
+        whose reset is expensive. Without a pool, None resets only lanes that are over where states are large or the
+        environment says `costly_reset`, and 0 makes a fresh state for every lane at every step, with equal results.
       arch: "anakin", for pure-JAX environments, or "sebulba", for all; "auto" chooses by the environment.
       mode: the order of acting and learning (docs/glossary.md). Of Sebulba: "async" learns from rollouts as they come;
         "lockstep" and "serial" keep a fixed order, bit for bit: "lockstep" acts the next rollouts while it learns from
@@ -59,7 +60,7 @@ class RunConfig:
     num_envs: int | None = configs.field(None, low=1)
     num_shards: int | None = configs.field(None, low=1)
     population: int = configs.field(1, low=1)
-    reset_pool: int = configs.field(0, low=0)
+    reset_pool: int | None = configs.field(None, low=0)
     arch: Literal["auto", "anakin", "sebulba"] = "auto"
     mode: Mode = "async"
     replicas: int | None = configs.field(None, low=1)

@@ -13,7 +13,7 @@ import numpy as np
 from podracer import configs, environments, topology
 from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
-from podracer.environments import gate, imports
+from podracer.environments import gate, imports, wrapping
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
@@ -56,6 +56,7 @@ def resolve(
     *,
     config: Any = None,
     env_options: Mapping[str, Any] | None = None,
+    wrap: wrapping.Wrap = (),
     network: Network | None = None,
     optimizer: Own | None = None,
     hyper: Mapping[str, Any] | None = None,
@@ -71,7 +72,8 @@ def resolve(
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += [name for name, part in (("network", network), ("optimizer", optimizer)) if part is not None]
-    env_name, environment, options = _environment(environment, env_options, run, remote)
+    wrap = wrapping.texts(wrap)
+    env_name, environment, options = _environment(environment, env_options, wrap, run, remote)
     agent = _agent(agent, environment, config, network, optimizer)
     hypers = configs.population_hyper(agent.config, run.population, hyper, agent.hyper)
     on_host = isinstance(environment, HostEnvironments)
@@ -97,6 +99,8 @@ def resolve(
         "run": configs.to_json(run),
         "chosen": choices.of(agent, environment.spec, run.arch, network is not None),
     }
+    if wrap:
+        description["wrap"] = wrap
     if optimizer is not None:
         of_member = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), driver.like().learner.opt_state)
         description["optimizer_state"] = described(of_member)
@@ -106,9 +110,13 @@ def resolve(
 
 
 def _environment(
-    environment: Any, env_options: Mapping[str, Any] | None, run: RunConfig, remote: RemotelyStepped | None
+    environment: Any,
+    env_options: Mapping[str, Any] | None,
+    wrap: list[str],
+    run: RunConfig,
+    remote: RemotelyStepped | None,
 ) -> tuple[str, Any, Any]:
-    """Makes or adopts the environment; returns its name ("" for an object), itself, and its options for a file.
+    """Makes or adopts the environment; returns its name ("" for an object), itself wrapped, and its options for a file.
 
     Raises:
       ValueError: for a name or options that there are not, or an architecture that cannot have it.
@@ -124,6 +132,7 @@ def _environment(
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))
+    environment = wrapping.wrapped(environment, wrap)
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)
     if not isinstance(environment, HostEnvironments):
@@ -214,7 +223,7 @@ def _sebulba(
     devices: list[Any] | None,
 ) -> tuple[Driver, dict[str, int]]:
     for name, plain in (("population", 1), ("reset_pool", 0)):
-        if getattr(run, name) != plain:
+        if (getattr(run, name) or plain) != plain:
             seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
             raise ValueError(
                 f"{name}={getattr(run, name)}: only Anakin has it; use {plain} with host environments{seeds}."

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from podracer import configs, errors
-from podracer.environments import imports
+from podracer.environments import imports, wrapping
 from podracer.errors import Interrupted
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
@@ -55,6 +55,7 @@ def train(
     resume: bool = False,
     config: Any = None,
     env_options: Mapping[str, Any] | None = None,
+    wrap: wrapping.Wrap = (),
     network: Network | None = None,
     optimizer: Own | None = None,
     hyper: Mapping[str, Any] | None = None,
@@ -81,6 +82,7 @@ def train(
         `total_steps` than it had train it further.
       config: the agent's settings, as its config dataclass or a mapping of fields.
       env_options: options of an environment given by name, or `GymnasiumOptions` of a `gymnasium.Env`.
+      wrap: wrappers of a pure-JAX environment, in order, such as `{"sticky_actions": 0.25}` (`envs_jax.wrappers`).
       network: your own network, for an agent given by name.
       optimizer: your own optimiser, likewise: a function `learning_rate -> optax.GradientTransformation`, or a
         transformation with a rate of its own.
@@ -127,7 +129,7 @@ def train(
             if directory is None:
                 raise ValueError("resume=True needs the run_dir of the run to continue.")
             run = rundir.adopt_layout(run, directory)
-        parts = {"config": config, "env_options": env_options, "hyper": hyper}
+        parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
         parts |= {"network": network, "optimizer": optimizer}
         with rundir.layout_explained(directory if resume else None):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
@@ -270,11 +272,10 @@ def resume(
       run_dir: what `train` wrote.
       total_steps: to train it further than it was to be; no more than that if None.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, class or function, likewise.
+      environment: the environment object, class or function, likewise; the run's wrappers go around it.
       network: the run's own network, if it had one.
       optimizer: the run's own optimiser, likewise.
-      log: as in `train`.
-      progress: as in `train`.
+      log, progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
       remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
       trust: whether to import, and so run, the module of the environment that the run names.
@@ -320,11 +321,10 @@ def load(
     Args:
       run_dir: what `train` wrote.
       agent: the agent object, if the run was not given one by name.
-      environment: the environment object, class or function, likewise.
+      environment: the environment object, class or function, likewise; the run's wrappers go around it.
       network: the run's own network, if it had one.
       optimizer: the run's own optimiser, likewise.
-      step: of the checkpoint, in environment steps; "best" for the one whose evaluation was the best. The newest if
-        None.
+      step: of the checkpoint, in environment steps; "best" for the one evaluated best. The newest if None.
       trust: whether to import, and so run, the module of the environment that the run names.
 
     Raises:
@@ -383,6 +383,7 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "optimizer": given["optimizer"],
         "config": None if given["agent"] else stored["agent_config"],
         "env_options": stored_options(stored["env"], stored["env_options"]) if by_name else options,
+        "wrap": stored.get("wrap", ()),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
 

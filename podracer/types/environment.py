@@ -132,8 +132,9 @@ class Transition(NamedTuple):
 class Environment(Protocol):
     """A pure-JAX environment: unbatched pure functions, made parallel by the driver.
 
-    Random keys live outside the state, so that a search over states cannot foresee chance. `render(state)`, which
-    returns uint8 [H, W, 3], and `symmetries`, of board games (`envs_jax.board_game.Symmetries`), are optional.
+    Random keys live outside the state, so that a search over states cannot foresee chance. Three things are optional:
+    `render(state)`, which returns uint8 [H, W, 3]; `symmetries`, of board games (`envs_jax.board_game.Symmetries`); and
+    `costly_reset`, True if `reset` takes much longer than `step`, so that only lanes that are over are reset.
     """
 
     @property

@@ -103,7 +103,7 @@ def integer(counter: Counter) -> int:
 # Rollouts.
 
 
-def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool: int = 0) -> Any:
+def rollouts(agent: Agent, number: int, environment: Any = COUNTING, reset_pool: int | None = None) -> Any:
     """Contiguous trajectories of one shard by the initial parameters, with the episode sums of each."""
     prog = harness.make_program(agent, environment, num_envs=B)
     state = harness.initial(prog, agent, [0])

@@ -121,6 +121,18 @@ def complaint(capsys, command):
         ("train vtrace catch --agent.hidden-sizes 8 0", "VTraceConfig.hidden_sizes=(8, 0): must be at least 1."),
         ("train vtrace catch --agent.discount 1.5", "VTraceConfig.discount=1.5: must be at most 1"),
         ("train vtrace catch --env.rows 1", "CatchOptions(rows=1): use an integer of at least 2"),
+        ("train vtrace catch --wrap time_limt=3", "unknown wrapper 'time_limt'; did you mean 'time_limit'?"),
+        ("train vtrace catch --wrap flatten sticky_actions=2", "sticky_actions(p=2.0): must be between 0 and 1"),
+        ("train vtrace catch --wrap hide=0", "hide([0]): observations of catch are Box("),
+        (
+            "train vtrace envpool:CartPole-v1 --wrap time_limit=3",
+            "wrap='time_limit=3': wrappers are for environments in pure JAX, not for envpool:CartPole-v1; set its "
+            "options, --env.*",
+        ),
+        (
+            "train vtrace gymnasium:CartPole-v1 --wrap time_limit=3",
+            "not for gymnasium:CartPole-v1; use Gymnasium's own wrappers, in a function that makes the environment.",
+        ),
         ("train vtrace catch --preset atari", "preset='atari': catch is not a game of Atari"),
         ("train vtrace envpool:CartPole-v1 --preset atari", "preset='atari': envpool:CartPole-v1 is not a game of"),
         (
@@ -380,7 +392,7 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
     run(f"train dqn {game} --preset fast_dqn --agent.no-double --checkpoint-replay --env.no-episodic-life")
     asked = [{name: value for name, value in settings.items() if value is not None} for settings in asked]
     for settings in asked:
-        for name in ("run_dir", "resume", "progress", "seed", "hyper", "topology"):
+        for name in ("run_dir", "resume", "progress", "seed", "hyper", "topology", "wrap"):
             del settings[name]
     none = {"config": {}, "env_options": {}}
     assert asked == [

@@ -1,4 +1,4 @@
-"""The Gymnasium interface: its own checker, ends of episodes, seeds and spaces."""
+"""The Gymnasium interface: its own checker, ends of episodes, seeds and spaces, of one environment and of vectors."""
 
 import importlib
 import sys
@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium.utils import performance
 from gymnasium.utils.env_checker import check_env
 
 import envs_jax
-from envs_jax.gym import GymnasiumEnv
+from envs_jax.gym import GymnasiumEnv, GymnasiumVectorEnv
 from podracer import spaces
-from podracer.types import EnvSpec, Transition
+from podracer.types import EnvSpec, TimeStep, Trajectory, Transition
+from tests.support.counting import CountingEnvironment, check_trajectory
 
 
 # What the checker says of any environment that is not registered, of CartPole-v1 and of Pendulum-v1.
@@ -172,3 +174,122 @@ def test_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "envs_jax.gym")
     with pytest.raises(ImportError, match=r"pip install gymnasium"):
         importlib.import_module("envs_jax.gym")
+
+
+# Vectors
+
+
+def vector(environment, actions, seed=0):
+    """The results of steps of all lanes after a reset, stacked: (observations, rewards, terminations, truncations)."""
+    env = GymnasiumVectorEnv(environment, len(actions[0]), seed)
+    first, infos = env.reset()
+    assert infos == {}
+    rows = [env.step(np.asarray(action))[:4] for action in actions]
+    return env, first, [np.stack(x) for x in zip(*rows)]
+
+
+def test_vector_has_gymnasiums_spaces_and_metadata():
+    env = GymnasiumVectorEnv(envs_jax.make("cartpole"), 3)
+    single = GymnasiumEnv(envs_jax.make("cartpole"))
+    assert isinstance(env, gymnasium.vector.VectorEnv)
+    assert env.metadata["autoreset_mode"] is gymnasium.vector.AutoresetMode.NEXT_STEP
+    assert (env.num_envs, env.render_mode) == (3, "rgb_array")
+    assert env.single_observation_space == single.observation_space
+    assert env.single_action_space == single.action_space
+    for name in ("observation_space", "action_space"):
+        batched = gymnasium.vector.utils.batch_space(getattr(single, name), 3)
+        assert getattr(env, name) == batched
+    observation, _ = env.reset(seed=0)
+    assert observation in env.observation_space
+    row = env.step(env.action_space.sample())
+    assert row[0] in env.observation_space
+    assert [(x.shape, x.dtype) for x in row[1:4]] == [((3,), np.float32), ((3,), np.bool_), ((3,), np.bool_)]
+    assert all(x.flags.writeable for x in row[:4])
+    frames = env.render()
+    assert len(frames) == 3
+    assert frames[0].shape == (144, 360, 3)
+    assert frames[0].dtype == np.uint8
+
+
+def test_vector_rows_are_those_of_the_contract():
+    """Every lane counts: rows, ends and the row after an end by the tag that the counting environment shows."""
+    actions = np.random.default_rng(0).integers(0, 5, (40, 4))
+    _, first, (observations, rewards, terminated, truncated) = vector(CountingEnvironment(), actions)
+    over = terminated | truncated
+    pad = lambda x, value: np.concatenate([np.full((1, 4), value, x.dtype), x])  # noqa: E731
+    over = terminated | truncated
+    rows, last = np.concatenate([first[None], observations]), pad(over, False)
+    discount, opens = np.where(terminated, np.float32(0), np.float32(1)), np.concatenate([~last[:1], last[:-1]])
+    steps = TimeStep(rows, pad(rewards, 0), pad(discount, 1), opens, last)
+    version, lane = np.zeros((40, 4), np.int32), np.arange(4, dtype=np.int32)
+    check_trajectory(Trajectory(steps, actions.astype(np.int32), (), (), version, lane))
+    assert 20 < over.sum() < 80
+    assert 0 < terminated.sum() < over.sum()
+
+
+def test_vector_seeds():
+    env = GymnasiumVectorEnv(CountingEnvironment(), 2, seed=3)
+
+    def rows(seed):
+        return np.stack([env.reset(seed=seed)[0], *(env.step(np.zeros(2, np.int32))[0] for _ in range(9))])
+
+    found = [rows(seed) for seed in (None, 3, None, 4)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[1], found[2]), "without a seed it goes on from where the seed was"
+    assert not np.array_equal(found[1], found[3])
+    tags = np.unique(np.concatenate(found[1:])[..., 0])
+    assert len(tags) > 12, "episodes are new ones"
+
+
+def test_vector_infos_hold_the_metrics_of_each_transition():
+    class Measured(CountingEnvironment):
+        spec = CountingEnvironment().spec._replace(metrics=("twice",))
+
+        def step(self, state, action, key):
+            state, transition = super().step(state, action, key)
+            return state, transition._replace(metrics={"twice": 2 * transition.reward})
+
+    env = GymnasiumVectorEnv(Measured(), 3, seed=0)
+    env.reset()
+    for _ in range(9):
+        _, rewards, _, _, infos = env.step(np.zeros(3, np.int32))
+        np.testing.assert_array_equal(infos["twice"], 2 * rewards)
+        assert infos["_twice"].all()
+
+
+def test_gymnasiums_vector_wrappers_and_benchmark_accept_it():
+    env = GymnasiumVectorEnv(envs_jax.make("catch", rows=4), 2, seed=0)
+    env = gymnasium.wrappers.vector.RecordEpisodeStatistics(env)
+    env.reset(seed=0)
+    for step in range(1, 12):
+        *_, infos = env.step(env.action_space.sample())
+        ends = step % 4 == 3  # three steps, and the first row of the next episode
+        assert ("episode" in infos) == ends
+        if ends:
+            assert infos["episode"]["l"].tolist() == [3, 3]
+    env = gymnasium.wrappers.vector.DictInfoToList(env)
+    env.reset()
+    assert len(env.step(env.action_space.sample())[-1]) == 2
+    env.close()
+    if hasattr(performance, "benchmark_vector_step"):
+        plain = GymnasiumVectorEnv(envs_jax.make("catch"), 2)
+        assert performance.benchmark_vector_step(plain, target_duration=0, seed=0) >= 0
+
+
+def test_vector_refuses():
+    env = GymnasiumVectorEnv(envs_jax.make("catch"), 2)
+    for call in (env.render, lambda: env.step([0, 0])):
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\)"):
+            call()
+    env.reset()
+    for actions, message in (
+        ([0], r"actions have shape \(1,\); give one for each lane, \(2,\)"),
+        ([0, 3], r"actions array\(\[0, 3\]\) are not in Discrete\(num_values=3\)"),
+        ([0.0, 1.0], r"are not in Discrete"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            env.step(actions)
+    with pytest.raises(ValueError, match="tic_tac_toe is a game for two, and Gymnasium cannot say whose turn it is"):
+        GymnasiumVectorEnv(envs_jax.make("tic_tac_toe"), 2)
+    with pytest.raises(ValueError, match="num_envs=0: must be at least 1"):
+        GymnasiumVectorEnv(envs_jax.make("catch"), 0)

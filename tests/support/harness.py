@@ -178,7 +178,7 @@ def make_program(
     num_envs: int,
     population: int = 1,
     num_shards: int = 1,
-    reset_pool: int = 0,
+    reset_pool: int | None = None,
     lockstep: bool = False,
 ) -> program.Program:
     """The program of a run on the first device."""

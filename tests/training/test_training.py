@@ -20,7 +20,8 @@ from PIL import Image
 import envs_jax
 import podracer
 from envs_jax.gridworld import GridObject
-from podracer import nets, spaces
+from envs_jax.memory_chain import MemoryChain
+from podracer import cli, nets, spaces
 from podracer.agents import registry
 from podracer.anakin import random_play
 from podracer.anakin.driver import Anakin
@@ -139,7 +140,7 @@ def test_config_is_resolved(finished):
     assert config["env_options"] == {"rows": 10, "columns": 5}
     assert config["own"] == []
     assert config["run"] == {
-        **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": 0},
+        **{"total_steps": 2000, "seed": 0, "num_envs": 8, "num_shards": 1, "population": 1, "reset_pool": None},
         **{
             "mode": "async",
             "replicas": None,
@@ -404,6 +405,45 @@ def test_load_of_environment_options(tmp_path):
     assert podracer.load(tmp_path / "run").environment.spec.max_episode_steps == 4
     with pytest.raises(ValueError, match=r"env_options\.length: 3 -> 4"):
         podracer.train("vtrace", "memory_chain", env_options={"length": 4}, run_dir=tmp_path / "run", resume=True)
+
+
+@pytest.mark.slow
+def test_wrappers_are_the_runs(tmp_path):
+    """By name, in their order, and around an environment that is given as an object too."""
+    wrap = ["scale_reward=0.5", "time_limit=3"]
+    for name, environment in (("by name", "memory_chain"), ("own", MemoryChain())):
+        untrained("vtrace", environment, tmp_path / name, wrap=wrap)
+        own = {} if isinstance(environment, str) else {"environment": environment}
+        found = podracer.load(tmp_path / name, **own)
+        assert found.environment.spec.max_episode_steps == 3
+        assert found.description["wrap"] == wrap
+        assert set(found.evaluate(4).lengths) == {3}
+        with pytest.raises(ValueError, match=r"wrap: \['scale_reward=0.5', 'time_limit=3'\] -> \['time_limit=3'\]"):
+            podracer.train("vtrace", environment, wrap=wrap[1:], run_dir=tmp_path / name, resume=True)
+        with pytest.raises(ValueError, match=r"wrap: .* -> absent"):
+            podracer.train("vtrace", environment, run_dir=tmp_path / name, resume=True)
+
+
+@pytest.mark.slow
+def test_a_run_with_wrappers_goes_on(tmp_path):
+    """From the command line to the last of its episodes, all of them by the wrappers."""
+    settings = f"--run-dir {tmp_path} --quiet --num-envs 4 --agent.rollout-length 4 --agent.hidden-sizes 4"
+    train = f"train vtrace catch --wrap time_limit=3 sticky_actions=0.25 --total-steps 200 {settings} --eval-episodes 8"
+    assert cli.run(train.split()) == 0
+    assert cli.run(f"resume {tmp_path} --total-steps 400 --quiet".split()) == 0
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["wrap"] == ["time_limit=3", "sticky_actions=0.25"]
+    rows = [row for row in rows_of(tmp_path) if row.get("episode/count")]
+    assert {row["episode/length"] for row in rows} == {3}
+    assert rows[-1]["env_steps"] >= 400
+
+
+def test_wrappers_of_a_run_come_in_their_order():
+    parts = resolve.resolve("vtrace", "catch", RunConfig(), wrap={"time_limit": 3, "sticky_actions": 0.25})
+    assert parts.description["wrap"] == ["time_limit=3", "sticky_actions=0.25"]
+    assert parts.environment.spec.max_episode_steps == 3
+    assert type(parts.environment).__name__ == "StickyActions"
+    assert "wrap" not in resolve.resolve("vtrace", "catch", RunConfig()).description
 
 
 def test_options_survive_json():
