@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 from podracer.version import __version__
 
 if TYPE_CHECKING:
+    from envs_jax.adapters.brax import from_brax
+    from envs_jax.adapters.gymnax import from_gymnax
+    from envs_jax.adapters.jumanji import from_jumanji
+    from envs_jax.adapters.playground import from_playground
     from podracer import agents, distributions, nets, returns, spaces, types
     from podracer.errors import (
         ActorError,
@@ -48,6 +52,10 @@ __all__ = [
     "__version__",
     "agents",
     "distributions",
+    "from_brax",
+    "from_gymnax",
+    "from_jumanji",
+    "from_playground",
     "load",
     "load_policy",
     "nets",
@@ -85,6 +93,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"podracer.{_HOMES[name]}"), name)
+    if name in __all__ and name.startswith("from_"):
+        return getattr(importlib.import_module(f"envs_jax.adapters.{name.removeprefix('from_')}"), name)
     if name in __all__:
         return importlib.import_module(f"podracer.{name}")
     raise AttributeError(f"module 'podracer' has no attribute {name!r}")

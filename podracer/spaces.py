@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import jax
 
 
+MOST_COMBINATIONS = 10_000
+"""The largest number of combinations of choices that become one choice, each an output of a network."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Discrete:
     """One of `num_values` choices: an int32 in [0, num_values). An environment may number the first one `start`."""

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 
 import envs_jax
+from envs_jax.adapters import LIBRARIES
 from podracer import environments, spaces
 from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, refuse_arguments
@@ -27,6 +28,8 @@ def envs(argv: list[str]) -> int:
         options = ", ".join(f"{option}={value if len(value) < 30 else '...'}" for option, value in fields)
         print(f"{name:<14} {_spaces(name)}; options: {options or 'none'}")
     print("pgx:GAME       Go, chess, shogi, hex and other games of pgx (pip install pgx), such as pgx:go_9x9")
+    print("PREFIX:ID      environments of other JAX libraries; podracer envs PREFIX lists them:")
+    print(f"               {', '.join(LIBRARIES)}")
     print(
         "envpool:TASK   every task of EnvPool (pip install envpool gymnasium); podracer envs pong finds envpool:Pong-v5"
     )
@@ -37,7 +40,12 @@ def envs(argv: list[str]) -> int:
 
 
 def _search(pattern: str) -> int:
-    found = [name for name in environments.names() if pattern.lower() in name.lower()]
+    prefix = pattern.partition(":")[0]
+    if pattern in LIBRARIES:
+        print("\n".join(environments.names_of(pattern)))
+        return 0
+    names = environments.names_of(prefix) if prefix in LIBRARIES else environments.names()
+    found = [name for name in names if pattern.lower() in name.lower()]
     if not found:
         raise InputError(f"no environment that is installed here has {pattern!r} in its name.")
     width = max(map(len, found))

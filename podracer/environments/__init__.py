@@ -1,4 +1,4 @@
-"""Environments by name: `catch` (envs_jax) and `pgx:hex` are pure JAX, `envpool:Pong-v5`, `gymnasium:...` are not."""
+"""Environments by name: `catch` (envs_jax), `pgx:hex`, `gymnax:...` are JAX; `envpool:...`, `gymnasium:...` are not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import envs_jax
+from envs_jax import adapters
 from podracer import configs
 from podracer.types import Environment, EnvSpec, HostEnvironments
 
@@ -19,8 +20,9 @@ _KINDS = {
     "envpool": ("EnvPoolEnvironments", "EnvPoolOptions"),
     "gymnasium": ("GymnasiumEnvironments", "GymnasiumOptions"),
     "pgx": ("make", "PgxOptions"),
-}
-"""Prefix, which is also a module's name here, to the names of the maker of environments and of the options there."""
+} | {prefix: ("make", f"{prefix.capitalize()}Options") for prefix in adapters.LIBRARIES}
+"""Prefix, which is also a module's name here or in `envs_jax.adapters`, to the names of the maker of environments and
+of the options there."""
 
 
 REMOTE = "remote:"
@@ -46,7 +48,8 @@ def make(name: str, **settings: Any) -> Environment | HostEnvironments:
     """Builds an environment, or a maker of host environments.
 
     Args:
-      name: one of `envs_jax.names()`, `pgx:GAME`, `envpool:TASK` or `gymnasium:ID`.
+      name: one of `envs_jax.names()`, `pgx:GAME`, `envpool:TASK`, `gymnasium:ID`, or `PREFIX:ID` of another JAX library
+        (`envs_jax.adapters.LIBRARIES`).
       **settings: fields of the environment's options dataclass; the others keep their defaults.
 
     Raises:
@@ -127,12 +130,23 @@ def _describe(thing: Any) -> str:
 
 
 def names() -> list[str]:
-    """Returns every name that `make` knows: our own, and those of EnvPool, Gymnasium and pgx if installed."""
+    """Returns our own names, and those of EnvPool, Gymnasium and pgx if installed."""
     found = list(envs_jax.names())
     for prefix in _KINDS:
-        with contextlib.suppress(ValueError):
-            found += [f"{prefix}:{task}" for task in _module(prefix).tasks()]
+        if prefix not in adapters.LIBRARIES:  # importing them all would take many seconds
+            with contextlib.suppress(ValueError):
+                found += names_of(prefix)
     return found
+
+
+def names_of(prefix: str) -> list[str]:
+    """Returns the names of one library.
+
+    Raises:
+      ValueError: for a library that there is no adapter of, or that cannot be used here.
+    """
+    _check_prefix(prefix, prefix)
+    return [f"{prefix}:{task}" for task in _module(prefix).tasks()]
 
 
 def _suggest(name: str) -> str:
@@ -152,7 +166,8 @@ def _suggest(name: str) -> str:
             same = same or [bare[close] for close in difflib.get_close_matches(_bare(name), bare, n=2)]
     hint = f"did you mean {' or '.join(map(repr, same))}? " if same else ""
     return (
-        f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too."
+        f"{hint}Known: {', '.join(envs_jax.names())}; `podracer envs PATTERN` searches EnvPool, Gymnasium and pgx too, "
+        f"and `podracer envs PREFIX` lists those of {', '.join(adapters.LIBRARIES)}."
     )
 
 
@@ -173,12 +188,18 @@ def _split(name: str) -> tuple[str, str]:
         if name not in envs_jax.names():
             raise ValueError(f"unknown environment {name!r}; {_suggest(name)}")
         return "", name
-    if prefix not in _KINDS:
-        raise ValueError(f"unknown kind of environment {prefix!r} in {name!r}; {configs.suggest(prefix, _KINDS)}")
+    _check_prefix(prefix, name)
     return prefix, task
 
 
+def _check_prefix(prefix: str, name: str) -> None:
+    if prefix not in _KINDS:
+        raise ValueError(f"unknown kind of environment {prefix!r} in {name!r}; {configs.suggest(prefix, _KINDS)}")
+
+
 def _module(prefix: str) -> Any:
+    if prefix in adapters.LIBRARIES:
+        return adapters.module(prefix)
     needed = ("envpool", "gymnasium") if prefix == "envpool" else (prefix,)
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:

@@ -24,9 +24,6 @@ Shape = Literal["auto", "joint", "heads", "none"]
 """The use of a mask of several choices: "joint" makes one choice of all combinations, "heads" masks each choice by
 itself, "auto" goes by the mask's shape, and "none" hides the mask."""
 
-MOST_COMBINATIONS = 10_000
-"""The largest number of combinations of choices that become one choice, each an output of a network."""
-
 
 class Fitted(NamedTuple):
     """The spaces of an agent, and the way of its actions to the environment.
@@ -81,10 +78,10 @@ def fit(observation_space: spaces.Space, action_space: spaces.Space, name: str, 
     if not way:
         return plain  # of one axis; or `nets.action_masks.check` says what is wrong
     size = math.prod(counts) if way == "joint" else sum(counts)
-    if size > MOST_COMBINATIONS:
+    if size > spaces.MOST_COMBINATIONS:
         raise ValueError(
-            f"{name}: {NAME} {list(mask.shape)} is of {size:,} combinations, of which at most {MOST_COMBINATIONS:,} "
-            f'become one choice; hide it by mask="none".'
+            f"{name}: {NAME} {list(mask.shape)} is of {size:,} combinations, of which at most "
+            f'{spaces.MOST_COMBINATIONS:,} become one choice; hide it by mask="none".'
         )
     members[NAME] = dataclasses.replace(mask, shape=(size,), low=0, high=1)
     return Fitted(spaces.Dict(members), spaces.Discrete(size) if way == "joint" else action_space, action_space)

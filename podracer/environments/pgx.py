@@ -6,9 +6,7 @@ observation for searches (docs/adr/0022-games-of-pgx.md).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -19,6 +17,7 @@ from jax import lax
 
 import envs_jax
 from envs_jax import board_game
+from envs_jax.adapters.convert import default_promotion
 from podracer import configs, spaces
 from podracer.types import EnvSpec, Transition
 
@@ -73,7 +72,7 @@ def make(name: str, options: PgxOptions) -> PgxGame | PgxEnvironment:
     """
     if name not in tasks():
         raise ValueError(f"pgx has no environment {name!r}; {configs.suggest(name, tasks())}")
-    with _default_promotion():  # a game's module computes tables when it is imported
+    with default_promotion():  # a game's module computes tables when it is imported
         game = pgx.make(name)  # pyright: ignore[reportArgumentType] - checked above
     if game.num_players == 1 and dataclasses.replace(options, mask=True) != PgxOptions():
         raise ValueError(f"pgx:{name} has one player, who makes every move: it takes no options but mask.")
@@ -89,19 +88,12 @@ def make(name: str, options: PgxOptions) -> PgxGame | PgxEnvironment:
     return PgxEnvironment(name, game, options.opening_plies, options.mask)
 
 
-@contextlib.contextmanager
-def _default_promotion() -> Iterator[None]:
-    """Sets JAX's default promotion of dtypes and ranks, on which pgx relies."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 class _Rules:
     """A game of pgx, with states in a compact form: without observation, rewards and truncation."""
 
     def __init__(self, name: str, game: pgx.Env, opening_plies: int):
         self._game, self._opening_plies = game, opening_plies
-        with _default_promotion():
+        with default_promotion():
             shapes = jax.eval_shape(game.init, jax.eval_shape(lambda: jax.random.key(0)))
         self._state = _strip(shapes)
         self._board = np.dtype(np.uint8 if shapes.observation.dtype == np.bool_ else np.float32)
@@ -114,13 +106,13 @@ class _Rules:
         self._name, self._action_space = f"pgx:{name}", spaces.Discrete(A)
 
     def _initial_state(self, key: jax.Array) -> Any:
-        with _default_promotion():
+        with default_promotion():
             return self._compact(self._game.init(key))
 
     def _ply(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, jax.Array]:
         """Plays an action; returns the next state, and rewards float32 [players], 0 if the game was over."""
         whole = state.replace(rewards=jnp.zeros(self._game.num_players), truncated=jnp.asarray(False))
-        with _default_promotion():
+        with default_promotion():
             after = self._game.step(whole, action, key)
         return self._compact(after), jnp.asarray(after.rewards, jnp.float32)
 
@@ -140,7 +132,7 @@ class _Rules:
         return board_game.play_opening(state, self._opening_plies, key, lambda state: state.legal_action_mask, step)
 
     def _board_and_mask(self, state: Any, player: jax.Array) -> dict[str, jax.Array]:
-        with _default_promotion():
+        with default_promotion():
             board = self._game._observe(state, player)
         return {"board": board.astype(self._board), "action_mask": state.legal_action_mask.astype(jnp.uint8)}
 

@@ -1,0 +1,91 @@
+"""Navix (Pignatelli et al. 2024, https://github.com/epignatelli/navix): MiniGrid's tasks in JAX.
+
+By name, `navix:Navix-DoorKey-6x6-v0`. It is not MiniGrid: the reward is 1 at the goal at whatever time, an episode may
+take 4 x height x width steps in every task, and by default the whole grid is seen. Scores of the two do not compare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.adapters import convert
+from podracer import configs
+
+View = Literal[
+    "symbolic", "symbolic_first_person", "categorical", "categorical_first_person", "rgb", "rgb_first_person"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class NavixOptions:
+    """Options of Navix.
+
+    Attributes:
+      max_steps: the time limit, a truncation; by default 4 x height x width.
+      observation: the function of `navix.observations` that shows the grid.
+    """
+
+    max_steps: int | None = configs.field(None, low=1)
+    observation: View = "symbolic"
+
+    def __post_init__(self):
+        configs.check(self)
+
+
+def tasks() -> list[str]:
+    """Returns the ids of Navix's environments."""
+    return list(importlib.import_module("navix").registry())
+
+
+def make(name: str, options: NavixOptions) -> convert.Adapted:
+    """Builds an environment of Navix.
+
+    Raises:
+      ValueError: for an unknown id.
+    """
+    if name not in tasks():
+        raise ValueError(f"navix has no environment {name!r}; {configs.suggest(name, tasks())}")
+    navix = importlib.import_module("navix")
+    with convert.making(f"navix:{name}"):
+        view = getattr(navix.observations, options.observation)
+        env = navix.make(name, max_steps=options.max_steps, observation_fn=view)
+    return from_navix(env, name=f"navix:{name}", pictures=options.observation.startswith("rgb"))
+
+
+def from_navix(env: Any, *, name: str = "", pictures: bool = True) -> convert.Adapted:
+    """Adapts an environment of Navix.
+
+    Args:
+      env: the environment.
+      name: for run directories and messages; by default the class's.
+      pictures: False where the observation needs no pictures of tiles, most of a state's bytes; they are left out.
+    """
+    name = name or type(env).__name__
+    with convert.default_promotion():
+        cache = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).state.cache
+
+    def bare(timestep: Any) -> Any:
+        return timestep if pictures else timestep.replace(state=timestep.state.replace(cache=None))
+
+    def step(timestep: Any, action: jax.Array, key: jax.Array) -> convert.Step:
+        del key  # theirs is in the state
+        if not pictures:
+            blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
+            timestep = timestep.replace(state=timestep.state.replace(cache=blank))
+        timestep = env._step(timestep, action)
+        return convert.Step(bare(timestep), timestep.reward, timestep.is_termination(), timestep.is_truncation())
+
+    return convert.Adapted(
+        name,
+        lambda key: bare(env.reset(key)),
+        step,
+        lambda timestep: timestep.observation,
+        convert.action_space(env.action_space, name),
+        declared=env.observation_space,
+        max_steps=int(env.max_steps),
+    )

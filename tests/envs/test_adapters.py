@@ -1,0 +1,378 @@
+"""Environments of other libraries: what is true of all adapters, each library on a small task, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import subprocess
+import sys
+import textwrap
+import types
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import podracer
+from envs_jax import adapters
+from envs_jax.adapters import convert
+from envs_jax.testing import check_environment, validate_protocol
+from podracer import environments, spaces
+from podracer.environments import autoreset
+
+PREFIXES = tuple(adapters.LIBRARIES)
+
+
+@struct.dataclass
+class Params:
+    max_steps_in_episode: int = 6
+    goal: int = 4
+
+
+@struct.dataclass
+class WalkState:
+    place: jax.Array
+    time: int
+    rng: jax.Array
+
+
+class Walk:
+    """An environment as papers ship them: gymnax's interface, a key in the state, and a limit that is a termination."""
+
+    default_params = Params()
+
+    def reset_env(self, key, params):
+        state = WalkState(place=jax.random.randint(key, (), 0, 1), time=0, rng=jax.random.key_data(key))
+        return self.observe(state), state
+
+    def step_env(self, key, state, action, params):
+        chance = jax.random.uniform(jax.random.wrap_key_data(state.rng)) + jax.random.uniform(key)
+        state = WalkState(place=state.place + action, time=state.time + 1, rng=state.rng + 1)
+        there = state.place >= params.goal
+        done = there | (state.time >= params.max_steps_in_episode)
+        return self.observe(state), state, there * 1 + 0.0 * chance, done, {}
+
+    def observe(self, state):
+        return {"far": jnp.where(state.place == 3, jnp.nan, state.place), "odd": state.place % 2 == 1}
+
+    def action_space(self, params):
+        return types.SimpleNamespace(n=3)
+
+    def observation_space(self, params):
+        return types.SimpleNamespace(spaces={"far": types.SimpleNamespace(low=-9.0, high=9.0)})
+
+
+@functools.cache
+def walk(**settings):
+    return podracer.from_gymnax(Walk(), **settings)
+
+
+def rollout(env, actions, spoil=None):
+    """Steps `env` with a list of actions, the last one in a changed state if `spoil` is given.
+
+    Returns the last state and all transitions, on the host.
+    """
+    step, keys = jax.jit(env.step), jax.random.split(jax.random.key(3), len(actions) + 1)
+    state = jax.jit(env.reset)(keys[0])
+    rows = []
+    for i, (action, step_key) in enumerate(zip(actions, keys[1:], strict=True)):
+        if spoil and i == len(actions) - 1:
+            state = state._replace(inner=spoil(state.inner))
+        state, row = step(state, jnp.asarray(action, env.spec.action_space.dtype), step_key)
+        rows.append(jax.device_get(row))
+    return state, rows
+
+
+def test_a_papers_environment():
+    """Spaces, no key in the state, dtypes that stay, a limit that truncates; an end on its step is a termination."""
+    env = walk()
+    assert env.spec.observation_space == spaces.Dict(
+        {"far": spaces.Box(-9.0, 9.0, ()), "odd": spaces.Box(0, 1, (), np.uint8)}
+    )
+    assert env.spec.action_space == spaces.Discrete(3)
+    assert (env.spec.name, env.spec.max_episode_steps, env.spec.metrics) == ("Walk", 6, ("not_finite",))
+    validate_protocol(env)  # under strict promotion, which the environment would not pass
+    shapes = jax.eval_shape(env.reset, jax.random.key(0))
+    assert not [x for x in jax.tree.leaves(shapes) if x.dtype == jnp.uint32]
+    _, rows = rollout(env, [0] * 6)
+    assert [row.last for row in rows] == [False] * 5 + [True]
+    assert [row.discount for row in rows] == [1.0] * 6  # its own `done` says that the task has ended
+    _, rows = rollout(env, [0, 0, 0, 0, 2, 2])
+    assert (rows[-1].last, rows[-1].discount, rows[-1].reward) == (True, 0.0, 1.0)
+    assert podracer.from_gymnax(Walk(), Params(goal=9), max_steps=4).spec.max_episode_steps == 4
+
+
+def test_nan_ends_an_episode():
+    """The observation and the reward are 0, the episode is terminated and counted, and the next one is sound."""
+    env = walk()
+    state, rows = rollout(env, [2, 1])
+    assert [float(row.metrics["not_finite"]) for row in rows] == [0.0, 1.0]
+    assert (rows[-1].last, rows[-1].discount, rows[-1].reward) == (True, 0.0, 0.0)
+    assert jax.tree.map(float, env.observe(state)) == {"far": 0.0, "odd": 0.0}
+    lane = autoreset.reset(env, jax.random.key(0))._replace(env=state)
+    lane = lane._replace(timestep=lane.timestep._replace(last=jnp.asarray(True)))
+    after = autoreset.step(env, lane, jnp.int32(0), jax.random.key(2), env.reset(jax.random.key(3)))
+    assert np.isfinite(after.timestep.observation["far"])
+    assert after.timestep.first
+
+
+class Fitted(NamedTuple):
+    where: Any
+    declared: Any
+    space: Any
+
+
+INT, FLOAT = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((2,), np.float32)
+NAME = types.SimpleNamespace
+SPACES = {
+    "unknown": Fitted(FLOAT, None, spaces.Box(-np.inf, np.inf, (2,))),
+    "shared": Fitted(FLOAT, NAME(minimum=-1.0, maximum=1.0), spaces.Box(-1.0, 1.0, (2,))),
+    "not shared": Fitted(FLOAT, NAME(low=np.array([-1.0, -2.0]), high=2.0), spaces.Box(-np.inf, np.inf, (2,))),
+    "half": Fitted(jax.ShapeDtypeStruct((), np.float16), NAME(low=0.0, high=np.inf), spaces.Box(-np.inf, np.inf, ())),
+    "integers": Fitted(INT, NAME(minimum=np.array([1, -2]), maximum=7), spaces.Box(-2, 7, (2,), np.int32)),
+    "no bounds": Fitted(jax.ShapeDtypeStruct((3, 3), np.uint8), None, spaces.Box(0, 255, (3, 3), np.uint8)),
+    "choice": Fitted(jax.ShapeDtypeStruct((), np.int32), NAME(n=5), spaces.Discrete(5)),
+    "count": Fitted(
+        jax.ShapeDtypeStruct((), np.int32),
+        NAME(num_values=4000, minimum=0, maximum=3999),
+        spaces.Box(0, 3999, (), np.int32),
+    ),
+    "nested": Fitted(
+        {"a": {"b": jax.ShapeDtypeStruct((), np.bool_)}},
+        NAME(a=None),
+        spaces.Dict({"a": spaces.Dict({"b": spaces.Box(0, 1, (), np.uint8)})}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_of_observations(name):
+    where, declared, space = SPACES[name]
+    assert convert.observation_space(where, declared) == space
+
+
+def test_spaces_of_actions():
+    assert convert.action_space(NAME(n=3), "it") == spaces.Discrete(3)
+    assert convert.action_space(NAME(num_values=np.array([2, 3])), "it") == spaces.MultiDiscrete((2, 3))
+    box = NAME(low=-1.0, high=np.array([1.0, 2.0]), shape=(2,), dtype=np.float32)
+    assert convert.action_space(box, "it") == spaces.Box([-1.0, -1.0], [1.0, 2.0])
+    for unsupported in (
+        NAME(spaces=()),
+        NAME(low=-np.inf, high=1.0, shape=(), dtype=np.float32),
+        NAME(n=np.ones((2, 2), int)),
+    ):
+        with pytest.raises(ValueError, match=r"^it takes actions in .*not supported; discrete ones, .* are\.$"):
+            convert.action_space(unsupported, "it")
+
+
+def installed(monkeypatch, *, absent=(), version="999"):
+    """Lets every library look installed, except some."""
+    find = importlib.util.find_spec
+    known = {name for library in adapters.LIBRARIES.values() for name in (library.package, *library.also)}
+
+    def found(name, *args):
+        return (None if name in absent else True) if name in known else find(name, *args)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_library_that_is_absent_or_old(prefix, monkeypatch, capsys):
+    library = adapters.LIBRARIES[prefix]
+    distribution, _, oldest = library.requirements[0].partition(">=")
+    installed(monkeypatch, absent=(library.package,))
+    with pytest.raises(
+        ValueError,
+        match=rf"^{prefix}: environments need {library.package}, not .*: pip install '{distribution}>={oldest}'",
+    ):
+        environments.make(f"{prefix}:Any")
+    assert podracer_envs(prefix) == 2
+    assert f"{prefix}: environments need {library.package}, not installed here" in capsys.readouterr().err
+    installed(monkeypatch, version="0.0.9")
+    with pytest.raises(
+        ValueError, match=rf"^{prefix}: .*{oldest} or later, but 0\.0\.9 is installed.*: pip install -U '"
+    ):
+        environments.make(f"{prefix}:Any")
+    installed(monkeypatch)
+    monkeypatch.setitem(sys.modules, library.package, None)
+    with pytest.raises(ValueError, match=rf"^{prefix}: environments cannot be used here \(ModuleNotFoundError: "):
+        environments.make(f"{prefix}:Any")
+
+
+def podracer_envs(*argv):
+    from podracer import cli
+
+    return cli.run(["envs", *argv])
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_an_unknown_id_gets_the_nearest(prefix, monkeypatch, capsys):
+    installed(monkeypatch)
+    monkeypatch.setitem(sys.modules, adapters.LIBRARIES[prefix].package, types.ModuleType("fake"))
+    module = importlib.import_module(f"envs_jax.adapters.{prefix}")
+    monkeypatch.setattr(module, "tasks", lambda: ["Walk-v1", "Run-v1"])
+    monkeypatch.setattr(module, "TASKS", ("Walk-v1", "Run-v1"), raising=False)
+    with pytest.raises(ValueError, match=rf"^{prefix} has no environment 'Wlak-v1'; did you mean 'Walk-v1'\? known: "):
+        environments.make(f"{prefix}:Wlak-v1")
+    assert podracer_envs(prefix) == 0
+    assert capsys.readouterr().out.split() == [f"{prefix}:Walk-v1", f"{prefix}:Run-v1"]
+    with pytest.raises(ValueError, match="max_steps=0: "):
+        environments.make(f"{prefix}:Walk-v1", max_steps=0)
+
+
+def test_wrappers_are_refused():
+    inner = Walk()
+    wrapper = type("AutoResetWrapper", (), {"__init__": lambda self: setattr(self, "env", inner)})
+    for adapt in (podracer.from_brax, podracer.from_jumanji, podracer.from_playground):
+        with pytest.raises(ValueError, match="is wrapped in AutoResetWrapper: .* give the environment inside of it"):
+            adapt(wrapper())
+    logging = type("LogWrapper", (Walk,), {"_env": inner})
+    with pytest.raises(ValueError, match=r"^LogWrapper is a wrapper, .*; give what is inside\.$"):
+        podracer.from_gymnax(logging())
+
+
+def test_warp_needs_cuda():
+    robot = NAME(mjx_model=NAME(impl=NAME(value="warp")))
+    with pytest.raises(ValueError, match=r'^Robot: impl="warp" runs on CUDA alone, and this is cpu; give impl="jax"'):
+        podracer.from_playground(robot, name="Robot")
+
+
+class Task(NamedTuple):
+    """A small task of a library.
+
+    Attributes:
+      name: the environment's.
+      actions: actions, one of which ends the episode.
+      null: an action that does not, for some steps.
+      spoil: changes the library's state so that the last of the actions ends the episode; None changes nothing.
+    """
+
+    name: str
+    actions: Any
+    null: Any
+    spoil: Any = None
+
+
+TASKS = {
+    "brax": Task("inverted_pendulum", [[1.0]] * 30, [0.0]),
+    "craftax": Task(
+        "Craftax-Classic-Symbolic-v1", [0] * 3, 0, lambda x: (x[0].replace(player_health=jnp.int32(0)), x[1])
+    ),
+    "gymnax": Task("CartPole-v1", [1] * 12, 0),
+    "jumanji": Task("Snake-v1", [1] * 13, 1),
+    "navix": Task("Navix-Empty-5x5-v0", [2, 2, 1, 2, 2], 0),
+    "playground": Task(
+        "CartpoleBalance", [[0.0]] * 3, [0.0], lambda x: x.replace(data=x.data.replace(qvel=x.data.qvel + jnp.nan))
+    ),
+    "xminigrid": Task("MiniGrid-Empty-5x5", [0, 0, 1, 0, 0], 3),
+}
+LIMIT = 5
+
+
+def make(prefix, **settings):
+    library = adapters.LIBRARIES[prefix]
+    pytest.importorskip(library.package)
+    return environments.make(f"{prefix}:{TASKS[prefix].name}", **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", TASKS)
+def test_a_task_of_a_library(prefix):
+    """It conforms; it is truncated at T, and the next row is a first one; an end on step T is a termination."""
+    task = TASKS[prefix]
+    env = make(prefix, max_steps=LIMIT)
+    check_environment(env, episodes=2, steps=2 * LIMIT, plain=False)
+    lane = jax.jit(lambda key: autoreset.reset(env, key))(jax.random.key(0))
+    step = jax.jit(lambda lane, action, key: autoreset.step(env, lane, action, key, env.reset(key)))
+    rows = []
+    for key in jax.random.split(jax.random.key(1), LIMIT + 1):
+        lane = step(lane, jnp.asarray(task.null, env.spec.action_space.dtype), key)
+        rows.append(jax.device_get(lane.timestep))
+    assert [bool(row.last) for row in rows] == [False] * (LIMIT - 1) + [True, False]
+    assert [float(row.discount) for row in rows] == [1.0] * (LIMIT + 1)
+    assert [bool(row.first) for row in rows] == [False] * LIMIT + [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix", TASKS)
+def test_an_end_on_the_step_of_the_limit(prefix):
+    """The same play with the limit at its end, and the library's own step says that the task ends there."""
+    task = TASKS[prefix]
+    _, rows = rollout(make(prefix), task.actions, task.spoil)
+    ended = [bool(row.discount == 0) for row in rows]
+    assert any(ended), "the play has no end"
+    T = ended.index(True) + 1
+    _, rows = rollout(make(prefix, max_steps=T), task.actions[:T], task.spoil)
+    assert [(bool(row.last), float(row.discount)) for row in rows] == [(False, 1.0)] * (T - 1) + [(True, 0.0)]
+
+
+@pytest.mark.slow
+def test_a_papers_environment_trains(tmp_path):
+    """A file of one's own, which knows gymnax's interface and nothing of this library, in three lines."""
+    (tmp_path / "paper.py").write_text(textwrap.dedent(PAPER))
+    script = """
+        import paper, podracer
+        result = podracer.train("ppo", podracer.from_gymnax(paper.Corridor()), total_steps=20_000, progress=False)
+        print(result.evaluate(episodes=50).mean)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout.split()[-1]) > 0.8  # at random, one in five walks ends at the right
+
+
+PAPER = '''
+    """Walk to the right end of a corridor, whose start is random and whose left end is a trap."""
+
+    import jax
+    import jax.numpy as jnp
+    from flax import struct
+
+
+    @struct.dataclass
+    class EnvState:
+        place: int
+        time: int
+
+
+    @struct.dataclass
+    class EnvParams:
+        max_steps_in_episode: int = 40
+
+
+    class Space:
+        def __init__(self, n=None, low=None, high=None, shape=(), dtype=jnp.int32):
+            self.low, self.high, self.shape, self.dtype = low, high, shape, dtype
+            if n:
+                self.n = n
+
+
+    class Corridor:
+        default_params = EnvParams()
+
+        def reset_env(self, key, params):
+            state = EnvState(place=jax.random.randint(key, (), 2, 5), time=0)
+            return self.get_obs(state), state
+
+        def step_env(self, key, state, action, params):
+            slip = jax.random.bernoulli(key, 0.1)
+            state = EnvState(state.place + jnp.where(slip, 0, 2 * action - 1), state.time + 1)
+            reward = (state.place >= 9) * 1
+            return self.get_obs(state), state, reward, self.is_terminal(state, params), {}
+
+        def is_terminal(self, state, params):
+            return (state.place <= 0) | (state.place >= 9) | (state.time >= params.max_steps_in_episode)
+
+        def get_obs(self, state):
+            return jax.nn.one_hot(state.place, 10)
+
+        def action_space(self, params):
+            return Space(n=2)
+
+        def observation_space(self, params):
+            return Space(low=0.0, high=1.0, shape=(10,), dtype=jnp.float32)
+'''
