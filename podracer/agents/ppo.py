@@ -8,13 +8,14 @@ normalised per minibatch over all devices, clipping of the gradient's norm, rewa
 the return, optional clipping of the value loss, optional running normalisation of observations.
 
 Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
-at the start of the rollout. T transitions are T + 1 rows of time steps. Each shard shuffles its own
+at the start of the rollout, or chunks of them. T transitions are T + 1 rows of time steps. Each shard shuffles its own
 data alone, so that results do not depend on the number of devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +41,9 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 8 actors).
       rollout_length: T, transitions of a lane in a batch (paper: 128).
+      chunk_length: c, rows of a unit of minibatches where there is a core; None for T, whole lanes. It divides T. Each
+        chunk begins with the core's state that the parameters before the first gradient step had there, and gradients
+        end with it.
       num_epochs: passes over each batch (paper: 3; MuJoCo 10).
       num_minibatches: gradient steps per pass (paper: batch 1024 in minibatches of 256, so 4).
       discount: gamma (paper: 0.99).
@@ -62,6 +66,7 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
 
     envs_per_device: int = configs.field(64, low=1)
     rollout_length: int = configs.field(64, low=1)
+    chunk_length: int | None = configs.field(None, low=1)
     num_epochs: int = configs.field(4, low=1)
     num_minibatches: int = configs.field(4, low=1)
     discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
@@ -79,6 +84,11 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
     normalize_rewards: bool = True
     activation: Literal["relu", "tanh"] = "tanh"
     separate: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.chunk_length and self.rollout_length % self.chunk_length:
+            raise ValueError(f"chunk_length={self.chunk_length} must divide rollout_length={self.rollout_length}.")
 
     @classmethod
     def atari(cls, **overrides) -> PPOConfig:
@@ -119,7 +129,7 @@ class PPOActorState(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A minibatch of n units (lanes, or transitions with T = 1).
+    """A minibatch of n units (lanes, chunks of them with T = c, or transitions with T = 1).
 
     Attributes:
       inputs: of the network, [T, n, ...].
@@ -226,6 +236,10 @@ def make(
     if config.normalize_observations and not any(floats):
         raise ValueError(
             f"normalize_observations=True needs float32 observations, which {spec.name} does not have; leave it out."
+        )
+    if config.chunk_length and not network.recurrent:
+        raise ValueError(
+            f"chunk_length={config.chunk_length}: without a core, single transitions are shuffled; leave it out."
         )
     rule = config.make_optimizer(optimizer)
     return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo")
@@ -339,7 +353,10 @@ class _PPO(base.Functions):
     def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
         # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
-        values = nets.unroll(self.network, learner.params, trajectory)[1]
+        inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
+        apply = functools.partial(self.network.apply, learner.params)
+        chunk_length = self.config.chunk_length or self.config.rollout_length
+        values, core = minibatches.unroll(apply, inputs, core, chunk_length)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
         step = returns.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
@@ -348,8 +365,8 @@ class _PPO(base.Functions):
             step = step._replace(reward=jnp.clip(step.reward * scale, -10.0, 10.0))
         advantages = returns.gae(values, step, learner.hyper["gae_lambda"])
         samples = Samples(
-            inputs=jax.tree.map(lambda x: x[:-1], nets.inputs(self.network, trajectory)),
-            core=trajectory.actor_state.core,
+            inputs=jax.tree.map(lambda x: x[:-1], inputs),
+            core=core,
             sample=trajectory.extras.get("sample", trajectory.actions),
             log_prob=trajectory.extras["log_prob"],
             value=values[:-1],
@@ -357,9 +374,9 @@ class _PPO(base.Functions):
             target=advantages + values[:-1],
             weight=step.mask,
         )
-        # A unit is a lane where the network is recurrent, else a transition.
+        # A unit is a lane where the network is recurrent, or a chunk of one, else a transition.
         if self.network.recurrent:
-            return samples
+            return minibatches.cut(samples, chunk_length)
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
 
 

@@ -51,7 +51,7 @@ class PQNConfig(nets.NetworkConfig, OptimizerConfig):
       epsilon_final: probability of a random action in the end (paper: 0.001).
       epsilon_decay: share of `total_steps` over which it falls linearly from one to the other (paper: 0.1).
       evaluation_epsilon: of all lanes in evaluation (paper: 0); greedy policies and exports have 0.
-      layer_norm: whether layers of the torso are normalised (see `podracer.nets.make_q`).
+      layer_norm: whether layers of the torso are normalised; their weights are then He's normal ones (paper: True).
       clip_rewards: to [-1, 1] (paper: True).
       torso: see `podracer.nets.make_q` (paper: that of Nature).
     """
@@ -147,7 +147,8 @@ def make(
       ValueError: for an action space, torso or network that does not fit; while tracing, where `num_minibatches` does
         not divide what a shard holds.
     """
-    network = config.action_values("pqn", spec, network, head_size=0, dueling=False, norm=config.layer_norm)
+    init = "he" if config.layer_norm else "glorot"
+    network = config.action_values("pqn", spec, network, head_size=0, dueling=False, init=init)
     functions = _PQN(spec, config, network, config.make_optimizer(optimizer), loss)
     return functions.bundle("pqn", best=functions.best)
 

@@ -124,6 +124,47 @@ def split(batch: Any, groups: int) -> Any:
     return fields._replace(core=core)
 
 
+def unroll(apply: Callable[..., Any], rows: Any, core: ArrayTree, length: int) -> tuple[jax.Array, ArrayTree]:
+    """Unrolls a network over T + 1 rows, in chunks of `length` rows; the last row is one of its own.
+
+    Args:
+      apply: `(rows [t, B], core [B]) -> (outputs, values [t, B], core [B])`.
+      rows: a tree of [T + 1, B, ...].
+      core: the state before row 0, [B, ...].
+      length: divides T; with T itself, all T + 1 rows are one chunk.
+
+    Returns:
+      The values [T + 1, B], and the state before each chunk, [T / length, B, ...], but [B, ...] of a single one.
+    """
+    if jax.tree.leaves(rows)[0].shape[0] == length + 1:
+        return apply(rows, core)[1], core
+
+    def step(core: ArrayTree, chunk: Any) -> tuple[ArrayTree, Any]:
+        _, values, after = apply(chunk, core)
+        return after, (values, core)
+
+    chunks = jax.tree.map(lambda x: x[:-1].reshape(-1, length, *x.shape[1:]), rows)
+    core, (values, states) = lax.scan(step, core, chunks)
+    last = apply(jax.tree.map(lambda x: x[-1:], rows), core)[1]
+    return jnp.concatenate([values.reshape(-1, *last.shape[1:]), last]), states
+
+
+def cut(samples: Any, length: int) -> Any:
+    """Cuts units of a named tuple of [T, n, ...] into chunks [length, T / length n, ...], the first rows' first.
+
+    Its `core` is that of `unroll`.
+    """
+
+    def cut(x: jax.Array) -> jax.Array:
+        chunks = jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1)
+        return chunks.reshape(length, -1, *x.shape[2:])
+
+    if jax.tree.leaves(samples)[0].shape[0] == length:
+        return samples
+    core = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples.core)
+    return jax.tree.map(cut, samples._replace(core=()))._replace(core=core)
+
+
 def permutations(key: jax.Array, num: int, n: int) -> jax.Array:
     """Independent random orders of range(n), int32 [num, n]."""
     digits = radices(n)

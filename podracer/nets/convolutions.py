@@ -19,16 +19,20 @@ from podracer.nets.layers import Dense, LayerNorm, Weights, bias_initializer, in
 
 @dataclasses.dataclass(frozen=True)
 class ConvNetSpec:
-    """Layers as (features, kernel, stride), and the units of the dense layer after them, 0 for none."""
+    """Layers as (features, kernel, stride), and the units of the dense layer after them, 0 for none.
+
+    The first `num_padded` layers, of stride 1, keep the size of images.
+    """
 
     layers: tuple[tuple[int, int, int], ...]
     dense: int
+    num_padded: int = 0
 
     @property
     def least_side(self) -> int:
         """Pixels of the smallest square image that leaves one pixel after the last layer."""
         side = 1
-        for _, kernel, stride in reversed(self.layers):
+        for _, kernel, stride in reversed(self.layers[self.num_padded :]):
             side = (side - 1) * stride + kernel
         return side
 
@@ -37,25 +41,31 @@ CONVNETS = {
     "shallow": ConvNetSpec(((16, 8, 4), (32, 4, 2)), 256),
     "nature": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
     "nature_conv": ConvNetSpec(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 0),
+    "small": ConvNetSpec(((16, 3, 1), (32, 3, 1)), 128, num_padded=1),
 }
 
 
 class ConvNet(nn.Module):
-    """Plain valid convolutions and a dense layer, if any; images [N, H, W, C] to features [N, dense] of `dtype`.
+    """Plain convolutions and a dense layer, if any; images [N, H, W, C] to features [N, dense] of `dtype`.
 
-    `norm` as in `MLP`: over the channels of each pixel.
+    `norm` as in `MLP`: over the channels of each pixel. With `embedding`, a dense layer of so many units, the same for
+    all pixels, comes first.
     """
 
     layout: ConvNetSpec
     scale: Weights = np.sqrt(2)
     dtype: Any = jnp.float32
     norm: bool = False
+    embedding: int = 0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = lambda x: LayerNorm(self.dtype)(x) if self.norm else x  # noqa: E731
-        for features, kernel, stride in self.layout.layers:
-            x = nn.relu(norm(Conv(features, kernel, stride, scale=self.scale, dtype=self.dtype)(x)))
+        if self.embedding:
+            x = Dense(self.embedding, self.scale, self.dtype, name="embedding")(x)
+        for i, (features, kernel, stride) in enumerate(self.layout.layers):
+            padding = "SAME" if i < self.layout.num_padded else "VALID"
+            x = nn.relu(norm(Conv(features, kernel, stride, padding, self.scale, self.dtype)(x)))
         x = x.reshape(x.shape[0], -1)
         return nn.relu(norm(Dense(self.layout.dense, self.scale, self.dtype)(x))) if self.layout.dense else x
 
@@ -63,9 +73,12 @@ class ConvNet(nn.Module):
 class ResNet(nn.Module):
     """IMPALA's deep network (figure 3, right): images [N, H, W, C] to features [N, 256] of `dtype`.
 
-    With `norm`, `LayerNorm` follows every layer.
+    Its three sections have `depth` residual blocks each. `width` multiplies the channels (SEED RL, table 4). With
+    `norm`, `LayerNorm` follows every layer.
     """
 
+    width: int = 1
+    depth: int = 2
     scale: Weights = np.sqrt(2)
     dtype: Any = jnp.float32
     norm: bool = False
@@ -74,9 +87,9 @@ class ResNet(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = lambda x: LayerNorm(self.dtype)(x) if self.norm else x  # noqa: E731
         conv = lambda features, x: norm(Conv(features, 3, 1, "SAME", self.scale, self.dtype)(x))  # noqa: E731
-        for features in (16, 32, 32):
+        for features in (16 * self.width, 32 * self.width, 32 * self.width):
             x = max_pool(conv(features, x))
-            for _ in range(2):
+            for _ in range(self.depth):
                 y = conv(features, nn.relu(x))
                 x = x + conv(features, nn.relu(y))
         x = nn.relu(x)

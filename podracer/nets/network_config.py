@@ -22,8 +22,11 @@ class NetworkConfig:
     Attributes:
       frame_stack: the number of newest observations that the network sees (papers on Atari: 4).
       torso: see `podracer.nets.make`.
+      width: of "resnet"; multiplies its channels (SEED RL, table 4: 1, 2 or 4).
+      depth: of "resnet"; residual blocks of each of its three sections.
       hidden_sizes: of the MLP.
       activation: of the MLP.
+      layer_norm: whether each layer of the torso is normalised before its activation (Ba et al. 2016).
       core: a memory after the torso, fed with the previous action (one-hot) and the reward too: "none", "lstm", "gru",
         "mingru", "lru" or "gtrxl".
       core_size: D, units of the core.
@@ -34,8 +37,11 @@ class NetworkConfig:
 
     frame_stack: int = configs.field(1, low=1)
     torso: Torso = "auto"
+    width: int = configs.field(1, low=1)
+    depth: int = configs.field(2, low=1)
     hidden_sizes: tuple[int, ...] = configs.field((64, 64), low=1)
     activation: Literal["relu", "tanh"] = "relu"
+    layer_norm: bool = False
     core: CoreName = "none"
     core_size: int = configs.field(64, low=1)
     core_layers: int = configs.field(1, low=1)
@@ -45,6 +51,11 @@ class NetworkConfig:
     def __post_init__(self):
         configs.check(self)
         _ = self.core_settings  # refuses what the core does not have
+        if self.torso != "resnet" and (self.width, self.depth) != (1, 2):
+            raise ValueError(
+                f"width={self.width} and depth={self.depth}: torso={self.torso!r} has neither; use torso='resnet', or "
+                "width=1 and depth=2."
+            )
 
     @property
     def core_settings(self) -> CoreSettings:
@@ -94,6 +105,9 @@ class NetworkConfig:
             "torso": self.torso,
             "hidden_sizes": self.hidden_sizes,
             "activation": self.activation,
+            "layer_norm": self.layer_norm,
+            "width": self.width,
+            "depth": self.depth,
             "core": self.core_settings,
             "compute_dtype": self.compute_dtype,
         }

@@ -28,13 +28,16 @@ from podracer.nets.layers import MLP, Dense, Weights
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec
 
-Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet"]
+Torso = Literal["auto", "mlp", "shallow", "nature", "nature_conv", "resnet", "small"]
 
 ComputeDtype = Literal["float32", "bfloat16"]
 """The dtype of torsos. Parameters, recurrent cores, heads and losses are float32 in either case."""
 
 FEW = 32
-"""Arrays of bytes below this are codes, such as MiniGrid's kinds of objects."""
+"""Arrays of bytes below this are codes, such as MiniGrid's kinds of objects, if they have more than two values."""
+
+EMBEDDING = 16
+"""Units for the codes of a cell, as in XLand-MiniGrid (Nikulin et al. 2024)."""
 
 
 def make(
@@ -46,6 +49,9 @@ def make(
     separate: bool = False,
     core: CoreSettings = NO_CORE,
     compute_dtype: ComputeDtype = "float32",
+    layer_norm: bool = False,
+    width: int = 1,
+    depth: int = 2,
 ) -> Network:
     """Makes the standard network for an environment: torso, optional core, a policy head and a value head.
 
@@ -53,8 +59,9 @@ def make(
       spec: of the environment.
       torso: "mlp"; "shallow" and "resnet" (IMPALA, figure 3: convolutions 16 8x8/4 and 32 4x4/2 with 256 units, and
         residual blocks of 16, 32, 32 channels with 256 units); "nature" (Mnih et al. 2015: 32 8x8/4, 64 4x4/2,
-        64 3x3/1, 512 units), and "nature_conv" without those units. "auto" takes "shallow" for uint8 images of at
-        least 36x36 and "mlp" for all else. In a `Dict`, each image has a torso, and an MLP has the other members.
+        64 3x3/1, 512 units), and "nature_conv" without those units; "small" for images from 3x3 to 35x35 (16 3x3/1 with
+        a border of zeros, 32 3x3/1, 128 units). "auto" takes "shallow" for uint8 images of at least 36x36 and "mlp" for
+        all else. In a `Dict`, each image has a torso, and an MLP has the other members.
       hidden_sizes: of the MLP.
       activation: of the MLP.
       separate: True gives policy and value a torso each.
@@ -62,13 +69,21 @@ def make(
       compute_dtype: "bfloat16" halves a torso's activations, and what its layers read and write, on accelerators; on
         CPU it is slower. Products of float32 are of lower precision there anyway, whose default (TF32 on GPU, bfloat16
         on TPU) the environment variable JAX_DEFAULT_MATMUL_PRECISION sets: "highest" for that of CPU.
+      layer_norm: True puts `layers.LayerNorm` after each layer of the torso.
+      width: of "resnet"; multiplies its channels (SEED RL, table 4: 1, 2 or 4).
+      depth: of "resnet"; residual blocks of each of its three sections.
 
     Raises:
       ValueError: for a convolutional torso on observations that are not images, or smaller than it needs.
     """
     distribution = distributions.for_space(spec.action_space)
     module = ActorCritic(
-        body=_body(spec, torso, hidden_sizes, activation, core, compute_dtype),
+        body=Body(
+            *(spec, choose_torso(spec, torso), tuple(hidden_sizes), activation, core, compute_dtype),
+            layer_norm=layer_norm,
+            width=width,
+            depth=depth,
+        ),
         separate=separate,
         num_outputs=distribution.num_outputs,
         free_scale=distribution.state_independent_scale,
@@ -86,10 +101,12 @@ def make_q(
     head_size: int = 512,
     compute_dtype: ComputeDtype = "float32",
     dueling: bool = True,
-    norm: bool = False,
+    layer_norm: bool = False,
+    width: int = 1,
+    depth: int = 2,
     num_bins: int = 1,
     noise: float = 0.0,
-    init: Literal["glorot", "uniform"] = "glorot",
+    init: Literal["glorot", "he", "uniform"] = "glorot",
 ) -> Network:
     """Makes a network of action values, or of K numbers for each action: torso, optional core and head.
 
@@ -103,21 +120,28 @@ def make_q(
       compute_dtype: as in `make`.
       dueling: True computes action values from a state value and advantages, by a head each (Wang et al. 2016); False
         has one head.
-      norm: True puts `layers.LayerNorm` after each layer of the torso, with He's normal weights (Gallici et al. 2024).
+      layer_norm: as in `make`.
+      width: as in `make`.
+      depth: as in `make`.
       num_bins: K; outputs are [T, B, A K], the numbers of the first action first. If K > 1 the network's values are 0,
         because only the agent knows the values that such numbers encode.
       noise: sigma_0 of the heads' layers, for `perturb`; 0 for plain layers.
-      init: of weights without `norm`: Glorot's uniform ones, or within 1 / sqrt(inputs) of 0, as Torch's were.
+      init: of weights: Glorot's uniform ones; He's normal ones in the torso alone; or within 1 / sqrt(inputs) of 0, as
+        Torch's were.
 
     Raises:
       ValueError: for actions that are not discrete, or a convolutional torso on observations that are not images, or
         smaller than it needs.
     """
     A = num_actions(spec)
-    body = _body(spec, torso, hidden_sizes, activation, core, compute_dtype)
-    scale: Weights = "he" if norm else "uniform" if init == "uniform" else None
     module = ActionValues(
-        body=dataclasses.replace(body, scale=scale, norm=norm),
+        body=Body(
+            *(spec, choose_torso(spec, torso), tuple(hidden_sizes), activation, core, compute_dtype),
+            scale=None if init == "glorot" else init,
+            layer_norm=layer_norm,
+            width=width,
+            depth=depth,
+        ),
         head_size=head_size,
         num_actions=A,
         dueling=dueling,
@@ -181,21 +205,22 @@ def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
         )
     if torso in CONVNETS:
         for image in found.values():
-            _check_size(spec.name, torso, image.shape[:2])
+            _check_size(spec.name, torso, image.shape)
     return torso
 
 
-def _check_size(name: str, torso: Torso, size: tuple[int, ...]) -> None:
+def _check_size(name: str, torso: Torso, shape: tuple[int, ...]) -> None:
     """Checks that images of an environment are large enough for a torso of `CONVNETS`.
 
     Raises:
       ValueError: if they are not; it names another torso.
     """
-    least, small = CONVNETS[torso].least_side, CONVNETS["shallow"].least_side
-    if min(size) < least:
-        other = "'shallow'" if min(size) >= small else "'resnet', which takes any size, or 'mlp'"
+    least, small = (CONVNETS[each].least_side for each in (torso, "small"))
+    side = min(shape[:2])
+    if side < least:
+        other = "'small'" if side >= small else "'resnet', which takes any size, or 'mlp'"
         raise ValueError(
-            f"torso={torso!r} needs images of at least {least}x{least}, but {name} shows {size[0]}x{size[1]}; "
+            f"torso={torso!r} needs images of {least}x{least} or more, and {name} shows {'x'.join(map(str, shape))}: "
             f"use torso={other}."
         )
 
@@ -238,7 +263,9 @@ class Body:
     core_settings: CoreSettings
     compute_dtype: ComputeDtype = "float32"
     scale: Weights = 2**0.5
-    norm: bool = False
+    layer_norm: bool = False
+    width: int = 1
+    depth: int = 2
 
     def features(self, name: str, observation: ArrayTree) -> jax.Array:
         """Computes the torso, float32 [T, B, F], within a module's compact call.
@@ -251,22 +278,32 @@ class Body:
         members = {"": observation} if not isinstance(space, spaces.Dict) else observation
         found, shown = images(space), visible(space)
         parts = [
-            self._convolutions(name if len(shown) == 1 else f"{name}_{member}", members[member]) for member in found
+            self._convolutions(name if len(shown) == 1 else f"{name}_{member}", members[member], image)
+            for member, image in found.items()
         ]
         if others := {member: item for member, item in shown.items() if member not in found}:
             parts.append(self._mlp(f"{name}_others", observation, spaces.Dict(others)))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
     def _mlp(self, name: str, observation: ArrayTree, space: spaces.Space) -> jax.Array:
-        mlp = MLP(self.hidden_sizes, self.activation, self.scale, jnp.dtype(self.compute_dtype), self.norm, name=name)
+        dtype = jnp.dtype(self.compute_dtype)
+        mlp = MLP(self.hidden_sizes, self.activation, self.scale, dtype, self.layer_norm, name=name)
         return mlp(encode(observation, space, leading=2)).astype(jnp.float32)
 
-    def _convolutions(self, name: str, observation: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.compute_dtype)
+    def _convolutions(self, name: str, observation: jax.Array, space: spaces.Box) -> jax.Array:
+        dtype, largest = jnp.dtype(self.compute_dtype), int(np.max(space.high))
         image = observation[..., None] if observation.ndim == 4 else observation
-        module = ResNet if self.torso == "resnet" else functools.partial(ConvNet, CONVNETS[self.torso])
         image, (T, B) = image.reshape(-1, *image.shape[2:]), image.shape[:2]
-        features = module(name=name, scale=self.scale, dtype=dtype, norm=self.norm)(image.astype(dtype) / 255.0)
+        if self.torso == "resnet":
+            module = functools.partial(ResNet, self.width, self.depth)
+        elif self.torso == "small" and 1 < largest < FEW:
+            module = functools.partial(ConvNet, CONVNETS[self.torso], embedding=EMBEDDING)
+            image = jax.nn.one_hot(image, largest + 1, dtype=dtype).reshape(*image.shape[:-1], -1)
+        else:
+            module = functools.partial(ConvNet, CONVNETS[self.torso])
+        if image.dtype == np.uint8:
+            image = image.astype(dtype) / (max(largest, 1.0) if self.torso == "small" else 255.0)
+        features = module(name=name, scale=self.scale, dtype=dtype, norm=self.layer_norm)(image)
         return features.reshape(T, B, -1).astype(jnp.float32)
 
     def core(self, features: Sequence[jax.Array], inputs: Inputs, state: ArrayTree) -> tuple[jax.Array, ArrayTree]:
@@ -277,18 +314,6 @@ class Body:
         core_inputs = jnp.concatenate([features[0], action, inputs.reward[..., None], *features[1:]], -1)
         scale = None if self.scale is None else 1.0
         return self.core_settings.make(scale)(core_inputs, inputs.first, state)
-
-
-def _body(
-    spec: EnvSpec,
-    torso: Torso,
-    hidden_sizes: Sequence[int],
-    activation: Literal["relu", "tanh"],
-    core: CoreSettings,
-    compute_dtype: ComputeDtype,
-) -> Body:
-    torso = choose_torso(spec, torso)
-    return Body(spec, torso, tuple(hidden_sizes), activation, core, compute_dtype)
 
 
 class ActorCritic(nn.Module):

@@ -326,6 +326,54 @@ def test_epochs_and_keys_shuffle_differently() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one, other)
 
 
+# Chunks of lanes.
+
+
+LONG = 24
+CHUNKS = [(core, c) for core in ("lstm", "gru", "mingru", "lru", "gtrxl") for c in (LONG, LONG // 2, 8)]
+
+
+def played(config: PPOConfig) -> tuple[Any, Any, Any]:
+    """A learner whose outputs differ, its trajectory from the middle of episodes, and `learn`."""
+    _, learner, record, learn = made(config)
+    learner = harness.moved(learner, 1.0)
+    _, state = record(learner, harness.timesteps(41, LONG, B))
+    return learner, record(learner, harness.timesteps(42, LONG, B), state)[0], learn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("core", "chunk_length"), CHUNKS)
+def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) -> None:
+    """In every minibatch of all epochs, at a learning rate of 0: chunks begin with the state of acting."""
+    config = small(rollout_length=LONG, core=core, core_size=4, core_memory=5, chunk_length=chunk_length)
+    learner, trajectory, learn = played(config)
+    numbers = {"learning_rate": jnp.float32(0.0), "clip_epsilon": jnp.float32(1e-5)}
+    _, metrics = learn(learner._replace(hyper=learner.hyper | numbers), trajectory)
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert abs(float(metrics["policy/kl"])) < 1e-9
+    assert metrics["policy/entropy"] < 0.95 * np.log(A)
+
+
+def test_chunks_have_the_loss_of_lanes() -> None:
+    """Of all units at once; the gradient ends with a chunk. One chunk is the lane, bit for bit."""
+    common = {"rollout_length": LONG, "core": "lstm", "core_size": 4, **ONCE}
+    learner, trajectory, learn = played(small(**common))
+    expected = learn(learner, trajectory)
+    harness.assert_same(made(small(**common, chunk_length=LONG))[3](learner, trajectory), expected)
+    _, metrics = made(small(**common, chunk_length=8))[3](learner, trajectory)
+    norm = metrics.pop("grad/norm")
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, expected[1][name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert abs(norm / expected[1]["grad/norm"] - 1.0) > 1e-3
+
+
+def test_chunks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunk_length=5 must divide rollout_length=64"):
+        PPOConfig(chunk_length=5)
+    with pytest.raises(ValueError, match="chunk_length=2: without a core, single transitions are shuffled"):
+        agents.ppo.make(SPEC, small(chunk_length=2))
+
+
 # Running moments.
 
 

@@ -176,7 +176,9 @@ def test_recurrent_networks_learn_from_whole_lanes(core: nets.CoreName) -> None:
     np.testing.assert_array_equal(memory.previous_action, trajectory.actions[-1])
     _, after, metrics = learnt(agent, trajectory, learner=before)
 
-    network = nets.make_q(SPEC, hidden_sizes=(4,), core=config.core_settings, head_size=0, dueling=False, norm=True)
+    network = nets.make_q(
+        SPEC, hidden_sizes=(4,), core=config.core_settings, head_size=0, dueling=False, layer_norm=True, init="he"
+    )
     unroll = jax.jit(lambda params: nets.unroll(network, params, trajectory)[0])
     q = np.asarray(unroll(before.params))
     np.testing.assert_array_equal(trajectory.actions, q[:-1].argmax(-1))

@@ -136,7 +136,7 @@ def inputs(observation: np.ndarray) -> nets.Inputs:
 @functools.cache
 def trained_pqn() -> tuple[nets.Network, list[LearnerState]]:
     """As `trained_r2d2`."""
-    network = nets.make_q(TOGETHER.spec, hidden_sizes=(16,), head_size=0, dueling=False, norm=True)
+    network = nets.make_q(TOGETHER.spec, hidden_sizes=(16,), head_size=0, dueling=False, layer_norm=True, init="he")
     return network, trained(agents.pqn.make(TOGETHER.spec, PQNConfig(**PQN), network), TOGETHER)
 
 

@@ -220,7 +220,7 @@ def test_initial_policy_is_nearly_uniform() -> None:
 @pytest.mark.parametrize(("dueling", "head_size", "norm"), [(False, 0, True), (False, 5, False), (True, 0, False)])
 def test_heads_of_action_values(dueling: bool, head_size: int, norm: bool) -> None:
     """By hand, from the parameters."""
-    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=head_size, dueling=dueling, norm=norm)
+    network = nets.make_q(spec_of(), hidden_sizes=(7,), head_size=head_size, dueling=dueling, layer_norm=norm)
     params = jax.tree.map(lambda x: x + 0.1, jax.jit(network.init)(KEY))
     inputs = random_inputs(np.zeros((2, 3), bool))
     q, values, _ = network.apply(params, inputs, ())
@@ -287,6 +287,7 @@ def test_uniform_weights_are_within_their_limits() -> None:
         ("auto", (84, 84), [(8, 8, 1, 16), (4, 4, 16, 32)], (9 * 9 * 32, 256)),
         ("resnet", (84, 84, 4), [(3, 3, 4, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (11 * 11 * 32, 256)),
         ("resnet", (10, 7, 2), [(3, 3, 2, 16), *[(3, 3, 16, 16)] * 4, (3, 3, 16, 32), *[(3, 3, 32, 32)] * 9], (2 * 1 * 32, 256)),
+        ("small", (10, 7, 4), [(3, 3, 4, 16), (3, 3, 16, 32)], (8 * 5 * 32, 128)),
     ],
 )  # fmt: skip
 def test_torso_layers(torso: Any, shape: tuple[int, ...], kernels: list[tuple[int, ...]], dense: tuple | None) -> None:
@@ -332,15 +333,60 @@ def test_convolutions_need_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torso", "least", "other"), [("nature", 36, "'shallow'"), ("shallow", 20, "'resnet', which takes any size")]
+    ("torso", "least", "other"),
+    [("nature", 36, "'small'"), ("shallow", 20, "'small'"), ("small", 3, "'resnet', which takes any size, or 'mlp'")],
 )
 def test_convolutions_that_an_image_is_too_small_for(torso: Any, least: int, other: str) -> None:
     image = lambda *shape: spec_of(spaces.Box(0, 255, shape, np.uint8))  # noqa: E731
-    message = f"torso='{torso}' needs images of at least {least}x{least}, but test shows {least - 1}x{least}; use"
-    with pytest.raises(ValueError, match=f"{message} torso={other}"):
+    message = f"torso='{torso}' needs images of {least}x{least} or more, and test shows {least - 1}x{least}x3: use"
+    with pytest.raises(ValueError, match=f"^{message} torso={other}.$"):
         nets.make_q(image(least - 1, least, 3), torso=torso)
     jax.eval_shape(nets.make(image(least, least), torso=torso).init, KEY)
     jax.eval_shape(nets.make(image(1, 2), torso="resnet").init, KEY)
+
+
+@pytest.mark.parametrize(("width", "millions"), [(1, 1.09), (2, 2.37), (4, 5.52)])
+def test_wide_resnets_have_the_papers_parameters(width: int, millions: float) -> None:
+    """SEED RL, table 4: "Default", "Medium" and "Large"."""
+    network = nets.make(spec_of(spaces.Box(0, 255, (84, 84, 4), np.uint8)), torso="resnet", width=width)
+    params = jax.tree.leaves(jax.eval_shape(network.init, KEY))
+    assert round(sum(x.size for x in params) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_sections_of_resnets_have_so_many_blocks(depth: int) -> None:
+    """Of two convolutions each, after the section's own."""
+    network = nets.make(spec_of(spaces.Box(0, 255, (9, 9, 4), np.uint8)), torso="resnet", depth=depth)
+    shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(network.init, KEY)["params"]["torso"])]
+    assert shapes.count((3, 3, 16, 16)) == 2 * depth
+    assert shapes.count((3, 3, 32, 32)) == 4 * depth + 1
+
+
+@pytest.mark.parametrize("high", [1, 10, 100])
+def test_small_images_by_hand(high: int) -> None:
+    """Planes are divided by their largest value; codes choose the rows of an embedding, for each channel its own."""
+    H, W, C = 4, 3, 2
+    network = nets.make(spec_of(spaces.Box(0, high, (H, W, C), np.uint8)), torso="small")
+    params = jax.tree.map(lambda x: x + 0.02, jax.jit(network.init)(KEY))
+    image = np.random.default_rng(6).integers(0, high + 1, (1, 5, H, W, C), np.uint8)
+    rows = nets.Inputs(jnp.asarray(image), jnp.zeros((1, 5)), jnp.ones((1, 5), bool), ())
+    values = jax.jit(network.apply)(params, rows, ())[1][0]
+    p = jax.tree.map(np.asarray, params["params"])
+    assert ("embedding" in p["torso"]) == (high == 10)
+    dense = lambda p, x: x @ p["kernel"] + p["bias"]  # noqa: E731
+    for pixels, value in zip(image[0], values):
+        x = pixels / high
+        if high == 10:
+            codes, embedding = pixels.astype(int), p["torso"]["embedding"]
+            x = embedding["kernel"][codes[..., 0]] + embedding["kernel"][11 + codes[..., 1]] + embedding["bias"]
+        x = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+        for layer in ("Conv_0", "Conv_1"):
+            kernel = p["torso"][layer]["kernel"]
+            windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (0, 1))
+            x = np.maximum(np.einsum("hwcij,ijco->hwo", windows, kernel) + p["torso"][layer]["bias"], 0)
+        x = np.maximum(dense(p["torso"]["Dense_0"], x.reshape(-1)), 0)
+        np.testing.assert_allclose(value, dense(p["value"], x)[0], rtol=1e-4)
+    assert len(np.unique(values)) == 5
 
 
 @pytest.mark.parametrize(
@@ -565,5 +611,5 @@ def test_images_in_a_dict_have_convolutions_and_all_else_an_mlp() -> None:
     for change in ({"left": image[::-1]}, {"right": image[::-1]}, {"position": jnp.ones((2, 3, 2))}):
         assert not np.allclose(outputs(**change), outputs(), atol=1e-4)
     np.testing.assert_array_equal(outputs(_key=0 * ones), outputs())
-    with pytest.raises(ValueError, match="torso='nature' needs images of at least 36x36"):
+    with pytest.raises(ValueError, match="torso='nature' needs images of 36x36 or more"):
         nets.make(spec(spaces.Dict(members)), torso="nature")
