@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax import export as jax_export
 from jax import lax
 
 from podracer import spaces
-from podracer.nets.action_masks import present
+from podracer.nets import action_masks
 from podracer.nets.network import Inputs, Network
 from podracer.types import ArrayTree, EnvSpec, TimeStep, Trajectory
 
@@ -23,7 +23,8 @@ class ActorState(NamedTuple):
     Attributes:
       core: the core's state.
       previous_action: if the network is recurrent, else ().
-      frames: [B, n - 1, ...]; the observations before this one, oldest first, if n > 1 are stacked, else ().
+      frames: tree of [B, n - 1, ...]; what is stacked of the observations before this one, oldest first, if n > 1
+        are, else ().
     """
 
     core: ArrayTree
@@ -45,41 +46,72 @@ def start(network: Network, spec: EnvSpec, num_lanes: int, frame_stack: int = 1)
     action = spaces.zeros(spec.action_space) if network.recurrent else ()
     frames = ()
     if frame_stack > 1:
-        frame = spaces.zeros(spec.observation_space)
-        frames = jnp.zeros((num_lanes, frame_stack - 1, *frame.shape), frame.dtype)
+        frame = _stacked_part(spaces.zeros(spec.observation_space))
+        frames = jax.tree.map(lambda x: jnp.zeros((num_lanes, frame_stack - 1, *x.shape), x.dtype), frame)
     return ActorState(network.start(num_lanes), jax.tree.map(tile, action), frames)
 
 
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     """The spec that a network sees when the newest `frame_stack` observations are stacked along the last axis.
 
+    Of a `Dict`, the mask of actions and members whose names begin with an underscore are the newest ones alone.
+
     Raises:
-      ValueError: where observations are not one array.
+      ValueError: for several choices in one array, whose stack is no space.
     """
-    space = spec.observation_space
     if frame_stack == 1:
         return spec
-    if not isinstance(space, spaces.Box) or not space.shape:
-        hint = '; env_options={"mask": "none"} hides a mask' if present(spec) else ""
-        raise ValueError(f"frame_stack={frame_stack}: {spec.name} shows {space}; only arrays can be stacked{hint}.")
-    shape = (*space.shape[:-1], space.shape[-1] * frame_stack) if len(space.shape) == 3 else (*space.shape, frame_stack)
+    where = f"frame_stack={frame_stack}: {spec.name} shows"
+    return spec._replace(observation_space=_stacked_space(spec.observation_space, frame_stack, where))
+
+
+def _stacked_space(space: spaces.Space, n: int, where: str, hidden: tuple[str, ...] = (action_masks.NAME,)) -> Any:
+    """The space of n stacked values; `where` opens an error, and `hidden` is as in `_stacked_part`."""
+    if isinstance(space, spaces.Dict):
+        members = dict(space.items)
+        return spaces.Dict(
+            members | {name: _stacked_space(x, n, where, ()) for name, x in _stacked_part(members, hidden).items()}
+        )
+    if isinstance(space, spaces.Discrete):
+        return spaces.MultiDiscrete((space.num_values,) * n)
+    if isinstance(space, spaces.MultiDiscrete):
+        raise ValueError(f"{where} {space}, which cannot be stacked; show each choice as a member of its own.")
+    shape = (*space.shape[:-1], space.shape[-1] * n) if len(space.shape) == 3 else (*space.shape, n)
 
     def stacked(bound: Any) -> Any:
         """Stacks bounds like `_stack`: of images all channels of a frame, and then the next frame's."""
         if not np.ndim(bound):
             return bound
-        frames = [np.asarray(bound)] * frame_stack
+        frames = [np.asarray(bound)] * n
         return np.concatenate(frames, -1) if len(space.shape) == 3 else np.stack(frames, -1)
 
-    low, high = stacked(space.low), stacked(space.high)
-    return spec._replace(observation_space=spaces.Box(low, high, shape, space.dtype))
+    return spaces.Box(stacked(space.low), stacked(space.high), shape, space.dtype)
+
+
+def _stacked_part(value: Any, hidden: tuple[str, ...] = (action_masks.NAME,)) -> Any:
+    """The part of an observation that is stacked: what networks see of it (`nets.encode`).
+
+    Args:
+      value: an observation; a mapping for a `Dict`.
+      hidden: names of members that are left out, beside those that begin with an underscore.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _stacked_part(x, ()) for name, x in value.items() if name not in hidden and not name.startswith("_")}
 
 
 def _stack(state: ActorState, observation: ArrayTree, first: jax.Array) -> tuple[ArrayTree, Any]:
     """Observations [T, B] as the network sees them, and the frames to remember."""
-    if isinstance(state.frames, tuple):
-        return observation, ()
-    stacked, frames = stack_frames(state.frames, observation, first)
+    return (observation, ()) if isinstance(state.frames, tuple) else _stack_members(state.frames, observation, first)
+
+
+def _stack_members(frames: ArrayTree, observation: Any, first: jax.Array) -> tuple[ArrayTree, ArrayTree]:
+    """`_stack` of observations of which frames are remembered; members that have none stay as they are."""
+    if isinstance(frames, Mapping):
+        found = {name: _stack_members(frames[name], observation[name], first) for name in frames}
+        seen = {**observation, **{name: member for name, (member, _) in found.items()}}
+        return seen, {name: remembered for name, (_, remembered) in found.items()}
+    stacked, frames = stack_frames(frames, observation, first)  # type: ignore[arg-type]
     if observation.ndim == 5:  # images [H, W, C]: channels of all frames, frame by frame
         stacked = jnp.moveaxis(stacked, -1, -2)
         stacked = stacked.reshape(*stacked.shape[:-2], -1)
@@ -123,8 +155,8 @@ def with_frames(kept: ActorState, observation: ArrayTree, first: jax.Array, fram
     """The state with its frames again, from the `frame_stack - 1` rows before it: observations and first [n - 1, B]."""
     if frame_stack == 1:
         return kept
-    nothing = jnp.zeros_like(jnp.moveaxis(observation, 0, 1))
-    return kept._replace(frames=stack_frames(nothing, observation, first)[1])
+    nothing = jax.tree.map(lambda x: jnp.zeros_like(jnp.moveaxis(x, 0, 1)), _stacked_part(observation))
+    return kept._replace(frames=_stack_members(nothing, observation, first)[1])
 
 
 def frame_context(

@@ -580,12 +580,6 @@ def test_bounds_that_differ_by_number_are_stacked_as_observations_are(shape: tup
     assert seen.high == 1.0
 
 
-def test_what_cannot_be_stacked() -> None:
-    spec = spec_of(observation=spaces.Dict({"a": spaces.Discrete(2)}))
-    with pytest.raises(ValueError, match=r"frame_stack=2: test shows .*; only arrays can be stacked"):
-        nets.stacked_spec(spec, 2)
-
-
 def test_images_in_a_dict_have_convolutions_and_all_else_an_mlp() -> None:
     """An image beside a mask is the image alone, to the bit; of several members, each moves the outputs."""
     space = spaces.Box(0, 255, (20, 20, 1), np.uint8)
