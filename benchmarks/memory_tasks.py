@@ -1,73 +1,254 @@
-"""Does R2D2 remember? With its LSTM and without, five seeds side by side, where only memory helps.
+"""Do agents remember? Each core on tasks that only memory solves, beside no core, which must fail; three seeds a row.
 
-    python benchmarks/memory_tasks.py [--seeds 5] [--episodes 1000]
+    python benchmarks/memory_tasks.py                     # all rows
+    python benchmarks/memory_tasks.py --missing           # only those without a result, to go on after a stop
+    python benchmarks/memory_tasks.py --only t_maze gru   # only rows whose names have all of these words
+    python benchmarks/readme.py                           # writes the results into docs/results/learning.md
 
-Writes `benchmarks/results/memory_tasks.json` and a picture per task. Without memory the best return is 0 on average.
+A row is a task of `TASKS` with one of its networks, such as `ppo-t_maze-gru`. Its seeds train side by side in one program and
+are evaluated on fresh episodes. Results go to `benchmarks/results/memory_tasks/<row>.json`, and a picture of each task beside
+them. The exit code says whether all rows reach their bounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import pathlib
+import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
+import envs_jax
+import jax
+import numpy as np
 import podracer
+from podracer import spaces
 from podracer.bench import measure
 from podracer.result import plots
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-SMALL = {"core": "lstm", "core_size": 32, "hidden_sizes": (32,), "head_size": 32}
+RESULTS = pathlib.Path(__file__).parent / "results" / "memory_tasks"
+SEEDS = 3
+
+Change = Mapping[str, Any]
+"""Settings of an agent that differ from the task's."""
+
+NONE: dict[str, Change] = {"none": {"core": "none"}}
+RECURRENT: dict[str, Change] = {name: {"core": name} for name in ("gru", "mingru", "lru", "lstm")}
+
+
+def gtrxl(memory: int, **others: Any) -> dict[str, Change]:
+    return {"gtrxl": {"core": "gtrxl", "core_memory": memory, **others}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is learnt, and with what.
+
+    Attributes:
+      agent: by name.
+      environment: by name, of `envs_jax`.
+      total_steps: of a seed.
+      networks: changes of the config by label; that of "none" has no memory.
+      bound: every seed's mean return must reach it, of networks with memory.
+      without: the same must stay below it, of "none".
+      config: of the agent.
+      env_options: of the environment.
+      shown: indices of the observation's numbers that are shown; all if None.
+      episodes: of an evaluation.
+      reported: labels of networks that need not reach the bound.
+    """
+
+    agent: str
+    environment: str
+    total_steps: int
+    networks: Mapping[str, Change]
+    bound: float
+    without: float
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shown: tuple[int, ...] | None = None
+    episodes: int = 1000
+    reported: tuple[str, ...] = ()
+
+    def holds(self, label: str, returns: list[float]) -> bool:
+        """Says that the mean returns of a network's seeds satisfy its bound."""
+        if label in self.reported:
+            return True
+        return max(returns) <= self.without if label == "none" else min(returns) >= self.bound
+
+
+CHAIN: dict[str, Any] = {"environment": "memory_chain", "bound": 0.9, "without": 0.1}
+T_MAZE: dict[str, Any] = {
+    "environment": "t_maze", "env_options": {"min_length": 3, "max_length": 7}, "bound": 0.95, "without": 0.05,
+}  # fmt: skip
+FRAMES: dict[str, Change] = {"4 frames": {"core": "none", "frame_stack": 4}}
+
 TASKS = {
-    "memory_chain": {
-        "env_options": {"length": 20},
-        "total_steps": 150_000,
+    "ppo-memory_chain-20": Task(
+        "ppo",
+        total_steps=500_000,
+        env_options={"length": 20},
+        config={"rollout_length": 32},
+        networks=NONE | RECURRENT | gtrxl(32),
+        **CHAIN,
+    ),
+    "pqn-memory_chain-20": Task(
+        "pqn",
+        total_steps=500_000,
+        env_options={"length": 20},
+        config={"num_minibatches": 4},
+        networks={name: RECURRENT[name] for name in ("mingru", "lstm")},
+        **CHAIN,
+    ),
+    "r2d2-memory_chain-20": Task(
+        "r2d2",
+        total_steps=150_000,
+        env_options={"length": 20},
         # Episodes have 22 rows with the reset: a sequence is two of them.
-        "config": SMALL | {"rollout_length": 21, "burn_in": 0, "trace_length": 42, "replay_ratio": 8.0},
-    },
-    "t_maze": {
-        "env_options": {"min_length": 3, "max_length": 7},
-        "total_steps": 250_000,
+        config={"core_size": 32, "hidden_sizes": (32,), "head_size": 32, "rollout_length": 21, "burn_in": 0}
+        | {"trace_length": 42, "replay_ratio": 8.0},
+        networks=NONE | RECURRENT | gtrxl(21, burn_in=21),
+        **CHAIN,
+    ),
+    "ppo-t_maze": Task("ppo", total_steps=500_000, networks=NONE | RECURRENT | gtrxl(32), **T_MAZE),
+    "r2d2-t_maze": Task(
+        "r2d2",
+        total_steps=250_000,
         # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
-        "config": {
-            "discount": 0.9,
-            "epsilon_base": 0.6,
-            "epsilon_alpha": 2.0,
-            "burn_in": 0,
-            "trace_length": 20,
-            "replay_ratio": 16.0,
-            "target_interval": 100,
-        },
-    },
+        config={"discount": 0.9, "epsilon_base": 0.6, "epsilon_alpha": 2.0, "burn_in": 0, "trace_length": 20}
+        | {"replay_ratio": 16.0, "target_interval": 100},
+        networks=NONE | RECURRENT | gtrxl(16, burn_in=16),
+        **T_MAZE,
+    ),
+    "ppo-cartpole-hidden": Task(
+        "ppo",
+        "cartpole",
+        total_steps=1_000_000,
+        shown=(0, 2),
+        networks=NONE | FRAMES | RECURRENT | gtrxl(32),
+        bound=450,
+        without=200,
+        episodes=100,
+    ),
+    "ppo-pendulum-hidden": Task(
+        "ppo",
+        "pendulum",
+        total_steps=1_000_000,
+        config={"discount": 0.95},
+        shown=(0, 1),
+        networks=NONE | FRAMES | RECURRENT | gtrxl(32),
+        bound=-300,
+        without=-600,
+        episodes=100,
+    ),
+    "ppo-memory_chain-100": Task(
+        "ppo",
+        total_steps=2_000_000,
+        env_options={"length": 100},
+        config={"rollout_length": 128},
+        networks=NONE | RECURRENT | gtrxl(128),
+        episodes=200,
+        reported=("lstm", "gru"),
+        **CHAIN,
+    ),
 }
 
 
-def main():
+class Part:
+    """An environment that shows some of its numbers: without velocities, one observation does not say what to do."""
+
+    def __init__(self, environment: Any, shown: tuple[int, ...]):
+        self._environment, self._shown = environment, np.array(shown, np.int32)
+        space = environment.spec.observation_space
+        low, high = (np.broadcast_to(bound, space.shape)[self._shown] for bound in (space.low, space.high))
+        self.spec = environment.spec._replace(observation_space=spaces.Box(low, high))
+        self.reset, self.step = environment.reset, environment.step
+
+    def observe(self, state: Any) -> jax.Array:
+        return self._environment.observe(state)[self._shown]
+
+
+def measured(name: str, label: str) -> bool:
+    """Trains and evaluates the seeds of a row, writes its result, and says whether the bound holds."""
+    task = TASKS[name]
+    environment = envs_jax.make(task.environment, **task.env_options)
+    start = time.perf_counter()
+    result = podracer.train(
+        task.agent,
+        environment if task.shown is None else Part(environment, task.shown),
+        config=dict(task.config) | dict(task.networks[label]),
+        total_steps=task.total_steps,
+        population=SEEDS,
+        eval_every=task.total_steps // 5,
+        eval_episodes=task.episodes,
+        progress=False,
+    )
+    seconds = time.perf_counter() - start
+    returns = [member["eval_return_mean"] for member in result.summary["members"]]
+    rows = [row for row in result.history if "eval/return_mean" in row]
+    found = {
+        "returns": returns,
+        "bound": task.without if label == "none" else task.bound,
+        "holds": task.holds(label, returns),
+        "seconds": seconds,
+        "train_seconds": result.summary["train_seconds"],
+        "updates": result.summary["updates"],
+        "curve": [[row.get("member", 0), row["env_steps"], row["eval/return_mean"]] for row in rows],
+    }
+    settings = dataclasses.asdict(task) | {"seeds": SEEDS, "networks": {label: dict(task.networks[label])}}
+    words = f"--only {name}-{label}".replace(" ", "_")
+    measure.write(path(name, label), f"python benchmarks/memory_tasks.py {words}", settings, found)
+    print(f"{name}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
+    return found["holds"]
+
+
+def path(name: str, label: str) -> pathlib.Path:
+    """The result's file of a row."""
+    return RESULTS / f"{name}-{label.replace(' ', '_')}.json"
+
+
+def stored(name: str) -> dict[str, dict[str, Any]]:
+    """The files of a task's rows that are there, by label."""
+    found = {label: path(name, label) for label in TASKS[name].networks}
+    return {label: json.loads(file.read_text()) for label, file in found.items() if file.exists()}
+
+
+def draw(name: str) -> None:
+    """Draws the curves of a task's rows that are there."""
+    histories = {
+        label: [
+            {"member": member, "env_steps": steps, "eval/return_mean": value}
+            for member, steps, value in file["results"]["curve"]
+        ]
+        for label, file in stored(name).items()
+    }
+    task = TASKS[name]
+    options = "".join(f", {key} {value}" for key, value in task.env_options.items())
+    hidden = " without velocities" if task.shown else ""
+    title = f"{task.agent} on {task.environment}{hidden}{options}: {SEEDS} seeds"
+    plots.learning_curve(histories, RESULTS / f"{name}.png", title=title, metric="eval/return_mean")
+
+
+def main() -> int:
+    """Runs the rows that are asked for; the exit code says whether all reach their bounds."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
+    parser.add_argument("--missing", action="store_true")
     arguments = parser.parse_args()
-    results = {}
-    for env, task in TASKS.items():
-        histories = {}
-        for label, change in (("LSTM", {}), ("feed-forward", {"core": "none"})):
-            start = time.perf_counter()
-            result = podracer.train(
-                "r2d2",
-                env,
-                **(task | {"config": task["config"] | change}),
-                population=arguments.seeds,
-                eval_episodes=arguments.episodes,
-                progress=False,
-            )
-            seconds = time.perf_counter() - start
-            histories[label] = result.history
-            returns = [member["eval_return_mean"] for member in result.summary.get("members", [result.summary])]
-            results[f"{env}, {label}"] = {"returns": returns, "seconds": seconds, "updates": result.summary["updates"]}
-            print(f"{env}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
-        title = f"R2D2 on {env}, {arguments.seeds} seeds: mean, least and most"
-        plots.learning_curve(histories, RESULTS / f"memory_tasks-{env}.png", title=title, metric="eval/return_mean")
-    measure.write(RESULTS / "memory_tasks.json", "python benchmarks/memory_tasks.py", vars(arguments), results)
+    rows = [(name, label) for name, task in TASKS.items() for label in task.networks]
+    rows = [row for row in rows if all(word in path(*row).stem for word in arguments.only)]
+    rows = [row for row in rows if not (arguments.missing and path(*row).exists())]
+    missed = []
+    for name, label in rows:
+        if not measured(name, label):
+            missed.append(f"{name}-{label}")
+        draw(name)
+    print(f"{len(rows) - len(missed)} of {len(rows)} rows hold" + "".join(f"\nmissed: {row}" for row in missed))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
