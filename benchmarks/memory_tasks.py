@@ -6,8 +6,8 @@
     python benchmarks/readme.py                           # writes the results into docs/results/learning.md
 
 A row is a task of `TASKS` with one of its networks, such as `ppo-t_maze-gru`. Its seeds train side by side in one program and
-are evaluated on fresh episodes. Results go to `benchmarks/results/memory_tasks/<row>.json`, and a picture of each task beside
-them. The exit code says whether all rows reach their bounds.
+are evaluated on fresh episodes. Every row is written to `benchmarks/results/memory_tasks.json` when it ends, with its commit
+and its command, and a picture of its task beside. The exit code says whether all rows reach their bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from podracer import spaces
 from podracer.bench import measure
 from podracer.result import plots
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "memory_tasks"
+RESULTS = pathlib.Path(__file__).parent / "results"
+FILE = RESULTS / "memory_tasks.json"
 SEEDS = 3
 
 Change = Mapping[str, Any]
@@ -171,8 +172,13 @@ class Part:
         return self._environment.observe(state)[self._shown]
 
 
-def measured(name: str, label: str) -> bool:
-    """Trains and evaluates the seeds of a row, writes its result, and says whether the bound holds."""
+def row_of(name: str, label: str) -> str:
+    """The name of a task's row."""
+    return f"{name}-{label.replace(' ', '_')}"
+
+
+def measured(name: str, label: str) -> tuple[dict[str, Any], list[Any]]:
+    """Trains and evaluates the seeds of a row: its result, and its curves as (seed, steps, mean return)."""
     task = TASKS[name]
     environment = envs_jax.make(task.environment, **task.env_options)
     start = time.perf_counter()
@@ -188,48 +194,51 @@ def measured(name: str, label: str) -> bool:
     )
     seconds = time.perf_counter() - start
     returns = [member["eval_return_mean"] for member in result.summary["members"]]
-    rows = [row for row in result.history if "eval/return_mean" in row]
     found = {
         "returns": returns,
-        "bound": task.without if label == "none" else task.bound,
+        "bound": None if label in task.reported else task.without if label == "none" else task.bound,
         "holds": task.holds(label, returns),
-        "seconds": seconds,
-        "train_seconds": result.summary["train_seconds"],
+        "seconds": round(seconds, 1),
+        "train_seconds": round(result.summary["train_seconds"], 1),
         "updates": result.summary["updates"],
-        "curve": [[row.get("member", 0), row["env_steps"], row["eval/return_mean"]] for row in rows],
+        "commit": measure.commit(),
+        "command": f"python benchmarks/memory_tasks.py --only {row_of(name, label)}",
     }
-    settings = dataclasses.asdict(task) | {"seeds": SEEDS, "networks": {label: dict(task.networks[label])}}
-    words = f"--only {name}-{label}".replace(" ", "_")
-    measure.write(path(name, label), f"python benchmarks/memory_tasks.py {words}", settings, found)
-    print(f"{name}, {label}: {', '.join(f'{x:.3f}' for x in returns)}  ({seconds:.0f} s)", flush=True)
-    return found["holds"]
+    rows = [row for row in result.history if "eval/return_mean" in row]
+    return found, [[row["member"], row["env_steps"], round(row["eval/return_mean"], 3)] for row in rows]
 
 
-def path(name: str, label: str) -> pathlib.Path:
-    """The result's file of a row."""
-    return RESULTS / f"{name}-{label.replace(' ', '_')}.json"
+def stored() -> dict[str, Any]:
+    """The rows that are there, and their curves, in the order of `TASKS`."""
+    found = json.loads(FILE.read_text())["results"] if FILE.exists() else {"rows": {}, "curves": {}}
+    names = [row_of(name, label) for name, task in TASKS.items() for label in task.networks]
+    return {part: {name: rows[name] for name in names if name in rows} for part, rows in found.items()}
 
 
-def stored(name: str) -> dict[str, dict[str, Any]]:
-    """The files of a task's rows that are there, by label."""
-    found = {label: path(name, label) for label in TASKS[name].networks}
-    return {label: json.loads(file.read_text()) for label, file in found.items() if file.exists()}
+def write(name: str, label: str) -> bool:
+    """Measures a row, writes it and its task's picture, and says whether its bound holds."""
+    row = row_of(name, label)
+    result, curves = measured(name, label)
+    found = stored()
+    found["rows"][row], found["curves"][row] = result, curves
+    measure.write(FILE, "python benchmarks/memory_tasks.py", {"seeds": SEEDS}, found)
+    draw(name)
+    print(f"{row}: {', '.join(f'{x:.3f}' for x in result['returns'])}  ({result['seconds']:.0f} s)", flush=True)
+    return result["holds"]
 
 
 def draw(name: str) -> None:
     """Draws the curves of a task's rows that are there."""
+    task, curves = TASKS[name], stored()["curves"]
     histories = {
-        label: [
-            {"member": member, "env_steps": steps, "eval/return_mean": value}
-            for member, steps, value in file["results"]["curve"]
-        ]
-        for label, file in stored(name).items()
+        label: [dict(zip(("member", "env_steps", "eval/return_mean"), point)) for point in curves[row_of(name, label)]]
+        for label in task.networks
+        if row_of(name, label) in curves
     }
-    task = TASKS[name]
     options = "".join(f", {key} {value}" for key, value in task.env_options.items())
     hidden = " without velocities" if task.shown else ""
     title = f"{task.agent} on {task.environment}{hidden}{options}: {SEEDS} seeds"
-    plots.learning_curve(histories, RESULTS / f"{name}.png", title=title, metric="eval/return_mean")
+    plots.learning_curve(histories, RESULTS / f"memory_tasks-{name}.png", title=title, metric="eval/return_mean")
 
 
 def main() -> int:
@@ -238,15 +247,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--missing", action="store_true")
     arguments = parser.parse_args()
-    rows = [(name, label) for name, task in TASKS.items() for label in task.networks]
-    rows = [row for row in rows if all(word in path(*row).stem for word in arguments.only)]
-    rows = [row for row in rows if not (arguments.missing and path(*row).exists())]
-    missed = []
-    for name, label in rows:
-        if not measured(name, label):
-            missed.append(f"{name}-{label}")
-        draw(name)
-    print(f"{len(rows) - len(missed)} of {len(rows)} rows hold" + "".join(f"\nmissed: {row}" for row in missed))
+    rows = {row_of(name, label): (name, label) for name, task in TASKS.items() for label in task.networks}
+    done = stored()["rows"] if arguments.missing else {}
+    chosen = [row for row in rows if row not in done and all(word in row for word in arguments.only)]
+    missed = [row for row in chosen if not write(*rows[row])]
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} rows hold" + "".join(f"\nmissed: {row}" for row in missed))
     return 1 if missed else 0
 
 
