@@ -5,9 +5,10 @@
     python benchmarks/memory_tasks.py --only t_maze gru   # only rows whose names have all of these words
     python benchmarks/readme.py                           # writes the results into docs/results/learning.md
 
-A row is a task of `TASKS` with one of its networks, such as `ppo-t_maze-gru`. Its seeds train side by side in one program and
-are evaluated on fresh episodes. Every row is written to `benchmarks/results/memory_tasks.json` when it ends, with its commit
-and its command, and a picture of its task beside. The exit code says whether all rows reach their bounds.
+A row is a task of `TASKS` with one of its networks, such as `ppo-t_maze-gru`. Its seeds train side by side in one
+program and are evaluated on fresh episodes. Every row is written to `benchmarks/results/memory_tasks.json` when it ends,
+with its commit and its command, and a picture of its task beside. The exit code says whether all rows reach their
+bounds.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import envs_jax
 import jax
 import numpy as np
+
+import envs_jax
 import podracer
 from podracer import spaces
 from podracer.bench import measure
@@ -57,7 +59,7 @@ class Task:
       without: the same must stay below it, of "none".
       config: of the agent.
       env_options: of the environment.
-      shown: indices of the observation's numbers that are shown; all if None.
+      hidden: indices of the observation's numbers that are not shown.
       episodes: of an evaluation.
       reported: labels of networks that need not reach the bound.
     """
@@ -70,7 +72,7 @@ class Task:
     without: float
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shown: tuple[int, ...] | None = None
+    hidden: tuple[int, ...] = ()
     episodes: int = 1000
     reported: tuple[str, ...] = ()
 
@@ -128,7 +130,7 @@ TASKS = {
         "ppo",
         "cartpole",
         total_steps=1_000_000,
-        shown=(0, 2),
+        hidden=(1, 3),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
         bound=450,
         without=200,
@@ -139,7 +141,7 @@ TASKS = {
         "pendulum",
         total_steps=1_000_000,
         config={"discount": 0.95},
-        shown=(0, 1),
+        hidden=(2,),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
         bound=-300,
         without=-600,
@@ -158,12 +160,12 @@ TASKS = {
 }
 
 
-class Part:
-    """An environment that shows some of its numbers: without velocities, one observation does not say what to do."""
+class Hide:
+    """An environment without some numbers of its observations."""
 
-    def __init__(self, environment: Any, shown: tuple[int, ...]):
-        self._environment, self._shown = environment, np.array(shown, np.int32)
+    def __init__(self, environment: Any, hidden: tuple[int, ...]):
         space = environment.spec.observation_space
+        self._environment, self._shown = environment, np.delete(np.arange(*space.shape, dtype=np.int32), hidden)
         low, high = (np.broadcast_to(bound, space.shape)[self._shown] for bound in (space.low, space.high))
         self.spec = environment.spec._replace(observation_space=spaces.Box(low, high))
         self.reset, self.step = environment.reset, environment.step
@@ -184,7 +186,7 @@ def measured(name: str, label: str) -> tuple[dict[str, Any], list[Any]]:
     start = time.perf_counter()
     result = podracer.train(
         task.agent,
-        environment if task.shown is None else Part(environment, task.shown),
+        Hide(environment, task.hidden) if task.hidden else environment,
         config=dict(task.config) | dict(task.networks[label]),
         total_steps=task.total_steps,
         population=SEEDS,
@@ -236,7 +238,7 @@ def draw(name: str) -> None:
         if row_of(name, label) in curves
     }
     options = "".join(f", {key} {value}" for key, value in task.env_options.items())
-    hidden = " without velocities" if task.shown else ""
+    hidden = " without velocities" if task.hidden else ""
     title = f"{task.agent} on {task.environment}{hidden}{options}: {SEEDS} seeds"
     plots.learning_curve(histories, RESULTS / f"memory_tasks-{name}.png", title=title, metric="eval/return_mean")
 

@@ -18,9 +18,11 @@ def memory() -> list[str]:
     for task in tasks:
         found = {label: rows[f"{task}-{label}"] for label in labels if f"{task}-{label}" in rows}
         bounds = [row["bound"] for label, row in found.items() if label != "none" and row["bound"] is not None]
-        required = [f">= {bound}" for bound in bounds[:1]] + ([f"none <= {found['none']['bound']}"] if "none" in found else [])
+        required = [f">= {bound}" for bound in bounds[:1]]
+        required += [f"none <= {found['none']['bound']}"] if "none" in found else []
+        returns = [_range(found.get(label)) for label in labels]
         commits = dict.fromkeys(short_commit(row["commit"]) for row in found.values())
-        lines.append((f"`{task}`", ", ".join(required), *(_range(found.get(label)) for label in labels), ", ".join(commits)))
+        lines.append((f"`{task}`", ", ".join(required), *returns, ", ".join(commits)))
     return table(("task", "required", *(label.replace("_", " ") for label in labels), "commit"), lines)
 
 
