@@ -6,8 +6,8 @@
     python benchmarks/readme.py                           # writes the results into docs/results/learning.md
 
 A row is a task of `TASKS` with one of its networks, such as `ppo-t_maze-gru`. Its seeds train side by side in one
-program and are evaluated on fresh episodes. Every row is written to `benchmarks/results/memory_tasks.json` when it ends,
-with its commit and its command, and a picture of its task beside. The exit code says whether all rows reach their
+program and are evaluated on fresh episodes. Every row is written to `benchmarks/results/memory_tasks.json` when it
+ends, with its commit and its command, and a picture of its task beside. The exit code says whether all rows reach their
 bounds.
 """
 
