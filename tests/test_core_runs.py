@@ -26,13 +26,13 @@ from tests.support import every_core
 
 pytestmark = pytest.mark.slow
 
+NETWORK = every_core.network(envs_jax.make("memory_chain", length=3).spec)
 STEPS = 460
 """Six updates of 16 lanes and 6 rows, a fifth of which are resets: episodes end anywhere in a rollout."""
 
 
 def train(devices: int, **run: Any) -> podracer.Result:
     """Trains in eight shards on some of the process's devices, lanes in minibatches, without an evaluation."""
-    environment = envs_jax.make("memory_chain", length=3)
     with (
         mock.patch.object(training, "_devices", return_value=jax.devices()[:devices]),
         mock.patch.object(Session, "_evaluate", return_value=None),
@@ -41,7 +41,7 @@ def train(devices: int, **run: Any) -> podracer.Result:
             "ppo",
             "memory_chain",
             env_options={"length": 3},
-            network=every_core.network(environment.spec),
+            network=NETWORK,
             config={"rollout_length": 6, "num_epochs": 1, "num_minibatches": 2, "learning_rate": 0.01},
             num_envs=16,
             num_shards=8,
@@ -58,12 +58,16 @@ def flat(result: podracer.Result, member: int = 0) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x[member]) for path, x in leaves}
 
 
+def checkpoints(run_dir: pathlib.Path) -> list[int]:
+    """The steps of the two checkpoints of a run."""
+    return sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
+
+
 def resumed(devices: int, run_dir: pathlib.Path) -> dict[str, np.ndarray]:
     """The end of a run that goes on from the first of its two checkpoints."""
     copy = run_dir.with_name(f"on-{devices}")
     shutil.copytree(run_dir, copy)
-    _, last = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
-    shutil.rmtree(copy / "checkpoints" / str(last))
+    shutil.rmtree(copy / "checkpoints" / str(checkpoints(run_dir)[1]))
     return flat(train(devices, run_dir=copy, resume=True))
 
 
@@ -74,10 +78,10 @@ def with_eight_devices(directory: pathlib.Path) -> None:
     assert whole.summary["updates"] >= 6
     found = {
         "whole": flat(whole),
+        "halfway": flat(podracer.load(run_dir, network=NETWORK, step=checkpoints(run_dir)[0])),
         "resumed": resumed(8, run_dir),
         "on two": resumed(2, run_dir),
         "member": flat(population),
-        "other": flat(population, 1),
     }
     for name, leaves in found.items():
         np.savez(directory / f"{name}.npz", **leaves)
@@ -104,9 +108,9 @@ def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], t
     return [name for name, x in found.items() if not np.allclose(x, expected[name], rtol=tolerance, atol=tolerance)]
 
 
-def test_every_core_has_learnt(runs: dict[str, dict[str, np.ndarray]]) -> None:
-    """Or anything would agree: the members of a population, which begin and act differently, differ in each core."""
-    apart = differences(runs["other"], runs["member"], 0.01)
+def test_every_core_learns(runs: dict[str, dict[str, np.ndarray]]) -> None:
+    """Or anything would agree."""
+    apart = differences(runs["halfway"], runs["whole"], 1e-3)
     assert all(any(f"'{name}'" in leaf for leaf in apart) for name in every_core.SETTINGS)
 
 
