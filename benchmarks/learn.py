@@ -69,15 +69,6 @@ MINIGRID = (
 
 T_MAZE = "t_maze --total-steps 20000 --env.wrong-reward 0 --env.min-length 2 --env.max-length 2"
 
-CHAIN = "ppo memory_chain --env.length 20 --agent.rollout-length 32 --total-steps 500000"
-
-# Episodes have 22 rows with the reset: a sequence is two of them.
-R2D2_CHAIN = (
-    "r2d2 memory_chain --env.length 20 --total-steps 150000 --agent.core-size 32 --agent.hidden-sizes 32 "
-    "--agent.head-size 32 --agent.rollout-length 21 --agent.burn-in 0 --agent.trace-length 42 "
-    "--agent.replay-ratio 8"
-)
-
 # Carts leave the track at 130 steps long before they stay for 500, and with values of 10 rewards (the default) that is
 # learnt slowly: with lockstep one of two seeds ended at 178 after 200,000 steps (batches of 256, a replay of all rows).
 MUZERO_CARTPOLE = "muzero envpool:CartPole-v1 --total-steps 200000 --agent.n-step 50"
@@ -95,28 +86,6 @@ ROWS = (
         0.9,
     ),
     Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.core lstm --agent.core-size 64", 0.9),
-    *(
-        Row(f"memory_chain-20-ppo-{core}", f"{CHAIN} --agent.core {core}", 0.9)
-        for core in ("lstm", "gru", "mingru", "lru", "gtrxl")
-    ),
-    Row("memory_chain-20-ppo", CHAIN, 0.1, at_most=True),
-    *(
-        Row(
-            f"memory_chain-20-pqn-{core}",
-            f"pqn memory_chain --env.length 20 --agent.num-minibatches 4 --agent.core {core}",
-            0.9,
-        )
-        for core in ("lstm", "mingru")
-    ),
-    *(
-        Row(f"memory_chain-20-r2d2-{core}", f"{R2D2_CHAIN} --agent.core {core}", 0.9)
-        for core in ("gru", "mingru", "lru")
-    ),
-    Row(
-        "memory_chain-20-r2d2-gtrxl",
-        f"{R2D2_CHAIN} --agent.core gtrxl --agent.core-memory 21 --agent.burn-in 21",
-        0.9,
-    ),
     Row("acrobot-ppo", "ppo acrobot --preset classic", -100),
     Row("mountain_car-ppo", "ppo mountain_car --preset classic", -130),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
@@ -188,6 +157,8 @@ ROWS = (
     Row("envpool-cartpole-r2d2", "r2d2 envpool:CartPole-v1 --agent.discount 0.99", 475),
     # Without memory, half of the episodes end at the wrong object.
     Row("envpool-minigrid-r2d2", f"{MINIGRID} --agent.core lstm --agent.core-size 128", 0.8),
+    Row("envpool-minigrid-r2d2-gru", f"{MINIGRID} --agent.core gru --agent.core-size 128", 0.8),
+    Row("envpool-minigrid-r2d2-lru", f"{MINIGRID} --agent.core lru --agent.core-size 128", 0.8),
     Row("envpool-minigrid-r2d2-feed-forward", f"{MINIGRID} --agent.core none", 0.6, at_most=True),
     Row("envpool-cartpole-vtrace", "vtrace envpool:CartPole-v1 --total-steps 1000000", 475),
     Row("envpool-cartpole-lockstep", "vtrace envpool:CartPole-v1 --total-steps 1000000 --mode lockstep", 475),

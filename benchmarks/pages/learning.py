@@ -6,18 +6,36 @@ import statistics
 
 import learn
 
-from pages import commit, read, table, to
+from pages import commit, read, short_commit, table, to
 
 
 def memory() -> list[str]:
-    """Returns of R2D2 with and without its LSTM."""
-    found = read("memory_tasks")
-    rows = []
-    for task in ("memory_chain", "t_maze"):
-        lstm, without = (found["results"][f"{task}, {arm}"] for arm in ("LSTM", "feed-forward"))
-        returns = [to([round(value, 3) + 0.0 for value in arm["returns"]]) for arm in (lstm, without)]
-        rows.append((f"`{task}`", *returns, f"{lstm['seconds']:.0f}", commit(found)))
-    return table(("task", "with LSTM", "without", "seconds, with LSTM", "commit"), rows)
+    """Returns of each core on the tasks that need one, the worst and the best of the seeds."""
+    rows = read("memory_tasks")["results"]["rows"]
+    tasks = dict.fromkeys(name.rpartition("-")[0] for name in rows)
+    labels = sorted({name.rpartition("-")[2] for name in rows}, key=lambda label: (label not in FIRST, label))
+    lines = []
+    for task in tasks:
+        found = {label: rows[f"{task}-{label}"] for label in labels if f"{task}-{label}" in rows}
+        bounds = [row["bound"] for label, row in found.items() if label != "none" and row["bound"] is not None]
+        required = [f">= {bound}" for bound in bounds[:1]]
+        required += [f"none <= {found['none']['bound']}"] if "none" in found else []
+        returns = [_range(found.get(label)) for label in labels]
+        commits = dict.fromkeys(short_commit(row["commit"]) for row in found.values())
+        lines.append((f"`{task}`", ", ".join(required), *returns, ", ".join(commits)))
+    return table(("task", "required", *(label.replace("_", " ") for label in labels), "commit"), lines)
+
+
+FIRST = ("none", "4_frames")
+"""Networks without a core, which have the first columns."""
+
+
+def _range(row: dict | None) -> str:
+    """The least and the most of the returns of a row's seeds, one number where they are alike."""
+    if row is None:
+        return ""
+    least, most = (f"{round(value, 3) + 0.0:.3g}" for value in (min(row["returns"]), max(row["returns"])))
+    return least if least == most else f"{least} to {most}"
 
 
 def over_training() -> list[str]:

@@ -68,7 +68,11 @@ def learn(agent, learner, batch):
 
 @pytest.mark.parametrize(
     ("core", "frame_stack"),
-    [("lstm", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("none", 1), ("none", 3), ("lstm", 1)))],
+    [
+        ("lstm", 3),
+        *(pytest.param(core, 1, marks=pytest.mark.slow) for core in ("none", "lstm", "gru", "mingru", "lru")),
+        pytest.param("none", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_unrolling_from_the_stored_state_gives_the_actors_values(core, frame_stack):
     agent = made(core=core, frame_stack=frame_stack)

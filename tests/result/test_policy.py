@@ -18,6 +18,7 @@ from podracer import agents, nets, spaces
 from podracer.result import export, policy
 from podracer.result.export import load_policy
 from podracer.types import EnvSpec, TimeStep
+from tests.support import every_core
 
 T, B = 14, 3
 
@@ -61,6 +62,11 @@ CASES["efficientzero"] = (
     agents.EfficientZeroConfig(
         **SMALL, state_size=6, head_size=8, lstm_size=4, projection_size=8, num_bins=11, simulations=4, frame_stack=2
     ),
+    VECTOR,
+)
+CASES["ppo every core"] = (
+    lambda spec, config: agents.ppo.make(spec, config, every_core.network(spec)),
+    agents.PPOConfig(),
     VECTOR,
 )
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
@@ -163,7 +169,7 @@ def test_one_lane_acts_alone(case, name):
         "r2d2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo box", "vtrace images", "efficientzero", "muzero")
+            for name in ("ppo box", "ppo every core", "vtrace images", "efficientzero", "muzero")
         ),
     ],
 )
