@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from podracer import configs, nets, returns, spaces
 from podracer.learning import optimizer as optimizers
-from podracer.learning import update
+from podracer.learning import resets, update
 from podracer.topology import collectives
 from podracer.types import (
     ActorParams,
@@ -113,7 +113,10 @@ class Functions(abc.ABC):
 
     def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
         """The learner's state before its first update."""
-        params = self.network.init(key)
+        return self._begin(self.network.init(key), hyper)
+
+    def _begin(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        """The first state of parameters."""
         return update.init(params, self.optimizer, hyper, self.aux(params))
 
     def aux(self, params: ArrayTree) -> ArrayTree:
@@ -158,7 +161,11 @@ class Functions(abc.ABC):
           OptimizerError: for an optimiser of the user's that does not fit.
         """
         nets.action_masks.check(self.spec)
-        masked = nets.action_masks.present(self.spec)
+        masked, learn = nets.action_masks.present(self.spec), self.learn
+        if isinstance(self.config, resets.ResetConfig) and self.config.reset_interval:
+            learn = self._learn_with_resets
+        if masked:
+            learn = functools.partial(self._learn_with_mask, learn)
         unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
         hyper = {name: value for name, value in configs.tunables(self.config).items() if name not in unused}
         if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
@@ -172,17 +179,32 @@ class Functions(abc.ABC):
             actor_params=self.actor_params,
             start=self.start,
             act=self.act,
-            learn=self._learn_with_mask if masked else self.learn,
+            learn=learn,
             hyper=hyper,
             cautions=(*cautions, NONE_LEGAL) if masked else cautions,
             **others,
         )
 
-    def _learn_with_mask(
+    def _learn_with_resets(
         self, learner: LearnerState, experience: Any, progress: jax.Array, key: jax.Array
     ) -> tuple[Any, ...]:
+        """`learn`, and every `reset_interval` updates a reset."""
+        key, reset_key = jax.random.split(key)
+        learner, *results = self.learn(learner, experience, progress, key)
+        fresh = functools.partial(self.network.init, resets.shared(reset_key))
+        begin = functools.partial(self._begin, hyper=learner.hyper)
+        return resets.when_due(learner, progress, self.config, fresh, begin), *results
+
+    def _learn_with_mask(
+        self,
+        learn: Callable[..., Any],
+        learner: LearnerState,
+        experience: Any,
+        progress: jax.Array,
+        key: jax.Array,
+    ) -> tuple[Any, ...]:
         """`learn`, with metrics of the mask of actions."""
-        learner, metrics, *priorities = self.learn(learner, experience, progress, key)
+        learner, metrics, *priorities = learn(learner, experience, progress, key)
         trajectory: Trajectory = getattr(experience, "trajectory", experience)
         observation, weight = trajectory.timesteps.observation, returns.transitions(trajectory).mask
         # The rows of actions, as far as they come with observations (`ReplaySpec.observation_rows`).

@@ -42,15 +42,16 @@ from podracer.distributions import epsilon_greedy, greedy, value_of
 from podracer.learning import bins, value_distributions
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
+from podracer.learning.resets import ResetConfig
 from podracer.topology import collectives
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
-class DQNConfig(nets.NetworkConfig, OptimizerConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
-    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of Mnih et al. 2015
-    (extended data table 1), unless they say else.
+class DQNConfig(nets.NetworkConfig, OptimizerConfig, ResetConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`,
+    `podracer.learning.optimizer_config.OptimizerConfig` and `podracer.learning.resets.ResetConfig`. Paper values are
+    those of Mnih et al. 2015 (extended data table 1), unless they say else.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 1).

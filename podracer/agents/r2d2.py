@@ -33,14 +33,16 @@ from podracer.distributions import epsilon_greedy, greedy, value_of
 from podracer.learning import update
 from podracer.learning.optimizer import Own
 from podracer.learning.optimizer_config import OptimizerConfig
+from podracer.learning.resets import ResetConfig
 from podracer.topology import collectives
 from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config(nets.NetworkConfig, OptimizerConfig):
-    """The agent's settings, beside those of `podracer.nets.NetworkConfig` and
-    `podracer.learning.optimizer_config.OptimizerConfig`. Paper values are those of SEED RL's table 8.
+class R2D2Config(nets.NetworkConfig, OptimizerConfig, ResetConfig):
+    """The agent's settings, beside those of `podracer.nets.NetworkConfig`,
+    `podracer.learning.optimizer_config.OptimizerConfig` and `podracer.learning.resets.ResetConfig`. Paper values are
+    those of SEED RL's table 8.
 
     Attributes:
       envs_per_device: lanes per device when `num_envs` is not given (paper: 610 actors in all).

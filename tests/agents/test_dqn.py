@@ -233,6 +233,25 @@ def test_the_target_network_is_copied_every_so_many_updates() -> None:
         assert int(learner.num_updates) == i
 
 
+def test_a_reset_follows_an_update() -> None:
+    """Half of the torso is that of a fresh network, whose head, target and optimiser's state are new; else nothing."""
+    agent, plain = made(reset_interval=4, head_size=6), made(head_size=6)
+    learner, batch, key = learner_of(plain), batch_of(plain), jax.random.key(5)
+    run = lambda agent, learner, key: harness.alone(agent.learn)(learner, batch, jnp.float32(0.1), key)  # noqa: E731
+    for num_updates in (3, 4):
+        learner = learner._replace(num_updates=jnp.int32(num_updates))
+        expected, *results = run(plain, learner, jax.random.split(key)[0])
+        after, *same = run(agent, learner, key)
+        harness.assert_same(same, results)
+        if num_updates == 3:
+            fresh = jax.jit(network_of(plain).init)(jax.random.split(key)[1])["params"]
+            torsos = expected.params["params"]["torso"], fresh["torso"]
+            params = {"params": fresh | {"torso": jax.tree.map(lambda a, b: 0.5 * a + 0.5 * b, *torsos)}}
+            begun = jax.jit(agent.init)(key, learner.hyper)
+            expected = expected._replace(params=params, aux=params, opt_state=begun.opt_state)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), after, expected)
+
+
 def test_one_update_by_hand() -> None:
     """The gradient is that of the value at row 0 alone; RMSProp is centred, epsilon inside its root, from moments 0."""
     agent = made(optimizer="rmsprop", optimizer_eps=1e-4, max_grad_norm=float("inf"), learning_rate=0.01)

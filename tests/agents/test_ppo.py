@@ -355,7 +355,7 @@ def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) ->
 
 
 def test_chunks_have_the_loss_of_lanes() -> None:
-    """Of all units at once; the gradient ends with a chunk. One chunk is the lane, bit for bit."""
+    """One step on all units: the gradient ends with a chunk. One chunk is the lane, bit for bit."""
     common = {"rollout_length": LONG, "core": "lstm", "core_size": 4, **ONCE}
     learner, trajectory, learn = played(small(**common))
     expected = learn(learner, trajectory)

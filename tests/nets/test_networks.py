@@ -355,7 +355,7 @@ def test_wide_resnets_have_the_papers_parameters(width: int, millions: float) ->
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_sections_of_resnets_have_so_many_blocks(depth: int) -> None:
-    """Of two convolutions each, after the section's own."""
+    """Two convolutions each, after the section's own."""
     network = nets.make(spec_of(spaces.Box(0, 255, (9, 9, 4), np.uint8)), torso="resnet", depth=depth)
     shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(network.init, KEY)["params"]["torso"])]
     assert shapes.count((3, 3, 16, 16)) == 2 * depth

@@ -24,17 +24,17 @@ TOTAL_STEPS = 6_000
 PERIOD = 80
 DQN = (
     f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-ratio 2 --agent.target-interval {PERIOD // 4} "
-    "--agent.replay-capacity 800 --agent.replay-min-size 160"
+    "--agent.replay-capacity 800 --agent.replay-min-size 160 --agent.reset-interval 50"
 )
 CASES = {
     # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
     "vtrace": "train vtrace memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.optimizer rmsprop "
     "--agent.momentum 0.9",
     "ppo": "train ppo memory_chain --env.length 3 --agent.normalize-observations --agent.normalize-rewards",
-    # A replay with its priorities, and a target network.
+    # A replay with its priorities, a target network, and resets of it all but the replay.
     "r2d2": "train r2d2 memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.burn-in 2 --agent.trace-length 12 "
     "--agent.batch-size 8 --agent.replay-ratio 9.6 --agent.replay-capacity 8000 --agent.replay-min-size 800 "
-    "--agent.target-interval 7",
+    "--agent.target-interval 7 --agent.reset-interval 10",
     # Updates that are due and not done: at checkpoints, and wherever in a period a signal comes.
     "dqn": f"{DQN} --mode lockstep",
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
