@@ -10,7 +10,8 @@ The same actor comes from files that need none of the agent's code: `podracer.lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 
 from podracer import spaces
 from podracer.environments import gate
+from podracer.nets import action_masks
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
@@ -173,6 +175,7 @@ class Actor:
 
         Args:
           observation: the environment's observation, also in its own form (`environments.gate`); [B, ...] for a batch.
+            A mask of actions may have the axes that the environment shows.
           reward: the reward that arrived with it, a number or [B]; needed by policies that see rewards, but not on
             first rows.
           first: True if the observation opens an episode, bool or [B]; if None, only the first call and those after
@@ -221,6 +224,16 @@ def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
     Raises:
       ValueError: for one that the environment could not show.
     """
-    if lanes is not None:
-        return gate.to_agent(value, space, (lanes,))
-    return jax.tree.map(lambda x: x[None], gate.to_agent(value, space))
+    lead = () if lanes is None else (lanes,)
+    row = gate.to_agent(_with_flat_mask(value, space, lead), space, lead)
+    return row if lanes is not None else jax.tree.map(lambda x: x[None], row)
+
+
+def _with_flat_mask(value: Any, space: spaces.Space, lead: tuple[int, ...]) -> Any:
+    """The observation with its mask of actions as [*lead, P], whatever axes the environment gives it."""
+    members: dict[str, Any] = dict(space.items) if isinstance(space, spaces.Dict) else {}
+    if action_masks.NAME not in members or not isinstance(value, Mapping) or action_masks.NAME not in value:
+        return value
+    mask, shape = np.asarray(value[action_masks.NAME]), (*lead, *members[action_masks.NAME].shape)
+    fits = mask.shape[: len(lead)] == lead and mask.size == math.prod(shape)
+    return {**value, action_masks.NAME: mask.reshape(shape)} if fits else value
