@@ -6,7 +6,7 @@ import statistics
 
 import learn
 
-from pages import commit, read, table, to
+from pages import commit, read, short_commit, table, to
 
 
 def memory() -> list[str]:
@@ -22,14 +22,14 @@ def memory() -> list[str]:
 
 def masks() -> list[str]:
     """Every agent on a task that only its mask explains, with the mask and without."""
-    found, rows = read("masks"), []
-    for agent, cases in found["results"].items():
+    rows = []
+    for agent, cases in sorted(read("masks")["results"].items()):
         if agent == "holds":
             continue
         masked = [*cases["anakin"]["returns"], *cases["sebulba"]["returns"]]
         illegal = max(cases["anakin"]["illegal"], cases["sebulba"]["illegal"])
         hidden = to(cases["hidden"]["returns"], ".2f")
-        rows.append((f"`{agent}`", to(masked), f"{illegal:g}", hidden, commit(found)))
+        rows.append((f"`{agent}`", to(masked), f"{illegal:g}", hidden, short_commit(cases["commit"])))
     return table(("agent", "with the mask", "illegal actions", "mask hidden", "commit"), rows)
 
 

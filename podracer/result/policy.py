@@ -20,13 +20,16 @@ import numpy as np
 
 from podracer import spaces
 from podracer.environments import gate
-from podracer.nets import action_masks
 from podracer.types import ActorParams, Agent, ArrayTree, EnvSpec, TimeStep
 
 Memory = tuple[Any, ...]
 """The memory that later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its
 observation alone. Where actions depend on chance, the first one is the data of the next random key, without a dim for
 lanes."""
+
+
+MASK = "action_mask"
+"""The name that `podracer.nets.action_masks` has, too: exports are loaded without networks."""
 
 
 class Policy(NamedTuple):
@@ -232,8 +235,8 @@ def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
 def _with_flat_mask(value: Any, space: spaces.Space, lead: tuple[int, ...]) -> Any:
     """The observation with its mask of actions as [*lead, P], whatever axes the environment gives it."""
     members: dict[str, Any] = dict(space.items) if isinstance(space, spaces.Dict) else {}
-    if action_masks.NAME not in members or not isinstance(value, Mapping) or action_masks.NAME not in value:
+    if MASK not in members or not isinstance(value, Mapping) or MASK not in value:
         return value
-    mask, shape = np.asarray(value[action_masks.NAME]), (*lead, *members[action_masks.NAME].shape)
+    mask, shape = np.asarray(value[MASK]), (*lead, *members[MASK].shape)
     fits = mask.shape[: len(lead)] == lead and mask.size == math.prod(shape)
-    return {**value, action_masks.NAME: mask.reshape(shape)} if fits else value
+    return {**value, MASK: mask.reshape(shape)} if fits else value
