@@ -38,6 +38,33 @@ def _range(row: dict | None) -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def masks() -> list[str]:
+    """Every agent on a task that only its mask explains, with the mask and without."""
+    rows = []
+    for agent, cases in sorted(read("masks")["results"].items()):
+        if agent == "holds":
+            continue
+        masked = [*cases["anakin"]["returns"], *cases["sebulba"]["returns"]]
+        illegal = max(cases["anakin"]["illegal"], cases["sebulba"]["illegal"])
+        hidden = to(cases["hidden"]["returns"], ".2f")
+        rows.append((f"`{agent}`", to(masked), f"{illegal:g}", hidden, short_commit(cases["commit"])))
+    return table(("agent", "with the mask", "illegal actions", "mask hidden", "commit"), rows)
+
+
+def game_2048() -> list[str]:
+    """PPO's scores in pgx's 2048."""
+    found, rows = read("masks-2048"), []
+    for case in ("with the mask", "without"):
+        result = found["results"][case]
+        rows.append((case, " / ".join(f"{x:,.0f}" for x in result["returns"]), commit(found)))
+    return table(("2048", "score, by seed", "commit"), rows)
+
+
+def mask_cost(agent: str) -> str:
+    """The share of time that a mask takes of training."""
+    return f"{read('masks-speed')['results']['cost'][agent]['median']:+.1%}"
+
+
 def over_training() -> list[str]:
     """Mean returns over training, of five seeds or ten, with and without one thing."""
     rows = []
@@ -78,5 +105,16 @@ def _areas(results: dict, arm: str) -> list[float]:
     return areas[arm] if arm in areas else results[arm]["mean_return_over_training"]
 
 
-TABLES = {"learning": learn.table, "memory": memory, "over-training": over_training, "threads": threads}
-VALUES = {}
+TABLES = {
+    "learning": learn.table,
+    "memory": memory,
+    "masks": masks,
+    "masks-2048": game_2048,
+    "over-training": over_training,
+    "threads": threads,
+}
+VALUES = {
+    "masks-speed-ppo": lambda: mask_cost("ppo"),
+    "masks-speed-dqn": lambda: mask_cost("dqn"),
+    "masks-speed-commit": lambda: commit(read("masks-speed")),
+}

@@ -10,7 +10,8 @@ The same actor comes from files that need none of the agent's code: `podracer.lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,10 @@ Memory = tuple[Any, ...]
 """The memory that later actions depend on: a flat tuple of arrays [b, ...], empty if an action depends on its
 observation alone. Where actions depend on chance, the first one is the data of the next random key, without a dim for
 lanes."""
+
+
+MASK = "action_mask"
+"""The name that `podracer.nets.action_masks` has, too: exports are loaded without networks."""
 
 
 class Policy(NamedTuple):
@@ -173,6 +178,7 @@ class Actor:
 
         Args:
           observation: the environment's observation, also in its own form (`environments.gate`); [B, ...] for a batch.
+            A mask of actions may have the axes that the environment shows.
           reward: the reward that arrived with it, a number or [B]; needed by policies that see rewards, but not on
             first rows.
           first: True if the observation opens an episode, bool or [B]; if None, only the first call and those after
@@ -221,6 +227,16 @@ def fit(space: spaces.Space, value: Any, lanes: int | None) -> Any:
     Raises:
       ValueError: for one that the environment could not show.
     """
-    if lanes is not None:
-        return gate.to_agent(value, space, (lanes,))
-    return jax.tree.map(lambda x: x[None], gate.to_agent(value, space))
+    lead = () if lanes is None else (lanes,)
+    row = gate.to_agent(_with_flat_mask(value, space, lead), space, lead)
+    return row if lanes is not None else jax.tree.map(lambda x: x[None], row)
+
+
+def _with_flat_mask(value: Any, space: spaces.Space, lead: tuple[int, ...]) -> Any:
+    """The observation with its mask of actions as [*lead, P], whatever axes the environment gives it."""
+    members: dict[str, Any] = dict(space.items) if isinstance(space, spaces.Dict) else {}
+    if MASK not in members or not isinstance(value, Mapping) or MASK not in value:
+        return value
+    mask, shape = np.asarray(value[MASK]), (*lead, *members[MASK].shape)
+    fits = mask.shape[: len(lead)] == lead and mask.size == math.prod(shape)
+    return {**value, MASK: mask.reshape(shape)} if fits else value

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from podracer import environments, spaces
+from podracer.agents.registry import make_agent
 from podracer.environments import host_masks
+from podracer.result import policy
 from podracer.types import HostStep
 
 LANES = 3
@@ -162,6 +166,19 @@ def test_combinations_are_one_choice_and_arrive_as_they_were_meant() -> None:
     assert rows[0].observation["action_mask"].tolist() == [[1, 0, 0, 0, 0, 0]] * LANES
     assert rows[1].observation["action_mask"].tolist() == [[0, 1, 1, 0, 0, 0]] * LANES
     assert all(row.scalars[0].tolist() == [1.0] * LANES for row in rows[1:])
+
+
+def test_an_actor_takes_the_environments_own_observations_and_answers_with_an_index() -> None:
+    made: Any = environments.adopt(Pairs)
+    agent = make_agent("ppo", made, {"hidden_sizes": (4,)})
+    learner = jax.jit(agent.init)(jax.random.key(0), {name: jnp.float32(x) for name, x in agent.hyper.items()})
+    actor = policy.Actor(policy.from_agent(agent, made.spec, agent.actor_params(learner, jnp.float32(1.0))))
+    environment = Pairs()
+    observation, _ = environment.reset()
+    for _ in range(7):
+        choices = np.unravel_index(actor(observation), (3, 2))
+        observation, reward, *_ = environment.step(np.array(choices) + environment.action_space.start)
+        assert reward == 1.0
 
 
 def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:

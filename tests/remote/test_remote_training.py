@@ -18,7 +18,7 @@ from podracer.remote import environments as remote_environments
 from podracer.remote.settings import Remote
 from podracer.training import train as training
 from podracer.training.workers import Workers
-from tests.support import peers, workers
+from tests.support import benchmarks, peers, workers
 
 grpc = pytest.importorskip("grpc")
 
@@ -48,7 +48,7 @@ def listening(monkeypatch):
     return event
 
 
-def train(agent, environments, event, made, total_steps=400, settings=None, **run):
+def train(agent, environments, event, made, total_steps=400, settings=None, config=None, **run):
     """Trains, with a worker for each of `made` once the learner listens; returns the result and the workers."""
     threads = []
 
@@ -60,8 +60,9 @@ def train(agent, environments, event, made, total_steps=400, settings=None, **ru
     starter = threading.Thread(target=begin, daemon=True)
     starter.start()
     remote = {"listen": "127.0.0.1:0", "block": 2, "join_timeout": 30.0} | (settings or {})
+    config = CONFIGS[agent] if config is None else config
     result = podracer.train(
-        agent, environments, config=CONFIGS[agent], remote=remote, total_steps=total_steps, **(SETTINGS | run)
+        agent, environments, config=config, remote=remote, total_steps=total_steps, **(SETTINGS | run)
     )
     starter.join()
     return result, threads
@@ -69,6 +70,19 @@ def train(agent, environments, event, made, total_steps=400, settings=None, **ru
 
 def catch():
     return SteppedEnvironments(envs_jax.make("catch"))
+
+
+@pytest.mark.slow
+def test_masks_come_with_the_rows_of_workers(listening):
+    """The masked probe is learnt from frames and a replay, without an illegal action."""
+    masks, rows = benchmarks.load("masks"), []
+    made = SteppedEnvironments(masks.MaskedAction())
+    workers_of = [(made, {"lanes": 8, "name": f"w{i}"}) for i in range(2)]
+    run = {"num_envs": 16, "eval_episodes": 200, "log": lambda steps, row: rows.append(dict(row))}
+    config = masks.SETTINGS["dqn"] | {"frame_stack": 2}
+    result, _ = train("dqn", made, listening, workers_of, total_steps=20_000, config=config, **run)
+    assert result.summary["eval_return_mean"] >= 0.99
+    assert {row["episode/illegal"] for row in rows if np.isfinite(row.get("episode/illegal", np.nan))} == {0.0}
 
 
 class Shuffled:

@@ -330,3 +330,15 @@ def test_what_an_actor_needs_is_said(case):
         named({"a": 1})
     with pytest.raises(ValueError, match="batch=0: must be at least 1"):
         policy.Actor(case("ppo").policy(), batch=0)
+
+
+def test_a_mask_may_have_the_environments_axes():
+    space = spaces.Dict({"t": spaces.Discrete(9), "action_mask": spaces.Box(0, 1, (6,), np.int8)})
+    mask = np.array([[1, 0], [0, 1], [1, 1]], bool)
+    for lanes, shown in ((None, mask), (2, np.stack([mask, ~mask])), (None, mask.ravel())):
+        t = np.zeros(() if lanes is None else lanes, np.int32)
+        found = policy.fit(space, {"t": t, "action_mask": shown}, lanes)["action_mask"]
+        np.testing.assert_array_equal(found, shown.reshape(-1, 6))
+        assert found.dtype == np.int8
+    with pytest.raises(ValueError, match=r"the observation\['action_mask'\] holds bool \(2, 2\)"):
+        policy.fit(space, {"t": np.int32(0), "action_mask": mask[:2]}, None)

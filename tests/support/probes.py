@@ -294,55 +294,6 @@ DISCRETE: tuple[Probe, ...] = (
 ALL: tuple[Probe, ...] = (*DISCRETE, ContinuousAction())
 
 
-class MaskedState(NamedTuple):
-    """Unbatched: `legal` bool [A], at least one of them; `time` int32 []."""
-
-    legal: jax.Array
-    time: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskedAction:
-    """Four steps, each with a random set of legal actions: 1/4 for its largest, -1 and the end for an illegal one.
-
-    With `mask` the best return is 1, and known to nobody who does not look at the mask: all else is always 0. Each
-    action's own value is the larger, the larger its number. Fails if a mask is forgotten, or of another row or lane.
-    """
-
-    mask: bool = True
-    num_actions: int = 8
-
-    @property
-    def spec(self) -> EnvSpec:
-        seen: dict[str, spaces.Space] = {"seen": OBSERVATIONS}
-        if self.mask:
-            seen["action_mask"] = spaces.Box(0, 1, (self.num_actions,), np.int8)
-        actions = spaces.Discrete(self.num_actions)
-        return EnvSpec("probe:masked_action", spaces.Dict(seen), actions, 4, metrics=("illegal",))
-
-    def reset(self, key: jax.Array) -> MaskedState:
-        return MaskedState(self._draw(key), jnp.int32(0))
-
-    def step(self, state: MaskedState, action: jax.Array, key: jax.Array) -> tuple[MaskedState, Transition]:
-        numbers = jnp.arange(self.num_actions)
-        illegal = ~jnp.any(state.legal & (numbers == action))
-        largest = jnp.max(jnp.where(state.legal, numbers, 0))
-        reward = jnp.where(illegal, -1.0, jnp.where(action == largest, 0.25, 0.0))
-        time = state.time + 1
-        metrics = {"illegal": illegal.astype(jnp.float32)}
-        transition = _transition(reward, illegal | (time == 4), False)
-        return MaskedState(self._draw(key), time), transition._replace(metrics=metrics)
-
-    def observe(self, state: MaskedState) -> dict[str, jax.Array]:
-        seen = {"seen": jnp.zeros(1)}
-        return seen | ({"action_mask": state.legal.astype(jnp.int8)} if self.mask else {})
-
-    def _draw(self, key: jax.Array) -> jax.Array:
-        some, one = jax.random.split(key)
-        drawn = jax.random.bernoulli(some, 0.4, (self.num_actions,))
-        return drawn | (jnp.arange(self.num_actions) == jax.random.randint(one, (), 0, self.num_actions))
-
-
 class TogetherState(NamedTuple):
     """Unbatched: `which` int32 []; the state of that probe."""
 
