@@ -263,7 +263,7 @@ TASKS = {
         "Craftax-Classic-Symbolic-v1", [0] * 3, 0, lambda x: (x[0].replace(player_health=jnp.int32(0)), x[1])
     ),
     "gymnax": Task("CartPole-v1", [1] * 12, 0),
-    "jumanji": Task("Snake-v1", [1] * 13, 1),
+    "jumanji": Task("Snake-v1", [1] * 13, 2),
     "navix": Task("Navix-Empty-5x5-v0", [2, 2, 1, 2, 2], 0),
     "playground": Task(
         "CartpoleBalance", [[0.0]] * 3, [0.0], lambda x: x.replace(data=x.data.replace(qvel=x.data.qvel + jnp.nan))
