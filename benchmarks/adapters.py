@@ -3,8 +3,8 @@
     python benchmarks/adapters.py [--names gymnax brax]    # those whose libraries are installed, or some of them
     python benchmarks/adapters.py --names craftax-lstm     # Craftax with an LSTM, ten minutes
 
-Writes `benchmarks/results/adapters.json`: the mean return of random legal actions, of the episodes that ended in the first
-rollouts, and of the trained policy, with seconds and versions. A line says whether PPO gained what it should.
+Writes `benchmarks/results/adapters.json`: the mean return of random legal actions, of the episodes that ended in the
+first rollouts, and of the trained policy, with seconds and versions. A line says whether PPO gained what it should.
 """
 
 from __future__ import annotations

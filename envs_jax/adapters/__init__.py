@@ -17,7 +17,7 @@ __all__ = ["LIBRARIES", "check", "module"]
 
 
 class Library(NamedTuple):
-    """What an adapter needs.
+    """A library that an adapter needs.
 
     Attributes:
       package: the name that the library is imported by.
