@@ -17,7 +17,7 @@ __all__ = ["LIBRARIES", "check", "module"]
 
 
 class Library(NamedTuple):
-    """What an adapter needs.
+    """A library that an adapter needs.
 
     Attributes:
       package: the name that the library is imported by.
@@ -42,7 +42,7 @@ LIBRARIES = {
 """The libraries by prefix, which is also the name of the adapter's module and of the extra that installs it."""
 
 TOO_OLD = {"gymnax": ", where a time limit counts as a termination"}
-"""Why older versions are refused, where it is not that they were never tried."""
+"""Reasons against older versions, beside that nobody has tried them."""
 
 
 def module(prefix: str) -> ModuleType:

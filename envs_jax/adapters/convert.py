@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -35,13 +36,14 @@ def default_promotion() -> Iterator[None]:
 
 @contextlib.contextmanager
 def making(what: str) -> Iterator[None]:
-    """Runs a library's code that makes an environment, whose errors become one line.
+    """Runs a library's code that makes an environment, whose errors become one line, and whose warnings none.
 
     Raises:
       ValueError: for any error.
     """
     try:
-        with default_promotion():
+        with default_promotion(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

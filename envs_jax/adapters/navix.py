@@ -14,7 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.adapters import convert
-from podracer import configs
+from podracer import configs, spaces
+
+LARGEST_CODE = 10
+"""The code of the player's tile; those of colours and directions are smaller."""
 
 View = Literal[
     "symbolic", "symbolic_first_person", "categorical", "categorical_first_person", "rgb", "rgb_first_person"
@@ -54,27 +57,28 @@ def make(name: str, options: NavixOptions) -> convert.Adapted:
     with convert.making(f"navix:{name}"):
         view = getattr(navix.observations, options.observation)
         env = navix.make(name, max_steps=options.max_steps, observation_fn=view)
-    return from_navix(env, name=f"navix:{name}", pictures=options.observation.startswith("rgb"))
+    return from_navix(env, name=f"navix:{name}", codes=not options.observation.startswith("rgb"))
 
 
-def from_navix(env: Any, *, name: str = "", pictures: bool = True) -> convert.Adapted:
+def from_navix(env: Any, *, name: str = "", codes: bool = False) -> convert.Adapted:
     """Adapts an environment of Navix.
 
     Args:
       env: the environment.
       name: for run directories and messages; by default the class's.
-      pictures: False where the observation needs no pictures of tiles, most of a state's bytes; they are left out.
+      codes: True where the observation is of the codes of tiles: it needs none of the pictures in a state, which are
+        most of its bytes, and Navix's bounds of it are too narrow.
     """
     name = name or type(env).__name__
     with convert.default_promotion():
         cache = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).state.cache
 
     def bare(timestep: Any) -> Any:
-        return timestep if pictures else timestep.replace(state=timestep.state.replace(cache=None))
+        return timestep.replace(state=timestep.state.replace(cache=None)) if codes else timestep
 
     def step(timestep: Any, action: jax.Array, key: jax.Array) -> convert.Step:
         del key  # theirs is in the state
-        if not pictures:
+        if codes:
             blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), cache)
             timestep = timestep.replace(state=timestep.state.replace(cache=blank))
         timestep = env._step(timestep, action)
@@ -86,6 +90,6 @@ def from_navix(env: Any, *, name: str = "", pictures: bool = True) -> convert.Ad
         step,
         lambda timestep: timestep.observation,
         convert.action_space(env.action_space, name),
-        declared=env.observation_space,
+        declared=spaces.Box(0, LARGEST_CODE) if codes else env.observation_space,
         max_steps=int(env.max_steps),
     )

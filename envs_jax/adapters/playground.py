@@ -54,14 +54,7 @@ def make(name: str, options: PlaygroundOptions) -> convert.Adapted:
     changes = {"impl": "jax"} | dict(map(configs.assignment, options.config))
     _check_physics(f"playground:{name}", changes["impl"])
     with convert.making(f"playground:{name}"):
-        config = registry.get_default_config(name)
-        known = set(config.keys(True, True))
-    for field in changes:
-        if field not in known and field != "impl":
-            raise ValueError(f"playground:{name} has no configuration {field!r}; {configs.suggest(field, known)}")
-    with convert.making(f"playground:{name}"):
-        changes = {field: value for field, value in changes.items() if field in known}
-        env = registry.load(name, config=config, config_overrides=changes)
+        env = registry.load(name, config_overrides=changes)
     return from_playground(env, max_steps=options.max_steps, name=f"playground:{name}")
 
 

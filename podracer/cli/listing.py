@@ -28,8 +28,7 @@ def envs(argv: list[str]) -> int:
         options = ", ".join(f"{option}={value if len(value) < 30 else '...'}" for option, value in fields)
         print(f"{name:<14} {_spaces(name)}; options: {options or 'none'}")
     print("pgx:GAME       Go, chess, shogi, hex and other games of pgx (pip install pgx), such as pgx:go_9x9")
-    print("PREFIX:ID      environments of other JAX libraries; podracer envs PREFIX lists them:")
-    print(f"               {', '.join(LIBRARIES)}")
+    print(f"PREFIX:ID      other JAX libraries, each of which podracer envs PREFIX lists: {', '.join(LIBRARIES)}")
     print(
         "envpool:TASK   every task of EnvPool (pip install envpool gymnasium); podracer envs pong finds envpool:Pong-v5"
     )

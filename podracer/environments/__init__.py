@@ -33,13 +33,15 @@ def options(name: str) -> type:
     """The frozen dataclass of the options of an environment, with their defaults.
 
     Raises:
-      ValueError: for an unknown name, or a package that is not installed.
+      ValueError: for an unknown name, or a package that is not installed and that the options depend on.
     """
     if name.startswith(REMOTE):
         return envs_jax.NoOptions
     prefix, task = _split(name)
     if not prefix:
         return envs_jax.options(name)
+    if prefix in adapters.LIBRARIES:  # the same for all environments of a library, which they do not need
+        return getattr(importlib.import_module(f"envs_jax.adapters.{prefix}"), _KINDS[prefix][1])
     module = _module(prefix)
     return module.options(task) if hasattr(module, "options") else getattr(module, _KINDS[prefix][1])
 

@@ -412,7 +412,13 @@ def test_a_preset_is_passed_on_with_what_was_typed(asked, capsys):
 def test_envs_and_agents(capsys):
     assert run("envs") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [*envs_jax.names(), "pgx:GAME", "envpool:TASK", "gymnasium:ID"]
+    assert [line.split()[0] for line in lines] == [
+        *envs_jax.names(),
+        "pgx:GAME",
+        "PREFIX:ID",
+        "envpool:TASK",
+        "gymnasium:ID",
+    ]
     assert lines[1].split("  ")[-1].strip() == (
         "observation float32 [10, 5] in [0.0, 1.0]; action 1 of 3; options: rows=10, columns=5"
     )

@@ -235,6 +235,18 @@ def test_wrappers_are_refused():
         podracer.from_gymnax(logging())
 
 
+def test_options_are_refused():
+    """Before a library is imported, in the options' own words."""
+    for name, options, message in (
+        ("xminigrid:MiniGrid-Empty-5x5", {"ruleset": "trivial-21k"}, "ruleset='trivial-21k': write BENCHMARK:NUMBER"),
+        ("playground:CheetahRun", {"config": ("ctrl_dt",)}, "settings='ctrl_dt': write name=value"),
+        ("brax:ant", {"backend": "warp"}, r"BraxOptions\.backend='warp': expected"),
+        ("navix:Navix-Empty-5x5-v0", {"observation": "all"}, r"NavixOptions\.observation='all': expected"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            environments.options(name)(**options)
+
+
 def test_warp_needs_cuda():
     robot = NAME(mjx_model=NAME(impl=NAME(value="warp")))
     with pytest.raises(ValueError, match=r'^Robot: impl="warp" runs on CUDA alone, and this is cpu; give impl="jax"'):
@@ -263,7 +275,7 @@ TASKS = {
         "Craftax-Classic-Symbolic-v1", [0] * 3, 0, lambda x: (x[0].replace(player_health=jnp.int32(0)), x[1])
     ),
     "gymnax": Task("CartPole-v1", [1] * 12, 0),
-    "jumanji": Task("Snake-v1", [1] * 13, 1),
+    "jumanji": Task("Snake-v1", [1] * 13, 2),
     "navix": Task("Navix-Empty-5x5-v0", [2, 2, 1, 2, 2], 0),
     "playground": Task(
         "CartpoleBalance", [[0.0]] * 3, [0.0], lambda x: x.replace(data=x.data.replace(qvel=x.data.qvel + jnp.nan))

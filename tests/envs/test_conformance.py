@@ -173,6 +173,10 @@ STATIC_FAULTS = {
         with_attributes(reset=lambda self, key: KeyedState(jnp.float32(0), jnp.int32(0), key)),
         r"Mine\.reset returned a random key in state\.key ",
     ),
+    "bare key in state": (
+        with_attributes(reset=lambda self, key: KeyedState(jnp.float32(0), jnp.int32(0), jax.random.key_data(key))),
+        r"Mine\.reset returned state\.key uint32 \[2\], a random key by its name ",
+    ),
     "observation names": (
         observing(lambda state, seen: {"place": seen["place"]}),
         r"Mine\.observe \(after reset\) returned observation \['place'\] \(expected a dict of \['clock', 'pair', 'pl",
