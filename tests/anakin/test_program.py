@@ -199,6 +199,19 @@ def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyP
     harness.assert_same(ahead, late)
 
 
+class Costly(counting.CountingEnvironment):
+    """The counting environment, of which only lanes that are over are reset."""
+
+    costly_reset = True
+
+
+def test_costly_resets_change_nothing() -> None:
+    """The same keys give the same states, one for each lane that is over, as for all lanes."""
+    _, plain = two_rollouts()
+    _, costly = rollouts(agent_of("vtrace"), 2, Costly())
+    harness.assert_same(plain, costly)
+
+
 def test_reset_pool() -> None:
     """New episodes start from few states, other ones in every rollout; lanes do not mix."""
     _, results = rollouts(agent_of("vtrace"), 4, reset_pool=3)
