@@ -212,6 +212,19 @@ def test_costly_resets_change_nothing() -> None:
     harness.assert_same(plain, costly)
 
 
+@pytest.mark.slow
+def test_costly_resets_change_nothing_in_a_population_of_shards() -> None:
+    """Bit for bit, over calls."""
+    agent, ends = agent_of("vtrace"), []
+    for environment in (COUNTING, Costly()):
+        made = harness.make_program(agent, environment, num_envs=B, population=3, num_shards=2)
+        state = harness.initial(made, agent, [0, 1, 2])
+        for _ in range(2):
+            state, report = made.step(state, made.limits(FAR, TOTAL_STEPS, 2))
+        ends.append(harness.numbers_of((state, report)))
+    harness.assert_same(*ends)
+
+
 def test_reset_pool() -> None:
     """New episodes start from few states, other ones in every rollout; lanes do not mix."""
     _, results = rollouts(agent_of("vtrace"), 4, reset_pool=3)
