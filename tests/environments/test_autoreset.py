@@ -125,7 +125,7 @@ def lanes_and_keys(over: np.ndarray) -> Any:
 
 def test_only_lanes_that_are_over_are_reset_with_the_same_result() -> None:
     """Alone, and under vmap over shards and members, where all their lanes share one loop."""
-    rng = np.random.default_rng(0)
+    rng, size = np.random.default_rng(0), autoreset.RESETS_AT_ONCE_ON_CPU
     for shape, shares in (((70,), (0.0, 0.01, 0.2, 1.0)), ((2, 3, 12), (0.0, 0.1, 1.0))):
         plain, costly = (functools.partial(autoreset.step_lanes, env) for env in (COUNTING, Costly()))
         for _ in shape[1:]:
@@ -143,8 +143,8 @@ def test_only_lanes_that_are_over_are_reset_with_the_same_result() -> None:
             jax.effects_barrier()
             harness.assert_same(found, expected)
             np.testing.assert_array_equal(found.timestep.first, over)
-            groups = -(-int(over.sum()) // autoreset.RESETS_AT_ONCE)
-            assert len(Costly.resets) == groups * autoreset.RESETS_AT_ONCE, "as many as episodes end, in whole groups"
+            groups = -(-int(over.sum()) // size)
+            assert len(Costly.resets) == groups * size, "as many as episodes end, in whole groups"
 
 
 def test_costly_resets_are_those_of_large_states_or_of_environments_that_say_so() -> None:
