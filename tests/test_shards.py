@@ -32,13 +32,14 @@ LEARNING_RATES = {"adam": 3e-3, "own": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
 AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
 BATCH_NORM = ("efficientzero-batch_norm", "small sgd")
+COSTLY = ("vtrace-costly_reset", "adam")
 MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), BATCH_NORM)
 """The cases with populations: without a replay, with sequences, and with rows and networks beside the newest. DQN's is
 compared below."""
 ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam"), ("ppo", "own")]
-CASES += [BATCH_NORM]
+CASES += [BATCH_NORM, COSTLY]
 NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd")}
 """Agents without a replay and with one are compared before as well; that each has its mean over shards, beside each agent."""
 CONFIGS = {
@@ -59,6 +60,7 @@ CONFIGS = {
     },
     "alphazero": {"simulations": 4, "n_step": 3, "batch_size": 16, "replay_min_size": 1},
 }
+CONFIGS[COSTLY[0]] = CONFIGS["vtrace"]
 # Statistics of layers, which are of a shard's rows, and which learning, searches, targets and sweeps each have their own of.
 CONFIGS["efficientzero-batch_norm"] = CONFIGS["efficientzero"] | {
     "norm": "batch", "torso": "convolutions", "channels": 8, "augment": False,
@@ -76,7 +78,13 @@ class SmallImages(Catch):
         return (255 * super().observe(state)).astype(np.uint8)[..., None]
 
 
-GAMES = {"alphazero": "tic_tac_toe", "efficientzero-batch_norm": SmallImages()}
+class CostlyCatch(Catch):
+    """Catch, of which only lanes that are over are reset, in a loop that each device leaves when its own are."""
+
+    costly_reset = True
+
+
+GAMES = {"alphazero": "tic_tac_toe", "efficientzero-batch_norm": SmallImages(), COSTLY[0]: CostlyCatch()}
 
 
 def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=False, hyper=None, **run):
@@ -232,7 +240,7 @@ def two(request, eight):
     return eight
 
 
-@pytest.mark.parametrize(("agent", "name"), [("ppo", "adam"), ("vtrace", "adam")])
+@pytest.mark.parametrize(("agent", "name"), [("ppo", "adam"), ("vtrace", "adam"), COSTLY])
 def test_a_checkpoint_of_eight_devices_resumes_on_one(agent, name, eight):
     run_dir = half_a_run(agent, name, 1, eight)
     resumed = flat(train(agent, name, run_dir=run_dir, resume=True))  # num_shards is not given: the run knows

@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podracer import topology
 from podracer.types import ArrayTree, Environment, EpisodeStats, Metrics, TimeStep, Transition
 
 LARGE_STATE_BYTES = 4096
 """The size of an environment's state from which on only lanes that are over are reset: making and choosing between two
 states in every lane at every step would take longer than the step."""
 
-RESETS_AT_ONCE = 32
-"""Lanes that are reset side by side, where only those are that are over."""
+RESETS_AT_ONCE, RESETS_AT_ONCE_ON_CPU = 32, 4
+"""Lanes that are reset side by side, where only those are that are over. An accelerator makes many states in the time
+of one; a CPU makes one after the other, those that fill up a group too."""
 
 
 class Lane(NamedTuple):
@@ -100,7 +102,7 @@ def state_bytes(state: Any) -> int:
 
 
 def _reset_where(environment: Environment, over: jax.Array, keys: jax.Array, states: Any) -> Any:
-    """Replaces the states of the lanes that are over by fresh ones, `RESETS_AT_ONCE` at a time.
+    """Replaces the states of the lanes that are over by fresh ones, a group at a time.
 
     Args:
       environment: the environment.
@@ -113,11 +115,12 @@ def _reset_where(environment: Environment, over: jax.Array, keys: jax.Array, sta
     @jax.custom_batching.custom_vmap
     def reset(over: jax.Array, data: jax.Array, states: Any) -> Any:
         B = over.shape[0]
+        size = min(B, RESETS_AT_ONCE_ON_CPU if topology.on_cpu() else RESETS_AT_ONCE)
 
         def body(carry: Any) -> Any:
             states, left = carry
             # Lane B, which there is not, fills up: what is gathered for it is dropped.
-            (lanes,) = jnp.nonzero(left, size=min(RESETS_AT_ONCE, B), fill_value=B)
+            (lanes,) = jnp.nonzero(left, size=size, fill_value=B)
             keys = jax.random.wrap_key_data(data.at[lanes].get(mode="clip"), impl=implementation)
             fresh = jax.vmap(environment.reset)(keys)
             states = jax.tree.map(lambda x, new: x.at[lanes].set(new, mode="drop"), states, fresh)
@@ -133,7 +136,7 @@ def _reset_where(environment: Environment, over: jax.Array, keys: jax.Array, sta
             return x.reshape(axis_size * x.shape[1], *x.shape[2:])
 
         states = reset(*jax.tree.map(joined, arguments, tuple(in_batched)))
-        split = jax.tree.map(lambda x: x.reshape(axis_size, -1, *x.shape[1:]), states)
+        split = jax.tree.map(lambda x: x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]), states)
         return split, jax.tree.map(lambda _: True, split)
 
     return reset(over, jax.random.key_data(keys), states)

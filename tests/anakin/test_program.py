@@ -199,6 +199,32 @@ def test_states_made_ahead_are_those_made_at_the_end(monkeypatch: pytest.MonkeyP
     harness.assert_same(ahead, late)
 
 
+class Costly(counting.CountingEnvironment):
+    """The counting environment, of which only lanes that are over are reset."""
+
+    costly_reset = True
+
+
+def test_costly_resets_change_nothing() -> None:
+    """The same keys give the same states, one for each lane that is over, as for all lanes."""
+    _, plain = two_rollouts()
+    _, costly = rollouts(agent_of("vtrace"), 2, Costly())
+    harness.assert_same(plain, costly)
+
+
+@pytest.mark.slow
+def test_costly_resets_change_nothing_in_a_population_of_shards() -> None:
+    """Bit for bit, over calls."""
+    agent, ends = agent_of("vtrace"), []
+    for environment in (COUNTING, Costly()):
+        made = harness.make_program(agent, environment, num_envs=B, population=3, num_shards=2)
+        state = harness.initial(made, agent, [0, 1, 2])
+        for _ in range(2):
+            state, report = made.step(state, made.limits(FAR, TOTAL_STEPS, 2))
+        ends.append(harness.numbers_of((state, report)))
+    harness.assert_same(*ends)
+
+
 def test_reset_pool() -> None:
     """New episodes start from few states, other ones in every rollout; lanes do not mix."""
     _, results = rollouts(agent_of("vtrace"), 4, reset_pool=3)

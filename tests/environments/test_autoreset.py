@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,17 @@ from podracer.types import EnvSpec, Transition
 from tests.support import counting, harness
 
 COUNTING = counting.CountingEnvironment()
+
+
+class Costly(counting.CountingEnvironment):
+    """The counting environment, of which only lanes that are over are reset; notes each lane that is."""
+
+    costly_reset = True
+    resets: ClassVar[list[int]] = []
+
+    def reset(self, key: jax.Array) -> counting.CountingState:
+        jax.debug.callback(lambda _: self.resets.append(1), jax.random.key_data(key))
+        return super().reset(key)
 
 
 def walk(environment: Any, steps: int) -> tuple[list[autoreset.Lane], list[int]]:
@@ -99,3 +111,49 @@ def test_trees_of_states_and_observations() -> None:
     assert [float(lane.episode_return) for lane in lanes] == [0, -2, -4, -6, 0, -2, -4, -6, 0, -2]
     assert [bool(lane.env["grid"].any()) for lane in lanes] == [False, True, False, True] * 2 + [False, True]
     assert len({float(lane.env["random"]) for lane in lanes}) == 10
+
+
+def lanes_and_keys(over: np.ndarray) -> Any:
+    """Lanes in the middle of episodes, those that are over as told, with keys for a step of each."""
+    keys = jax.random.split(jax.random.key(7), (3, *over.shape))
+    lanes = jax.vmap(lambda key: autoreset.reset(COUNTING, key))
+    for _ in over.shape[1:]:
+        lanes = jax.vmap(lanes)
+    made = lanes(keys[0])
+    return made._replace(timestep=made.timestep._replace(last=jnp.asarray(over))), *keys[1:]
+
+
+def test_only_lanes_that_are_over_are_reset_with_the_same_result() -> None:
+    """Alone, and under vmap over shards and members, where all their lanes share one loop."""
+    rng, size = np.random.default_rng(0), autoreset.RESETS_AT_ONCE_ON_CPU
+    for shape, shares in (((70,), (0.0, 0.01, 0.2, 1.0)), ((2, 3, 12), (0.0, 0.1, 1.0))):
+        plain, costly = (functools.partial(autoreset.step_lanes, env) for env in (COUNTING, Costly()))
+        for _ in shape[1:]:
+            plain, costly = jax.vmap(plain), jax.vmap(costly)
+        plain, costly = jax.jit(plain), jax.jit(costly)
+        for share in shares:
+            over = rng.random(shape) < share
+            lanes, keys, reset_keys = lanes_and_keys(over)
+            arguments = (lanes, jnp.full(shape, 2, jnp.int32), keys, reset_keys)
+            expected = plain(*arguments)
+            jax.effects_barrier()
+            Costly.resets.clear()
+            found = costly(*arguments)
+            jax.block_until_ready(found)
+            jax.effects_barrier()
+            harness.assert_same(found, expected)
+            np.testing.assert_array_equal(found.timestep.first, over)
+            groups = -(-int(over.sum()) // size)
+            assert len(Costly.resets) == groups * size, "as many as episodes end, in whole groups"
+
+
+def test_costly_resets_are_those_of_large_states_or_of_environments_that_say_so() -> None:
+    class Large(counting.CountingEnvironment):
+        def reset(self, key: jax.Array) -> Any:
+            return super().reset(key), jnp.zeros(self.size, jnp.uint8)
+
+    assert not autoreset.resets_are_costly(COUNTING)
+    assert autoreset.resets_are_costly(Costly())
+    for size, costly in ((4096 - 12, False), (4096 - 11, True)):
+        Large.size = size
+        assert autoreset.resets_are_costly(Large()) == costly
