@@ -18,7 +18,7 @@ from envs_jax.memory_chain import draw_time
 from podracer import spaces
 from podracer.types import EnvSpec, Transition
 
-_PAID_AT = np.array([1, 3, 10, 30, 100], np.int32)
+_PAID_AT = (1, 3, 10, 30, 100)
 _LENGTH, _NUM_CHAINS = 100, len(_PAID_AT)
 
 _SIDE = 24  # pixels of a chain's square
@@ -83,10 +83,11 @@ class DiscountingChain:
         """One tick of the clock, `action` int32 []. Nothing is drawn from `key`."""
         chain = jnp.where(state.num_steps == 0, action, state.chain)
         state = DiscountingChainState(chain, state.num_steps + 1)
-        paid = (np.arange(_NUM_CHAINS) == chain) & (state.num_steps == _PAID_AT)
-        last = state.num_steps >= _LENGTH
+        last, reward = state.num_steps >= _LENGTH, jnp.float32(0)
+        for i, paid_at in enumerate(_PAID_AT):
+            reward = jnp.where((chain == i) & (state.num_steps == paid_at), self._rewards[i], reward)
         return state, Transition(
-            reward=jnp.sum(jnp.where(paid, self._rewards, np.float32(0))),
+            reward=reward,
             discount=1.0 - last.astype(jnp.float32),
             last=last,
         )

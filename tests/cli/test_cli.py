@@ -419,7 +419,7 @@ def test_envs_and_agents(capsys):
         "envpool:TASK",
         "gymnasium:ID",
     ]
-    assert lines[1].split("  ")[-1].strip() == (
+    assert lines[envs_jax.names().index("catch")].split("  ")[-1].strip() == (
         "observation float32 [10, 5] in [0.0, 1.0]; action 1 of 3; options: rows=10, columns=5"
     )
     assert max(map(len, lines)) < 240
