@@ -138,7 +138,8 @@ class Program:
 def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The rates of an environment in each library, in steps a second, and ours over the best one of the others'."""
     peers = PEERS.get(name.split("_")[0], ())
-    made = {"ours": ours(name)} | {peer.__name__: peer(name) for peer in peers if importlib.util.find_spec(peer.__name__)}
+    made = {"ours": ours(name)}
+    made |= {make.__name__: make(name) for make in peers if importlib.util.find_spec(make.__name__)}
     programs = {name: Program(loop, arguments.num_lanes) for name, loop in made.items()}
     rates = measure.in_turns(programs, arguments.repeats, arguments.seconds)  # type: ignore[arg-type]
     medians = {name: statistics.median(rate) for name, rate in rates.items()}

@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.chance import below
-from envs_jax.minigrid.grid import GOAL_CELL, KEY, LOCKED, WALL_CELL, YELLOW, MiniGrid, MiniGridOptions, MiniGridState, code
+from envs_jax.minigrid.grid import (
+    GOAL_CELL,
+    KEY,
+    LOCKED,
+    WALL_CELL,
+    YELLOW,
+    MiniGrid,
+    MiniGridOptions,
+    MiniGridState,
+    code,
+)
 
 __all__ = ["DoorKey", "DoorKeyOptions"]
 
