@@ -35,9 +35,9 @@ class GymnasiumEnv(gymnasium.Env):
                 "it as it is."
             )
         assert not isinstance(environment.spec.action_space, spaces.Dict), "EnvSpec has no dictionaries of actions"
-        self._actions = environment.spec.action_space
+        self._actions, self._observations = environment.spec.action_space, environment.spec.observation_space
         self.action_space = _convert(self._actions)
-        self.observation_space = _convert(environment.spec.observation_space)
+        self.observation_space = _convert(self._observations)
         render = getattr(environment, "render", None)
         self.metadata = {"render_modes": ["rgb_array"] if render else [], "render_fps": 15}
         self.render_mode = "rgb_array" if render else None
@@ -63,7 +63,7 @@ class GymnasiumEnv(gymnasium.Env):
         super().reset(seed=seed)
         self._state, observation = self._reset(self._draw())
         self._over = False
-        return _to_numpy(observation), {}
+        return _to_numpy(self._observations, observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """(observation, reward, terminated, truncated, info) of one transition; `info` holds the metrics.
@@ -83,7 +83,8 @@ class GymnasiumEnv(gymnasium.Env):
         info = {name: float(value) for name, value in transition.metrics.items()}
         terminated = bool(transition.discount == 0)
         self._over = bool(transition.last)
-        return _to_numpy(observation), float(transition.reward), terminated, self._over and not terminated, info
+        observation = _to_numpy(self._observations, observation)
+        return observation, float(transition.reward), terminated, self._over and not terminated, info
 
     def render(self) -> np.ndarray | None:
         """The current state, uint8 [H, W, 3], or None if the environment cannot render."""
@@ -111,6 +112,8 @@ def _convert(space: spaces.Space) -> gymnasium.Space:
             return gymnasium.spaces.Dict({name: _convert(item) for name, item in space.items})
 
 
-def _to_numpy(tree: Any) -> Any:
-    """Copies a tree to NumPy, because a view of a JAX array is read-only."""
-    return jax.tree.map(np.array, tree)
+def _to_numpy(space: spaces.Space, observation: Any) -> Any:
+    """Copies an observation to NumPy, because a view of a JAX array is read-only; a choice is a number, np.int64."""
+    if isinstance(space, spaces.Dict):
+        return {name: _to_numpy(item, observation[name]) for name, item in space.items}
+    return np.int64(observation) if isinstance(space, spaces.Discrete) else np.array(observation)
