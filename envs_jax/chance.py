@@ -32,7 +32,7 @@ def choose(word: jax.Array, allowed: jax.Array) -> jax.Array:
 
 
 def ranks(words: jax.Array) -> jax.Array:
-    """The place of each of N words in ascending order, int32 [N]; equal ones keep theirs. It is a random permutation."""
+    """The place of each of N words in ascending order, a random permutation, int32 [N]; equal ones keep their order."""
     index = np.arange(len(words))
     earlier = (words[None] < words[:, None]) | ((words[None] == words[:, None]) & (index[None] < index[:, None]))
     return jnp.sum(earlier, axis=1, dtype=jnp.int32)

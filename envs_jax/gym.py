@@ -36,9 +36,9 @@ class GymnasiumEnv(gymnasium.Env):
         Raises:
           ValueError: for a game for two.
         """
-        self._actions = _action_space(environment)
+        self._actions, self._observations = _action_space(environment), environment.spec.observation_space
         self.action_space = _convert(self._actions)
-        self.observation_space = _convert(environment.spec.observation_space)
+        self.observation_space = _convert(self._observations)
         render = getattr(environment, "render", None)
         self.metadata = {"render_modes": ["rgb_array"] if render else [], "render_fps": 15}
         self.render_mode = "rgb_array" if render else None
@@ -64,7 +64,7 @@ class GymnasiumEnv(gymnasium.Env):
         super().reset(seed=seed)
         self._state, observation = self._reset(self._draw())
         self._over = False
-        return _to_numpy(observation), {}
+        return _to_numpy(self._observations, observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """(observation, reward, terminated, truncated, info) of one transition; `info` holds the metrics.
@@ -84,7 +84,8 @@ class GymnasiumEnv(gymnasium.Env):
         info = {name: float(value) for name, value in transition.metrics.items()}
         terminated = bool(transition.discount == 0)
         self._over = bool(transition.last)
-        return _to_numpy(observation), float(transition.reward), terminated, self._over and not terminated, info
+        observation = _to_numpy(self._observations, observation)
+        return observation, float(transition.reward), terminated, self._over and not terminated, info
 
     def render(self) -> np.ndarray | None:
         """The current state, uint8 [H, W, 3], or None if the environment cannot render."""
@@ -119,10 +120,10 @@ class GymnasiumVectorEnv(VectorEnv):
         """
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: must be at least 1.")
-        self._actions = _action_space(environment)
+        self._actions, self._observations = _action_space(environment), environment.spec.observation_space
         self.num_envs = num_envs
         self.single_action_space = _convert(self._actions)
-        self.single_observation_space = _convert(environment.spec.observation_space)
+        self.single_observation_space = _convert(self._observations)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         render = getattr(environment, "render", None)
@@ -141,7 +142,7 @@ class GymnasiumVectorEnv(VectorEnv):
         """The first observations of new episodes in all lanes, [B, ...]; `options` is ignored."""
         super().reset(seed=seed)
         self._lanes, observation = self._reset(np.uint32(self.np_random.integers(2**32)))
-        return _to_numpy(observation), {}
+        return _to_numpy(self._observations, observation), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """(observations, rewards, terminations, truncations, infos) of the next row of each lane.
@@ -159,7 +160,8 @@ class GymnasiumVectorEnv(VectorEnv):
         if self._lanes is None:
             raise gymnasium.error.ResetNeeded("call reset() before the first step.")
         self._lanes, row = self._step(self._lanes, self._checked(actions))
-        observation, reward, terminated, truncated, metrics = _to_numpy(row)
+        observation, row = _to_numpy(self._observations, row[0]), jax.tree.map(np.array, row[1:])
+        reward, terminated, truncated, metrics = row
         infos = dict(metrics) | {f"_{name}": self._everywhere.copy() for name in metrics}
         return observation, reward, terminated, truncated, infos
 
@@ -239,6 +241,8 @@ def _convert(space: spaces.Space) -> gymnasium.Space:
             return gymnasium.spaces.Dict({name: _convert(item) for name, item in space.items})
 
 
-def _to_numpy(tree: Any) -> Any:
-    """Copies a tree to NumPy, because a view of a JAX array is read-only."""
-    return jax.tree.map(np.array, tree)
+def _to_numpy(space: spaces.Space, observation: Any) -> Any:
+    """Copies an observation to NumPy, because a view of a JAX array is read-only; a choice is a number, np.int64."""
+    if isinstance(space, spaces.Dict):
+        return {name: _to_numpy(item, observation[name]) for name, item in space.items}
+    return np.int64(observation) if isinstance(space, spaces.Discrete) else np.array(observation)

@@ -85,9 +85,8 @@ class MiniGridOptions:
     def check_integer(self, name: str, least: int, most: int | None = None, odd: bool = False) -> None:
         """Raises ValueError for a field that is no integer of [least, most], or an even one where it must be odd."""
         value = getattr(self, name)
-        valid = (
-            type(value) is int and value >= least and (most is None or value <= most) and not (odd and value % 2 == 0)
-        )
+        valid = type(value) is int and value >= least and (most is None or value <= most)
+        valid = valid and not (odd and value % 2 == 0)
         limits = f"of at least {least}" if most is None else f"in [{least}, {most}]"
         self.check(name, valid, f"an {'odd ' if odd else ''}integer {limits}")
 
@@ -100,7 +99,7 @@ class MiniGridState(NamedTuple):
     """A task within an episode.
 
     Attributes:
-      cells: uint8 [H, W]; the code of every cell, rows from the top; the border is wall.
+      cells: uint8 [H, W]; the code of every cell, rows from the top.
       x: int32 []; the agent's column.
       y: int32 []; its row.
       direction: int32 []; it looks east, south, west or north: 0, 1, 2 or 3.
@@ -122,10 +121,10 @@ class MiniGrid:
     """A task of MiniGrid.
 
     Observation: `direction`, `Discrete(4)`, and `image`, uint8 [7, 7, 3]: the square ahead of the agent, turned so that
-      the agent is at [3, 6] and looks towards [3, 0]. The first axis is the column, the second one the row, and the last
-      one has kind (unseen 0, empty 1, wall 2, floor 3, door 4, key 5, ball 6, box 7, goal 8, lava 9), colour (red,
-      green, blue, purple, yellow, grey) and state (of a door: open, closed, locked). The agent's own cell shows what it
-      carries. Cells that it cannot see, and nothing else, are 0 in all three.
+      the agent is at [3, 6] and looks towards [3, 0]. The first axis is the column and the second one the row. The last
+      one has the kind (unseen 0, empty 1, wall 2, floor 3, door 4, key 5, ball 6, box 7, goal 8, lava 9), the colour
+      (red 0, green 1, blue 2, purple 3, yellow 4, grey 5) and the state (of a door: open 0, closed 1, locked 2). The
+      agent's own cell shows what it carries. Cells that it cannot see are 0 in all three.
     Action: `Discrete(7)`: turn left, turn right, go forward, pick up, drop, toggle, and one without effect.
     Reward: 1 - 0.9 t / T at the t-th step, if that reaches what the task asks for, else 0. T is `max_steps`.
     End: terminates there and in lava; truncated after `max_steps` steps.
@@ -201,7 +200,7 @@ class MiniGrid:
         )
         return state._replace(num_steps=num_steps), transition
 
-    def begin(self, cells: jax.Array, x: Any, y: Any, direction: Any, task: Any = ()) -> MiniGridState:
+    def begin(self, cells: Any, x: Any, y: Any, direction: Any, task: Any = ()) -> MiniGridState:
         """A first state, in which the agent carries nothing."""
         x, y, direction = (jnp.asarray(value, jnp.int32) for value in (x, y, direction))
         return MiniGridState(jnp.asarray(cells), x, y, direction, jnp.uint8(EMPTY_CELL), jnp.int32(0), task)
@@ -250,7 +249,7 @@ class MiniGrid:
         dx, dy = _ahead(state.direction)
         side = np.arange(VIEW, dtype=np.int32)[:, None] - VIEW // 2
         ahead = VIEW - 1 - np.arange(VIEW, dtype=np.int32)[None, :]
-        # All beyond the border is wall, as the border is.
+        # All beyond the grid is wall, as is the part of its border that can be seen.
         x = jnp.clip(state.x + dx * ahead - dy * side, 0, self.width - 1)
         y = jnp.clip(state.y + dy * ahead + dx * side, 0, self.height - 1)
         codes = state.cells[y, x]
@@ -266,12 +265,11 @@ class MiniGrid:
     def render(self, state: MiniGridState) -> jax.Array:
         """The whole grid from above, uint8 [16 H, 16 W, 3]."""
         kind, colour = kind_of(state.cells), (state.cells >> np.uint8(_COLOUR_SHIFT)).astype(jnp.int32)
-        paint = jnp.where((kind == LAVA)[..., None], _LAVA, jnp.asarray(_COLOURS)[colour])
-        # An empty cell has no pixel of its colour.
-        shapes = jnp.asarray(_SHAPES)[kind.astype(jnp.int32)]  # [H, W, P, P]
-        image = jnp.where(shapes[..., None], paint[:, :, None, None], _DARK)
-        agent = jnp.asarray(_ARROWS)[state.direction] & self.at(state.x, state.y)[:, :, None, None]
-        image = jnp.where(agent[..., None], _AGENT, image)
+        paint = jnp.where((kind == LAVA)[..., None], _LAVA[None, None], jnp.asarray(_COLOURS)[colour])
+        shapes = jnp.asarray(_SHAPES)[kind.astype(jnp.int32)]  # [H, W, P, P]; an empty cell has no pixel of its colour
+        image = jnp.where(shapes[..., None], paint[:, :, None, None], _DARK[None, None, None, None])
+        agent = jnp.asarray(_ARROWS)[state.direction][None, None] & self.at(state.x, state.y)[:, :, None, None]
+        image = jnp.where(agent[..., None], _AGENT[None, None, None, None], image)
         return image.transpose(0, 2, 1, 3, 4).reshape(self.height * _PIXELS, self.width * _PIXELS, 3)
 
 

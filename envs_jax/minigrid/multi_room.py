@@ -28,7 +28,7 @@ from envs_jax.minigrid.grid import (
 __all__ = ["MultiRoom", "MultiRoomOptions"]
 
 _SIZE, _LEAST = 25, 4  # cells on each side of the grid, and of the smallest room, walls included
-_CHAINS, _TRIES = 8, 8  # rows of rooms that are made, and places that are tried for each room
+_TRIES = 8  # places that are tried for each room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,22 +73,22 @@ class MultiRoom(MiniGrid):
 
     Start: each room has a random size, and a closed door in a random place of a wall of the room before it; two doors
       one after the other differ in colour. The agent is in the first room, and the goal in the last one. As in the
-      package, eight places are tried for each room, and all begins anew where none of them is free; here after eight
-      rows of rooms the longest one is taken, which has fewer rooms in less than one of 1,000 starts.
+      package, eight places are tried for each room, and all begins anew where none of them is free; but after
+      2 max_room_size attempts the longest one is taken, which has fewer rooms in less than one of 1,000 starts.
     """
 
     def __init__(self, options: MultiRoomOptions = MultiRoomOptions()):
         self._num_rooms, self._max_size = options.num_rooms, options.max_room_size
         super().__init__("minigrid_multi_room", _SIZE, _SIZE, options.max_steps or 20 * options.num_rooms)
-        later = options.num_rooms - 1
-        self._shapes = [(_CHAINS, 2), (later, _CHAINS, _TRIES, 2), (later,), (3,)]
+        later, self._num_chains = options.num_rooms - 1, 2 * options.max_room_size  # large rooms fit more seldom
+        self._shapes = [(self._num_chains, 2), (later, self._num_chains, _TRIES, 2), (later,), (3,)]
         self.start_words = sum(int(np.prod(shape)) for shape in self._shapes)
         # The first room is one of all that lie within the grid: the size and the place on each axis.
         sizes = range(_LEAST, options.max_room_size + 1)
-        pairs = [
-            [(size, at) for size in sizes for at in range(_SIZE - 2) if at + size <= end] for end in (_SIZE, _SIZE - 1)
-        ]
-        self._first_x, self._first_y = (np.array(found, np.int32) for found in pairs)
+        self._first_x, self._first_y = (
+            np.array([(size, at) for size in sizes for at in range(_SIZE - 2) if at + size <= end], np.int32)
+            for end in (_SIZE, _SIZE - 1)
+        )
 
     def start(self, words: jax.Array) -> MiniGridState:
         cuts = np.cumsum([int(np.prod(shape)) for shape in self._shapes])[:-1]
@@ -116,15 +116,14 @@ class MultiRoom(MiniGrid):
         return self.begin(cells, x, y, below(others[2], 4))
 
     def _chains(self, first: jax.Array, tries: jax.Array) -> tuple[list[Rooms], jax.Array]:
-        """Rows of rooms, each room of [_CHAINS], and the number of rooms of each that have found a place."""
-        x, y = (
-            jnp.asarray(pairs)[below(first[:, i], len(pairs))] for i, pairs in enumerate((self._first_x, self._first_y))
-        )
-        none = jnp.zeros(_CHAINS, jnp.int32)
+        """Rows of rooms, each int32 [C], and the number of rooms of each that have found a place."""
+        x = jnp.asarray(self._first_x)[below(first[:, 0], len(self._first_x))]
+        y = jnp.asarray(self._first_y)[below(first[:, 1], len(self._first_y))]
+        none = jnp.zeros(self._num_chains, jnp.int32)
         rooms = [Rooms(x[:, 1], y[:, 1], x[:, 0], y[:, 0], none + WEST, none, none)]
-        lengths, alive = none + 1, jnp.ones(_CHAINS, bool)
+        lengths, alive = none + 1, jnp.ones(self._num_chains, bool)
         for words in tries:
-            tried = self._next(rooms[-1], words)  # [_CHAINS, _TRIES]
+            tried = self._next(rooms[-1], words)  # [C, _TRIES]
             fits = (tried.x >= 0) & (tried.y >= 0)
             fits = fits & (tried.x + tried.width <= _SIZE) & (tried.y + tried.height < _SIZE)
             for room in rooms[:-1]:
@@ -133,13 +132,13 @@ class MultiRoom(MiniGrid):
                 free = free | (tried.y + tried.height < room.y) | (room.y + room.height <= tried.y)
                 fits = fits & free
             first_fit = jnp.argmax(fits, axis=1)[:, None]
-            rooms.append(jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, first_fit, axis=1)[:, 0], tried))
+            rooms.append(Rooms(*(jnp.take_along_axis(leaf, first_fit, axis=1)[:, 0] for leaf in tried)))
             alive = alive & jnp.any(fits, axis=1)
             lengths = lengths + alive.astype(jnp.int32)
         return rooms, lengths
 
     def _next(self, room: Rooms, words: jax.Array) -> Rooms:
-        """Rooms [_CHAINS, _TRIES] that follow rooms [_CHAINS], wherever they lie."""
+        """Rooms [C, _TRIES] that follow rooms [C], wherever they lie."""
         room = jax.tree.map(lambda leaf: leaf[:, None], room)
         sizes = self._max_size - _LEAST + 1
         side, width, height = digits(words[..., 0], 3, sizes, sizes)

@@ -23,7 +23,14 @@ from tests.support.counting import CountingEnvironment, check_trajectory
 @pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*A Box observation space (minimum|maximum) value is -?infinity:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*we recommend using a symmetric and normalized space:UserWarning")
-@pytest.mark.parametrize("name", envs_jax.names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The tasks of MiniGrid have one interface.
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("minigrid") and name != "minigrid_empty" else [])
+        for name in envs_jax.names()
+    ],
+)
 def test_passes_gymnasiums_checker(name):
     environment = envs_jax.make(name)
     if environment.spec.num_players == 2:
@@ -92,6 +99,7 @@ def test_converts_spaces_and_values():
     observation, reward, terminated, truncated, info = env.step(np.array([1, 2]))
     assert observation in env.observation_space
     assert observation["count"] == 3
+    assert type(observation["count"]) is np.int64
     assert (reward, terminated, truncated, info) == (0.5, False, False, {})
     assert [type(x) for x in (reward, terminated, truncated)] == [float, bool, bool]
     observation["noise"][:] = 0  # a copy, not a read-only view

@@ -5,7 +5,7 @@ import numpy as np
 
 
 def play(environment, states, actions):
-    """Observations [B, T + 1, N] and transitions [B, T]; what follows a last row means nothing."""
+    """Observations [B, T + 1, ...] and transitions [B, T]; what follows a last row means nothing."""
 
     def episode(state, actions):
         def body(state, action):
@@ -16,4 +16,4 @@ def play(environment, states, actions):
         return environment.observe(state), observations, transitions
 
     first, later, transitions = jax.device_get(jax.jit(jax.vmap(episode))(states, np.array(actions, np.int32)))
-    return np.concatenate([first[:, None], later], axis=1), transitions
+    return jax.tree.map(lambda x, y: np.concatenate([x[:, None], y], axis=1), first, later), transitions
