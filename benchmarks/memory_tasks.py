@@ -116,7 +116,7 @@ TASKS = {
         networks=NONE | RECURRENT | gtrxl(21, burn_in=21),
         **CHAIN,
     ),
-    "ppo-t_maze": Task("ppo", total_steps=500_000, networks=NONE | RECURRENT | gtrxl(32), **T_MAZE),
+    "ppo-t_maze": Task("ppo", total_steps=200_000, networks=NONE | RECURRENT | gtrxl(32), **T_MAZE),
     "r2d2-t_maze": Task(
         "r2d2",
         total_steps=250_000,
@@ -129,7 +129,7 @@ TASKS = {
     "ppo-cartpole-hidden": Task(
         "ppo",
         "cartpole",
-        total_steps=1_000_000,
+        total_steps=500_000,
         hidden=(1, 3),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
         bound=450,
@@ -139,7 +139,7 @@ TASKS = {
     "ppo-pendulum-hidden": Task(
         "ppo",
         "pendulum",
-        total_steps=1_000_000,
+        total_steps=500_000,
         config={"discount": 0.95},
         hidden=(2,),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
@@ -149,7 +149,7 @@ TASKS = {
     ),
     "ppo-memory_chain-100": Task(
         "ppo",
-        total_steps=2_000_000,
+        total_steps=500_000,
         env_options={"length": 100},
         config={"rollout_length": 128},
         networks=NONE | RECURRENT | gtrxl(128),
