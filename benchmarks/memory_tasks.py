@@ -116,11 +116,18 @@ TASKS = {
         networks=NONE | RECURRENT | gtrxl(21, burn_in=21),
         **CHAIN,
     ),
-    "ppo-t_maze": Task("ppo", total_steps=200_000, networks=NONE | RECURRENT | gtrxl(32), **T_MAZE),
+    "ppo-t_maze": Task(
+        "ppo",
+        total_steps=200_000,
+        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
+        config={"entropy_cost": 0.05},
+        networks=NONE | RECURRENT | gtrxl(32),
+        **T_MAZE,
+    ),
     "r2d2-t_maze": Task(
         "r2d2",
         total_steps=250_000,
-        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
+        # Exploring must go on as above.
         config={"discount": 0.9, "epsilon_base": 0.6, "epsilon_alpha": 2.0, "burn_in": 0, "trace_length": 20}
         | {"replay_ratio": 16.0, "target_interval": 100},
         networks=NONE | RECURRENT | gtrxl(16, burn_in=16),
