@@ -116,11 +116,18 @@ TASKS = {
         networks=NONE | RECURRENT | gtrxl(21, burn_in=21),
         **CHAIN,
     ),
-    "ppo-t_maze": Task("ppo", total_steps=500_000, networks=NONE | RECURRENT | gtrxl(32), **T_MAZE),
+    "ppo-t_maze": Task(
+        "ppo",
+        total_steps=200_000,
+        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
+        config={"entropy_cost": 0.05},
+        networks=NONE | RECURRENT | gtrxl(32),
+        **T_MAZE,
+    ),
     "r2d2-t_maze": Task(
         "r2d2",
         total_steps=250_000,
-        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
+        # Exploring must go on as above.
         config={"discount": 0.9, "epsilon_base": 0.6, "epsilon_alpha": 2.0, "burn_in": 0, "trace_length": 20}
         | {"replay_ratio": 16.0, "target_interval": 100},
         networks=NONE | RECURRENT | gtrxl(16, burn_in=16),
@@ -129,7 +136,7 @@ TASKS = {
     "ppo-cartpole-hidden": Task(
         "ppo",
         "cartpole",
-        total_steps=1_000_000,
+        total_steps=500_000,
         hidden=(1, 3),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
         bound=450,
@@ -139,7 +146,7 @@ TASKS = {
     "ppo-pendulum-hidden": Task(
         "ppo",
         "pendulum",
-        total_steps=1_000_000,
+        total_steps=500_000,
         config={"discount": 0.95},
         hidden=(2,),
         networks=NONE | FRAMES | RECURRENT | gtrxl(32),
@@ -149,7 +156,7 @@ TASKS = {
     ),
     "ppo-memory_chain-100": Task(
         "ppo",
-        total_steps=2_000_000,
+        total_steps=500_000,
         env_options={"length": 100},
         config={"rollout_length": 128},
         networks=NONE | RECURRENT | gtrxl(128),

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from podracer import nets, spaces
+from podracer import distributions, nets, spaces
 from podracer.nets.cores import CORES
 from podracer.types import ArrayTree, EnvSpec
 
@@ -43,9 +43,8 @@ class EveryCore(nn.Module):
 
 
 def network(spec: EnvSpec) -> nets.Network:
-    """Makes the network for an environment of arrays and one choice."""
-    assert isinstance(spec.action_space, spaces.Discrete)
-    module = EveryCore(spec.action_space.num_values)
+    """Makes the network of a policy and a value for an environment of arrays."""
+    module = EveryCore(distributions.for_space(spec.action_space).num_outputs)
 
     def start(num_lanes: int) -> ArrayTree:
         return {name: core(name).start(num_lanes) for name in SETTINGS}
