@@ -235,7 +235,7 @@ def test_the_target_network_is_copied_every_so_many_updates() -> None:
 
 def test_a_reset_follows_an_update() -> None:
     """Half of the torso is that of a fresh network, whose head, target and optimiser's state are new; else nothing."""
-    agent, plain = made(reset_interval=4, head_size=6), made(head_size=6)
+    agent, plain = made(reset_interval=4), made()
     learner, batch, key = learner_of(plain), batch_of(plain), jax.random.key(5)
     run = lambda agent, learner, key: harness.alone(agent.learn)(learner, batch, jnp.float32(0.1), key)  # noqa: E731
     for num_updates in (3, 4):
