@@ -46,8 +46,7 @@ def make(name: str, options: BraxOptions) -> convert.Adapted:
     Raises:
       ValueError: for an unknown name, or physics that the environment does not have.
     """
-    if name not in tasks():
-        raise ValueError(f"brax has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("brax", name, tasks())
     with convert.making(f"brax:{name} with backend={options.backend!r}"):
         env = importlib.import_module("brax.envs").get_environment(name, backend=options.backend)
     return from_brax(env, max_steps=options.max_steps, name=f"brax:{name}")

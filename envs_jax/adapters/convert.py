@@ -10,14 +10,14 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import errors, spaces
+from podracer import configs, errors, spaces
 from podracer.types import ArrayTree, EnvSpec, Transition
 
 MOST_CHOICES = 1024
@@ -48,6 +48,16 @@ def making(what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{what} cannot be used here ({reason[:300]}).") from error
+
+
+def check_known(prefix: str, name: str, known: Sequence[str]) -> None:
+    """Checks that a library has an environment.
+
+    Raises:
+      ValueError: with the nearest name.
+    """
+    if name not in known:
+        raise ValueError(f"{prefix} has no environment {name!r}; {configs.suggest(name, known)}")
 
 
 def check_bare(env: Any, name: str) -> None:
@@ -144,7 +154,7 @@ class Adapted:
         try:
             with _exactly():
                 inner = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.key(0)))
-                observation = jax.eval_shape(lambda state: _named(observe(state), name), inner)
+                observation = jax.eval_shape(lambda state: named(observe(state)), inner)
         except Exception as error:
             raise ValueError(f"{name} cannot be traced: {errors.explain(error)}.") from error
         paths, self._structure = jax.tree.flatten_with_path(inner)
@@ -189,7 +199,7 @@ class Adapted:
 
     def _seen(self, inner: Any) -> ArrayTree:
         """The observation of a state without keys, cast to its space."""
-        return _cast(_named(self._observe(inner), self.spec.name), self.spec.observation_space)
+        return _cast(named(self._observe(inner)), self.spec.observation_space)
 
     def _without_keys(self, inner: Any) -> Any:
         """Takes the random keys out of a state, and gives the other leaves the dtypes and shapes of a reset."""
@@ -233,8 +243,12 @@ def _like(key: jax.Array, like: Any) -> jax.Array:
     return keys if _is_typed(like) else jax.random.key_data(keys)
 
 
-def _named(value: Any, name: str) -> Any:
-    """Converts mappings, named tuples and dataclasses of arrays to nested dicts."""
+def named(value: Any) -> Any:
+    """Converts mappings, named tuples and dataclasses of arrays to nested dicts.
+
+    Raises:
+      TypeError: for other tuples, and lists.
+    """
     if isinstance(value, Mapping):
         members = dict(value)
     elif hasattr(value, "_asdict"):
@@ -242,10 +256,10 @@ def _named(value: Any, name: str) -> Any:
     elif dataclasses.is_dataclass(value):
         members = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif isinstance(value, tuple | list):
-        raise TypeError(f"{name} shows a {type(value).__name__}, whose parts have no names; return a dict")
+        raise TypeError(f"observations are a {type(value).__name__}, whose parts have no names; return a dict")
     else:
         return jnp.asarray(value)
-    return {str(key): _named(member, name) for key, member in members.items()}
+    return {str(key): named(member) for key, member in members.items()}
 
 
 def _cast(value: Any, space: spaces.Space) -> Any:

@@ -47,8 +47,7 @@ def make(name: str, options: CraftaxOptions) -> convert.Adapted:
     Raises:
       ValueError: for an unknown name.
     """
-    if name not in TASKS:
-        raise ValueError(f"craftax has no environment {name!r}; {configs.suggest(name, TASKS)}")
+    convert.check_known("craftax", name, tasks())
     with convert.making(f"craftax:{name}"):
         env = importlib.import_module("craftax.craftax_env").make_craftax_env_from_name(name, auto_reset=False)
     # Craftax has gymnax's interface. A new world costs as much as many steps.

@@ -46,8 +46,7 @@ def make(name: str, options: GymnaxOptions) -> convert.Adapted:
     Raises:
       ValueError: for an unknown id, or a space that is not supported.
     """
-    if name not in tasks():
-        raise ValueError(f"gymnax has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("gymnax", name, tasks())
     with convert.making(f"gymnax:{name}"):
         env, params = importlib.import_module("gymnax").make(name)
     return from_gymnax(env, params, max_steps=options.max_steps, name=f"gymnax:{name}")

@@ -47,11 +47,9 @@ def make(name: str, options: JumanjiOptions) -> convert.Adapted:
     """Builds an environment of Jumanji.
 
     Raises:
-      ValueError: for an unknown id, an environment that cannot be made here (Sokoban downloads levels), rewards of
-        several agents, or a space that is not supported.
+      ValueError: for an unknown id, levels that cannot be downloaded (Sokoban), and as `from_jumanji`.
     """
-    if name not in tasks():
-        raise ValueError(f"jumanji has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("jumanji", name, tasks())
     with convert.making(f"jumanji:{name}"):
         env = importlib.import_module("jumanji").make(name)
     return from_jumanji(env, max_steps=options.max_steps, mask=options.mask, name=f"jumanji:{name}")
@@ -78,41 +76,37 @@ def from_jumanji(env: Any, *, max_steps: int | None = None, mask: bool = True, n
         declared, actions, rewards = env.observation_spec, env.action_spec, env.reward_spec
     if rewards.shape != ():
         raise ValueError(f"{name} gives a reward to each of {rewards.shape[0]} agents; wrap it to give one for all.")
-    action_space = given = convert.action_space(actions, name)
+    given = convert.action_space(actions, name)
     counts = given.num_values if isinstance(given, spaces.MultiDiscrete) else ()
-    if mask and counts and getattr(getattr(declared, MASK, None), "shape", ()) == counts:
-        if math.prod(counts) > spaces.MOST_COMBINATIONS:
-            raise ValueError(
-                f"{name} masks {math.prod(counts):,} combinations of choices, of which at most "
-                f"{spaces.MOST_COMBINATIONS:,} become one choice; hide the mask by mask=False."
-            )
-        action_space = spaces.Discrete(math.prod(counts))
+    joint = mask and bool(counts) and getattr(getattr(declared, MASK, None), "shape", ()) == counts
+    if joint and math.prod(counts) > spaces.MOST_COMBINATIONS:
+        raise ValueError(
+            f"{name} masks {math.prod(counts):,} combinations of choices; only {spaces.MOST_COMBINATIONS:,} become "
+            "one choice: hide the mask by mask=False."
+        )
 
     def reset(key: jax.Array) -> Any:
         state, timestep = env.reset(key)
-        return state, _shown(timestep.observation, jnp.asarray(False))
+        return state, _shown(timestep.observation, mask, jnp.asarray(False))
 
     def step(inner: Any, action: jax.Array, key: jax.Array) -> convert.Step:
         del key  # theirs is in the state
-        if action_space != given:
-            action = jnp.stack(jnp.unravel_index(action, counts))
-        state, timestep = env.step(inner[0], action)
-        last = timestep.last()
-        terminated = last & (timestep.discount == 0)
-        return convert.Step((state, _shown(timestep.observation, terminated)), timestep.reward, terminated, last)
+        state, timestep = env.step(inner[0], jnp.stack(jnp.unravel_index(action, counts)) if joint else action)
+        over = timestep.last() & (timestep.discount == 0)
+        inner = state, _shown(timestep.observation, mask, over)
+        return convert.Step(inner, timestep.reward, over, timestep.last())
 
-    def _shown(observation: Any, terminated: jax.Array) -> Any:
-        """The observation with a mask of one axis, all 1 where the task has ended; without one if it is hidden."""
-        members = observation._asdict() if hasattr(observation, "_asdict") else observation
-        if not isinstance(members, dict) or MASK not in members:
-            return observation
-        legal = jnp.asarray(members[MASK]).astype(bool).reshape(-1)
-        shown = {key: value for key, value in members.items() if key != MASK}
-        return shown | {MASK: legal | terminated} if mask else shown
+    one = spaces.Discrete(math.prod(counts)) if joint else given
+    return convert.Adapted(name, reset, step, lambda inner: inner[1], one, declared=declared, max_steps=max_steps)
 
-    return convert.Adapted(
-        name, reset, step, lambda inner: inner[1], action_space, declared=declared, max_steps=max_steps
-    )
+
+def _shown(observation: Any, mask: bool, terminated: jax.Array) -> Any:
+    """The observation with a mask of one axis, all 1 where the task has ended; without one if it is hidden."""
+    members = convert.named(observation)
+    if not isinstance(members, dict) or MASK not in members:
+        return members
+    legal = members.pop(MASK).astype(bool).reshape(-1)
+    return members | {MASK: legal | terminated} if mask else members
 
 
 def _with_limit(env: Any, limit: int) -> Any:

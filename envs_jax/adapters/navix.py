@@ -51,8 +51,7 @@ def make(name: str, options: NavixOptions) -> convert.Adapted:
     Raises:
       ValueError: for an unknown id.
     """
-    if name not in tasks():
-        raise ValueError(f"navix has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("navix", name, tasks())
     navix = importlib.import_module("navix")
     with convert.making(f"navix:{name}"):
         view = getattr(navix.observations, options.observation)

@@ -48,8 +48,7 @@ def make(name: str, options: PlaygroundOptions) -> convert.Adapted:
       ValueError: for an unknown name, a configuration that the task does not have, or an environment that cannot be
         made here.
     """
-    if name not in tasks():
-        raise ValueError(f"playground has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("playground", name, tasks())
     registry = importlib.import_module("mujoco_playground").registry
     changes = {"impl": "jax"} | dict(map(configs.assignment, options.config))
     _check_physics(f"playground:{name}", changes["impl"])

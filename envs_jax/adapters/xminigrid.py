@@ -53,8 +53,7 @@ def make(name: str, options: XminigridOptions) -> convert.Adapted:
     Raises:
       ValueError: for an unknown id, a ruleset that there is not, or rules in a task that has none.
     """
-    if name not in tasks():
-        raise ValueError(f"xminigrid has no environment {name!r}; {configs.suggest(name, tasks())}")
+    convert.check_known("xminigrid", name, tasks())
     library = importlib.import_module("xminigrid")
     if options.ruleset and not name.startswith("XLand"):
         raise ValueError(f"xminigrid:{name} has no rules; ruleset goes with names that begin with XLand-MiniGrid.")

@@ -23,6 +23,7 @@ from envs_jax.testing import check_environment, validate_protocol
 from podracer import environments, spaces
 from podracer.environments import autoreset
 
+NAME = types.SimpleNamespace
 PREFIXES = tuple(adapters.LIBRARIES)
 
 
@@ -59,10 +60,10 @@ class Walk:
         return {"far": jnp.where(state.place == 3, jnp.nan, state.place), "odd": state.place % 2 == 1}
 
     def action_space(self, params):
-        return types.SimpleNamespace(n=3)
+        return NAME(n=3)
 
     def observation_space(self, params):
-        return types.SimpleNamespace(spaces={"far": types.SimpleNamespace(low=-9.0, high=9.0)})
+        return NAME(spaces={"far": NAME(low=-9.0, high=9.0)})
 
 
 @functools.cache
@@ -119,6 +120,61 @@ def test_nan_ends_an_episode():
     assert after.timestep.first
 
 
+class LockState(NamedTuple):
+    key: jax.Array
+    count: jax.Array
+
+
+class LockSeen(NamedTuple):
+    count: jax.Array
+    action_mask: jax.Array
+
+
+class Lock:
+    """Jumanji's interface: only the pair (1, 2) is legal, any other one ends the episode, and so does the time limit."""
+
+    time_limit = 3
+    observation_spec = NAME(action_mask=NAME(shape=(2, 3)))
+    action_spec = NAME(num_values=np.array([2, 3]))
+    reward_spec = NAME(shape=())
+
+    def reset(self, key):
+        return LockState(key, jnp.int32(0)), self.timestep(jnp.int32(0), jnp.asarray(False))
+
+    def step(self, state, action):
+        count = state.count + 1
+        wrong = (action[0] != 1) | (action[1] != 2)
+        return LockState(state.key, count), self.timestep(count, wrong | (count >= self.time_limit))
+
+    def timestep(self, count, over):
+        mask = jnp.zeros((2, 3), bool).at[1, 2].set(True)
+        return NAME(observation=LockSeen(count, mask), reward=1.0, discount=1 - over, last=lambda: over)
+
+
+def test_a_mask_of_combinations():
+    """One choice of all of them; the mask is of one axis, and all 1 where the task has ended, but not at the limit."""
+    env = podracer.from_jumanji(Lock())
+    assert env.spec.action_space == spaces.Discrete(6)
+    state, rows = rollout(env, [5] * 3)
+    assert [(bool(row.last), float(row.discount)) for row in rows] == [(False, 1.0)] * 2 + [(True, 1.0)]
+    assert env.observe(state)["action_mask"].tolist() == [0, 0, 0, 0, 0, 1]
+    state, rows = rollout(env, [5, 4])
+    assert (bool(rows[-1].last), float(rows[-1].discount)) == (True, 0.0)
+    assert env.observe(state)["action_mask"].tolist() == [1] * 6
+    hidden = podracer.from_jumanji(Lock(), mask=False)
+    assert hidden.spec.action_space == spaces.MultiDiscrete((2, 3))
+    assert dict(hidden.spec.observation_space.items).keys() == {"count"}
+    vector = type("Pair", (Lock,), {"reward_spec": NAME(shape=(2,))})
+    with pytest.raises(ValueError, match="^Pair gives a reward to each of 2 agents; wrap it to give one for all"):
+        podracer.from_jumanji(vector())
+    many = {
+        "action_spec": NAME(num_values=np.full(2, 200)),
+        "observation_spec": NAME(action_mask=NAME(shape=(200, 200))),
+    }
+    with pytest.raises(ValueError, match="^Many masks 40,000 combinations of choices; only 10,000 become one choice"):
+        podracer.from_jumanji(type("Many", (Lock,), many)())
+
+
 class Fitted(NamedTuple):
     where: Any
     declared: Any
@@ -126,7 +182,6 @@ class Fitted(NamedTuple):
 
 
 INT, FLOAT = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((2,), np.float32)
-NAME = types.SimpleNamespace
 SPACES = {
     "unknown": Fitted(FLOAT, None, spaces.Box(-np.inf, np.inf, (2,))),
     "shared": Fitted(FLOAT, NAME(minimum=-1.0, maximum=1.0), spaces.Box(-1.0, 1.0, (2,))),
