@@ -119,6 +119,7 @@ ROWS = (
     ),
     Row("acrobot-ppo", "ppo acrobot --preset classic", -100),
     Row("mountain_car-ppo", "ppo mountain_car --preset classic", -130),
+    Row("mountain_car_continuous-ppo", "ppo mountain_car_continuous --preset classic", 90),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
     Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
     Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),
