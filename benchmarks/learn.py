@@ -88,6 +88,7 @@ ROWS = (
     Row("memory_chain-vtrace-lstm", "vtrace memory_chain --env.length 10 --agent.core lstm --agent.core-size 64", 0.9),
     Row("acrobot-ppo", "ppo acrobot --preset classic", -100),
     Row("mountain_car-ppo", "ppo mountain_car --preset classic", -130),
+    Row("mountain_car_continuous-ppo", "ppo mountain_car_continuous --preset classic", 90),
     Row("memory_chain-ppo", "ppo memory_chain --env.length 10", 0.1, at_most=True),
     Row("memory_chain-vtrace", "vtrace memory_chain --env.length 10", 0.1, at_most=True),
     Row("gridworld-tabular-ppo", "ppo gridworld --env.task tabular", 0.95),

@@ -51,8 +51,8 @@ class BanditState(NamedTuple):
 class Bandit:
     """Bandit.
 
-    Half of all rows are first rows, whose transition is masked (docs/adr/0001-next-step-reset.md): an agent learns from
-    half of the steps that it counts.
+    Half of all rows are first rows, whose transition is masked (docs/adr/0001-next-step-reset.md): a rollout of T rows
+    has T / 2 pulls.
 
     Observation: float32 [1, 1], always 1.
     Action: `Discrete(11)`, the arm to pull.

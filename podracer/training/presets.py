@@ -55,6 +55,11 @@ CLASSIC = {
         {"rollout_length": 128, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
         {"num_envs": 16, "total_steps": 1_000_000},
     ),
+    # With the defaults it learns to stand still.
+    ("ppo", "MountainCarContinuous"): Settings(
+        {"rollout_length": 256, "gae_lambda": 0.98, "entropy_cost": 0.0, "normalize_observations": True},
+        {"num_envs": 16, "total_steps": 500_000},
+    ),
     ("ppo", "LunarLander"): LUNAR_LANDER,
     ("ppo", "LunarLanderContinuous"): LUNAR_LANDER,
     ("ppo", "Pendulum"): Settings(

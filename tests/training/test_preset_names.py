@@ -104,12 +104,13 @@ def test_both_kinds_of_lunar_lander_have_the_same_settings(kind, task):
 
 @pytest.mark.parametrize(("agent", "task"), presets.CLASSIC)
 def test_a_preset_of_classic_control_is_measured(agent, task):
-    """A row of benchmarks/learn.py holds with three seeds."""
+    """A row of benchmarks/learn.py holds with three seeds, on the host or in JAX."""
     results = (measure.SOURCE / "benchmarks" / "results" / "learning").glob("*.json")
-    command = re.compile(rf"podracer train {agent} envpool:{task}-v\d+ --preset classic")
-    (measured,) = (result for result in map(read, results) if command.fullmatch(result["command"]))
-    assert measured["holds"]
-    assert len(measured["seeds"]) == 3
+    native = re.sub(r"(?<!^)(?=[A-Z])", "_", task).lower()
+    command = re.compile(rf"podracer train {agent} (envpool:{task}-v\d+|{native}) --preset classic")
+    measured = [result for result in map(read, results) if command.fullmatch(result["command"])]
+    assert measured
+    assert all(result["holds"] and len(result["seeds"]) == 3 for result in measured)
 
 
 @pytest.mark.parametrize("agent", presets.MINATAR)
