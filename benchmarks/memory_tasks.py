@@ -119,15 +119,16 @@ TASKS = {
     "ppo-t_maze": Task(
         "ppo",
         total_steps=200_000,
-        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
         config={"entropy_cost": 0.05},
         networks=NONE | RECURRENT | gtrxl(32),
-        **T_MAZE,
+        # Where the wrong arm costs as much as the right one pays, turning is worth nothing until the cue is remembered,
+        # and PPO stops turning before.
+        **T_MAZE | {"env_options": {"min_length": 3, "max_length": 7, "wrong_reward": 0.0}, "without": 0.6},
     ),
     "r2d2-t_maze": Task(
         "r2d2",
         total_steps=250_000,
-        # Exploring must go on as above.
+        # At the junction, turning is worth nothing until the cue is remembered: exploring must go on until then.
         config={"discount": 0.9, "epsilon_base": 0.6, "epsilon_alpha": 2.0, "burn_in": 0, "trace_length": 20}
         | {"replay_ratio": 16.0, "target_interval": 100},
         networks=NONE | RECURRENT | gtrxl(16, burn_in=16),
