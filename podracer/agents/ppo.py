@@ -8,8 +8,9 @@ normalised per minibatch over all devices, clipping of the gradient's norm, rewa
 the return, optional clipping of the value loss, optional running normalisation of observations.
 
 Feed-forward networks shuffle single transitions; recurrent ones shuffle whole lanes, unrolled from the state stored
-at the start of the rollout, or chunks of them. T transitions are T + 1 rows of time steps. Each shard shuffles its own
-data alone, so that results do not depend on the number of devices.
+at the start of the rollout, or chunks of them. A rollout of T transitions has T + 1 time steps, of which the last one
+only bootstraps. Each shard shuffles its own data alone. A run has the same shards on any number of devices, and so the
+same results.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
       gae_lambda: lambda of the advantages (paper: 0.95).
       clip_epsilon: range of the probability ratio (paper: 0.1 times a decay, Atari; 0.2, MuJoCo).
       value_clip_epsilon: range of the value's change per batch, or None to leave it free.
-      value_cost: weight of half the squared error of values (paper: 1 of the whole, which is 2.0 here).
+      value_cost: weight of half the squared error of values (paper: 1 for the whole error, so 2.0 here).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
       learning_rate: of Adam (paper: 2.5e-4).
-      learning_rate_schedule: (paper: "linear").
+      learning_rate_schedule: of the rate over the run (paper: "linear").
       optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm.
       normalize_advantages: to zero mean and unit variance per minibatch.
@@ -92,7 +93,7 @@ class PPOConfig(nets.NetworkConfig, OptimizerConfig):
 
     @classmethod
     def atari(cls, **overrides) -> PPOConfig:
-        """The paper's Atari configuration (table 5), as later code plays it.
+        """The paper's Atari configuration (table 5), with the changes that later implementations share.
 
         Departures from the paper: the network of Mnih et al. 2015 ("nature") and not that of 2016 ("shallow"), a
         constant `clip_epsilon`, clipped gradients, normalised advantages, and 8 lanes a device. With clipped gradients
@@ -134,12 +135,13 @@ class Samples(NamedTuple):
     Attributes:
       inputs: of the network, [T, n, ...].
       core: state of the core before row 0, [n, ...]; () without one.
-      sample: the sampled action before it was squashed, or the action, [T, n, ...].
+      sample: the sampled action before it was clipped to the action space, or the action, [T, n, ...].
       log_prob: of the acting policy, [T, n].
       value: V before the first gradient step, [T, n].
       advantage: by GAE, [T, n].
       target: of the value, [T, n].
-      weight: [T, n]; 0 for no transition, else 1. `normalize_minibatch` makes them sum to 1 over all shards.
+      weight: [T, n]; 0 for a transition across two episodes, else 1. `normalize_minibatch` makes them sum to 1 over all
+        shards.
     """
 
     inputs: nets.Inputs
@@ -155,7 +157,7 @@ class Samples(NamedTuple):
 def normalize_minibatch(batch: Samples, config: PPOConfig) -> Samples:
     """Divides the weights of a minibatch by their sum over all shards, and normalises its advantages.
 
-    Both are [..., T, n]: of one minibatch, or of many, each by itself.
+    Both are [..., T, n]: leading axes number minibatches, each of which is normalised by itself.
     """
     advantage, axes = batch.advantage, (-2, -1)
     if config.normalize_advantages:
@@ -190,7 +192,8 @@ def loss(
     advantage, weights = batch.advantage, batch.weight
     # The probability ratio r_t of the new policy to the one that acted (section 3).
     log_ratio = jnp.where(batch.weight > 0, distribution.log_prob(outputs, batch.sample) - batch.log_prob, 0.0)
-    # Not in the paper: a ratio that overflows is an infinite metric, and NaN in the gradient even where it is clipped.
+    # Not in the paper: e^40 is clipped in any case. A ratio that overflows would make metrics infinite, and gradients
+    # NaN.
     log_ratio = jnp.minimum(log_ratio, 40.0)
     ratio = jnp.exp(log_ratio)
 
@@ -198,14 +201,15 @@ def loss(
     epsilon = hyper["clip_epsilon"]
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon) * advantage)
 
-    # L^VF, the squared error of the value (equation 9), optionally clipped as the ratio is.
+    # L^VF, the squared error of the value (equation 9), optionally the larger one of it and of a value that has moved
+    # by at most `value_clip_epsilon`.
     errors = jnp.square(values - batch.target)
     if config.value_clip_epsilon is not None:
         change = jnp.clip(values - batch.value, -config.value_clip_epsilon, config.value_clip_epsilon)
         errors = jnp.maximum(errors, jnp.square(batch.value + change - batch.target))
 
-    # L^CLIP+VF+S, with an entropy bonus S (equation 9). Weights make the sum over all shards a mean. The KL divergence
-    # of the new from the acting policy is estimated by (r - 1) - log r.
+    # L^CLIP+VF+S, with an entropy bonus S (equation 9). Weights make the sum over all shards a mean. The divergence
+    # KL(acting || new) is estimated by (r - 1) - log r (Schulman 2020).
     terms = {
         "loss/policy": -surrogate,
         "loss/value": 0.5 * errors,
@@ -286,8 +290,8 @@ class _PPO(base.Functions):
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
         config = self.config
-        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did
-        # (actors that lag had older ones), so that ratios begin near 1.
+        # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
+        # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
         normalizers = self._update_normalizers(learner.aux, trajectory)
         trajectory = trajectory._replace(
             timesteps=self._preprocess(trajectory.timesteps, learner.aux.observation),
@@ -295,8 +299,8 @@ class _PPO(base.Functions):
         )
         samples = self._samples(learner, trajectory, normalizers.returns)
 
-        # K epochs of minibatches (algorithm 1). The advantages of each minibatch are normalised by themselves, before
-        # the loop: [epochs * minibatches, T, n].
+        # K epochs of minibatches (algorithm 1). The advantages of all minibatches, [epochs * minibatches, T, n], are
+        # normalised before the loop, by one sum over shards instead of one a minibatch.
         order = minibatches.minibatches(key, samples.weight.shape[1], config.num_epochs, config.num_minibatches)
         in_order = lambda x: jnp.moveaxis(x[:, order], 1, 0)  # noqa: E731
         weighted = normalize_minibatch(
@@ -341,12 +345,12 @@ class _PPO(base.Functions):
         timesteps = jax.tree.map(lambda x: x[:-1], trajectory.timesteps)
         observation, discounted_return = normalizers
         if self.config.normalize_observations:
-            # Of two `first` rows in a row, the earlier is padding: its lane waited for an environment.
+            # Where two rows in succession are `first`, the earlier one is a filler: its lane waited for an environment.
             valid = (~(timesteps.first & trajectory.timesteps.first[1:])).astype(jnp.float32)
             merge = lambda m, x: moments.merge(m, x, valid) if m else m  # noqa: E731
             observation = _map_moments(merge, observation, timesteps.observation)
         if self.config.normalize_rewards:
-            valid = 1.0 - timesteps.first.astype(jnp.float32)
+            valid = 1.0 - timesteps.first.astype(jnp.float32)  # a first row has no reward
             discounted_return = moments.merge(discounted_return, trajectory.extras["discounted_return"], valid)
         return Normalizers(observation, discounted_return)
 
