@@ -1,8 +1,8 @@
-"""The replay: a buffer of rollouts (`buffer`) over pure functions of a ring (`ring`) and of sweeps over it."""
+"""The replay: a buffer of rollouts (`buffer`) over pure functions of a ring (`ring`), of draws from it (`sampling`) and
+of sweeps over it."""
 
 from podracer.replay.buffer import Buffer, make
 from podracer.replay.ring import (
-    BLOCK,
     LEAST_PRIORITY,
     PriorityState,
     Ring,
@@ -10,6 +10,7 @@ from podracer.replay.ring import (
     priority_state,
     with_priority_state,
 )
+from podracer.replay.sampling import BLOCK
 from podracer.replay.shape import RingShape
 
 __all__ = [

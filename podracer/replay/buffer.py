@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from podracer.replay import priority_refresh
+from podracer.replay import priority_refresh, sampling
 from podracer.replay import ring as rings
 from podracer.replay import shape as shapes
 from podracer.replay.priority_refresh import NewPrioritiesFn
@@ -63,7 +63,7 @@ class Buffer:
           n: samples on this shard.
           beta: float32 []; exponent of the importance weights.
         """
-        return rings.sample(self.shape, ring, counts, key, n, beta)
+        return sampling.sample(self.shape, ring, counts, key, n, beta)
 
     def gather(self, ring: Ring, samples: Sample) -> Trajectory:
         """Gathers n samples as a trajectory [length - 1, n], observations in `ReplaySpec.observation_rows`."""

@@ -13,7 +13,7 @@ import envs_jax
 import podracer
 from podracer import agents, nets, replay
 from podracer.learning import learner
-from podracer.replay import ring as ring_buffer
+from podracer.replay import sampling
 from podracer.types import ReplaySpec, TimeStep, Trajectory
 from tests.support import harness
 
@@ -311,15 +311,15 @@ def test_small_masses_and_large_ones():
     masses[rng.random(1_024_000) < 0.5] = 0.0
     blocks = masses.reshape(-1, replay.BLOCK)[:64]
     u = jnp.asarray(rng.random((64, 400)), jnp.float32)
-    within = jax.jit(jax.vmap(lambda m, u: ring_buffer._invert(m[None], u)))(blocks, u)
+    within = jax.jit(jax.vmap(lambda m, u: sampling._invert(m[None], u)))(blocks, u)
     assert np.all(np.take_along_axis(blocks, np.asarray(within), 1) > 0)
     sums = jnp.asarray(masses.reshape(-1, replay.BLOCK).sum(1))
     strata = (jnp.arange(4096, dtype=jnp.float32) + 0.5) / 4096
-    drawn = np.bincount(np.asarray(ring_buffer._invert(sums[None], strata)), minlength=len(sums))
+    drawn = np.bincount(np.asarray(sampling._invert(sums[None], strata)), minlength=len(sums))
     expected = np.asarray(sums, np.float64) / np.sum(np.asarray(sums, np.float64)) * 4096
     assert np.max(np.abs(drawn - expected)) <= 1.5
     for edge in (0.0, 1.0 - 2**-24, 1.0):
-        assert masses.reshape(-1)[ring_buffer._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
+        assert masses.reshape(-1)[sampling._invert(jnp.asarray(masses[None, :4096]), jnp.array([edge]))[0]] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""Sampling from the ring: sequences are drawn in proportion to their priority."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer.replay.ring import Ring, Sample
+from podracer.replay.shape import RingShape, generation_of
+from podracer.topology import collectives
+
+BLOCK = 256
+"""Priorities in a block. A sample is found by sums of blocks and then within one, so that time and precision hardly
+depend on the capacity: a running sum of a million float32 would favour some sequences by more than 10%."""
+
+
+def sample(shape: RingShape, ring: Ring, counts: jax.Array, key: jax.Array, n: int, beta: Any) -> Sample:
+    """Draws sequences with replacement, with probability in proportion to their priority, stratified over the ring.
+
+    Proportional prioritised replay (Schaul et al. 2016, sections 3.3 and 3.4, and appendix B.2.1).
+
+    Args:
+      shape: the ring's shape.
+      ring: with at least one sequence.
+      counts: int32 [groups]; rollouts of each group so far.
+      key: consumed.
+      n: number of samples on this shard.
+      beta: float32 []; exponent of the importance weights.
+    """
+    chex.assert_shape(counts, (shape.groups,))
+    chex.assert_shape(ring.priority, (shape.groups * shape.lanes * shape.starts_per_lane,))
+    blocks = jnp.pad(ring.priority, (0, -ring.priority.shape[0] % BLOCK)).reshape(-1, BLOCK)
+    first_key, second_key = jax.random.split(key)
+    # One draw from each of n equal ranges of the total: first a block, then a sequence within it.
+    strata = (jnp.arange(n, dtype=jnp.float32) + jax.random.uniform(first_key, (n,))) / n
+    sums = jnp.sum(blocks, axis=1)
+    block = _invert(sums[None], strata)
+    within = _invert(blocks[block], jax.random.uniform(second_key, (n,)))
+    index = block * BLOCK + within
+    # w = (N P(i))^-beta over its maximum; factors that all shards share, such as N, cancel.
+    weight = (ring.priority[index] / jnp.sum(sums)) ** -beta
+    generation, newest = generation_of(shape, index, counts)
+    return Sample(index, generation, weight / collectives.global_max(weight), newest - generation)
+
+
+def _invert(priorities: jax.Array, u: jax.Array) -> jax.Array:
+    """Finds the index, int32 [n], at which the running sum passes a fraction of the total: the inverse CDF.
+
+    Sums that are computed in parallel may rise by an ulp at a priority of 0, which must not be drawn for that.
+
+    Args:
+      priorities: float32 [n or 1, m].
+      u: float32 [n]; the fractions, in [0, 1).
+    """
+    sums = lax.cummax(jnp.where(priorities > 0, jnp.cumsum(priorities, axis=1), 0.0), axis=1)
+    total = sums[:, -1:]
+    threshold = jnp.minimum(u[:, None] * total, jnp.nextafter(total, jnp.zeros_like(total)))
+    return jnp.sum((sums <= threshold).astype(jnp.int32), axis=1)
