@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What to measure.
+    """The measurement and its size.
 
     Attributes:
       part: the measurement.
