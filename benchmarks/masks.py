@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What to measure.
+    """The measurement and its size.
 
     Attributes:
       part: the measurement.
@@ -244,6 +244,8 @@ def main(arguments: Arguments) -> int:
     print(f"the bounds {'hold' if holds else 'do not hold'}")
     name = "masks" if arguments.part == "probe" else f"masks-{arguments.part}"
     command = f"python benchmarks/masks.py {arguments.part}"
+    if arguments.part == "probe":
+        arguments = dataclasses.replace(arguments, agents=tuple(results))
     measure.write(RESULTS / f"{name}.json", command, arguments, results | {"holds": holds})
     return 0 if holds else 1
 

@@ -49,7 +49,7 @@ def drawn() -> Any:
 
 
 def by_hand(rows: Any, t: int, lane: int) -> Any:
-    """What a network sees at a row, from the rows of its episode."""
+    """The observation of a row as a network sees it, from the rows of its episode."""
     begins = max(s for s in range(t + 1) if FIRST[s, lane] or s == 0)
 
     def frames(x: np.ndarray) -> list[np.ndarray]:
