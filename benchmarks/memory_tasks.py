@@ -157,7 +157,7 @@ TASKS = {
     ),
     "ppo-memory_chain-100": Task(
         "ppo",
-        total_steps=500_000,
+        total_steps=2_000_000,
         env_options={"length": 100},
         config={"rollout_length": 128},
         networks=NONE | RECURRENT | gtrxl(128),
