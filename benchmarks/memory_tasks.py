@@ -118,7 +118,7 @@ TASKS = {
     ),
     "ppo-t_maze": Task(
         "ppo",
-        total_steps=200_000,
+        total_steps=500_000,
         config={"entropy_cost": 0.05},
         networks=NONE | RECURRENT | gtrxl(32),
         # Where the wrong arm costs as much as the right one pays, turning is worth nothing until the cue is remembered,
@@ -157,7 +157,7 @@ TASKS = {
     ),
     "ppo-memory_chain-100": Task(
         "ppo",
-        total_steps=500_000,
+        total_steps=2_000_000,
         env_options={"length": 100},
         config={"rollout_length": 128},
         networks=NONE | RECURRENT | gtrxl(128),
