@@ -3,8 +3,8 @@
     python benchmarks/adapters.py [--names gymnax brax]    # those whose libraries are installed, or some of them
     python benchmarks/adapters.py --names craftax-lstm     # Craftax with an LSTM, ten minutes
 
-Writes `benchmarks/results/adapters.json`: the mean return of random legal actions, of the episodes that ended in the
-first rollouts, and of the trained policy, with seconds and versions. A line says whether PPO gained what it should.
+Writes `benchmarks/results/adapters.json`: the mean return of random legal actions, of the episodes that were the first
+to end (short ones), and of the trained policy, with seconds and versions. A line says whether PPO gained enough.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import importlib.metadata
 import json
 import pathlib
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ TASKS = {
     "brax": Task("brax:inverted_pendulum", 20.0, {"max_steps": 250}),
     "craftax": Task(CRAFTAX, 0.5, {"max_steps": 1000}, {"discount": 0.99}, {"reset_pool": 16}),
     "gymnax": Task("gymnax:CartPole-v1", 100.0),
-    "jumanji": Task("jumanji:Snake-v1", 1.0, {"max_steps": 500}),
+    "jumanji": Task("jumanji:Game2048-v1", 200.0),
     "navix": Task("navix:Navix-Empty-5x5-v0", 0.3),
     "playground": Task("playground:CartpoleBalance", 10.0, {"max_steps": 250}),
     "xminigrid": Task("xminigrid:MiniGrid-EmptyRandom-5x5", 0.2),
@@ -136,6 +137,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    # `mujoco.py` beside this file would be taken for the package of that name.
+    sys.path = [path for path in sys.path if pathlib.Path(path).resolve() != pathlib.Path(__file__).parent.resolve()]
     results = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else {}
     for name in arguments.names:
         try:

@@ -35,7 +35,7 @@ def _folder(package: str) -> list[str]:
 
 _LIBRARIES = (
     f"{_HERE}{os.sep}",
-    *(str(_HERE.parent / "envs_jax" / name) for name in ("testing.py", "play.py")),
+    *(str(_HERE.parent / "envs_jax" / name) for name in ("testing.py", "play.py", "adapters")),
     *(folder for package in ("jax", "jaxlib", "numpy", "gymnasium", "grpc") for folder in _folder(package)),
 )
 
