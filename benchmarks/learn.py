@@ -103,6 +103,7 @@ ROWS = (
     Row("gridworld-delayed_chain-vtrace", "vtrace gridworld --env.task delayed_chain", 0.95),
     Row("deep_sea-ppo", "ppo deep_sea --env.size 6", 0.95),
     Row("deep_sea-vtrace", "vtrace deep_sea --env.size 6", 0.95),
+    Row("minigrid_doorkey-ppo", "ppo minigrid_doorkey --env.size 6 --total-steps 500000", 0.9),
     Row("pixel_catch-vtrace", "vtrace pixel_catch --total-steps 100000", 0.9),
     Row("catch-r2d2", "r2d2 catch --total-steps 100000", 0.95),
     Row("catch-pqn", "pqn catch --total-steps 100000", 0.95),
