@@ -245,7 +245,7 @@ def main(arguments: Arguments) -> int:
     name = "masks" if arguments.part == "probe" else f"masks-{arguments.part}"
     command = f"python benchmarks/masks.py {arguments.part}"
     if arguments.part == "probe":
-        arguments = dataclasses.replace(arguments, agents=tuple(results))
+        arguments = dataclasses.replace(arguments, agents=tuple(name for name in results if name in SETTINGS))
     measure.write(RESULTS / f"{name}.json", command, arguments, results | {"holds": holds})
     return 0 if holds else 1
 
