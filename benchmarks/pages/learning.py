@@ -34,7 +34,8 @@ def _range(row: dict | None) -> str:
     """The least and the most of the returns of a row's seeds, one number where they are alike."""
     if row is None:
         return ""
-    least, most = (f"{round(value, 3) + 0.0:.3g}" for value in (min(row["returns"]), max(row["returns"])))
+    digits = lambda value: f"{value:.0f}" if abs(value) >= 100 else f"{round(value, 3) + 0.0:.3g}"  # noqa: E731
+    least, most = digits(min(row["returns"])), digits(max(row["returns"]))
     return least if least == most else f"{least} to {most}"
 
 
