@@ -78,6 +78,8 @@ ROWS = (
     Row("catch-ppo", "ppo catch --total-steps 500000", 0.95),
     Row("catch-vtrace", "vtrace catch --total-steps 500000", 0.95),
     Row("cartpole-ppo", "ppo cartpole", 475),
+    Row("cartpole-ppo-adamw", "ppo cartpole --agent.optimizer adamw", 475),
+    Row("cartpole-ppo-muon", "ppo cartpole --agent.optimizer muon", 475),
     Row("cartpole-vtrace", "vtrace cartpole --total-steps 1000000", 475),
     Row("pendulum-ppo", "ppo pendulum --total-steps 1000000 --agent.discount 0.95", -300),
     Row(
