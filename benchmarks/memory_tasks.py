@@ -48,7 +48,7 @@ def gtrxl(memory: int, **others: Any) -> dict[str, Change]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learnt, and with what.
+    """A task, an agent and a core.
 
     Attributes:
       agent: by name.

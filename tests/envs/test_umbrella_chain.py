@@ -67,7 +67,7 @@ def test_who_takes_the_umbrella_when_it_is_needed_wins():
 
 
 def test_chance_is_fair_and_fresh():
-    """Of need, have, a distractor of each kind of row, and a reward on the way: all 32 words alike, by chi-square."""
+    """The words of need, have, a distractor of each kind of row, and a reward on the way: all 32 are alike, by chi-square."""
     environment = UmbrellaChain(UmbrellaChainOptions(num_distractors=34))
 
     def one(key):

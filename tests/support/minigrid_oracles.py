@@ -93,7 +93,7 @@ def put(name: str, env: Any, state: Any) -> None:
 
 
 def layout(env: Any) -> dict[str, Any]:
-    """What the package has after a reset or a step, in our numbers."""
+    """The package's state after a reset or a step, in our numbers."""
     codes = encode(*np.moveaxis(env.grid.encode().astype(int), -1, 0)).T
     carried = encode(*map(np.array, env.carrying.encode())) if env.carrying else 1
     place = {"x": int(env.agent_pos[0]), "y": int(env.agent_pos[1])}
