@@ -22,12 +22,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
 import envs_jax
 import podracer
-from podracer import spaces
+from envs_jax import wrappers
 from podracer.bench import measure
 from podracer.result import plots
 
@@ -170,20 +167,6 @@ TASKS = {
 }
 
 
-class Hide:
-    """An environment without some numbers of its observations."""
-
-    def __init__(self, environment: Any, hidden: tuple[int, ...]):
-        space = environment.spec.observation_space
-        self._environment, self._shown = environment, np.delete(np.arange(*space.shape, dtype=np.int32), hidden)
-        low, high = (np.broadcast_to(bound, space.shape)[self._shown] for bound in (space.low, space.high))
-        self.spec = environment.spec._replace(observation_space=spaces.Box(low, high))
-        self.reset, self.step = environment.reset, environment.step
-
-    def observe(self, state: Any) -> jax.Array:
-        return self._environment.observe(state)[self._shown]
-
-
 def row_of(name: str, label: str) -> str:
     """The name of a task's row."""
     return f"{name}-{label.replace(' ', '_')}"
@@ -196,7 +179,7 @@ def measured(name: str, label: str) -> tuple[dict[str, Any], list[Any]]:
     start = time.perf_counter()
     result = podracer.train(
         task.agent,
-        Hide(environment, task.hidden) if task.hidden else environment,
+        wrappers.hide(task.hidden)(environment) if task.hidden else environment,
         config=dict(task.config) | dict(task.networks[label]),
         total_steps=task.total_steps,
         population=SEEDS,
