@@ -52,6 +52,15 @@ def masks() -> list[str]:
     return table(("agent", "with the mask", "illegal actions", "mask hidden", "commit"), rows)
 
 
+def game_2048() -> list[str]:
+    """PPO's scores in pgx's 2048."""
+    found, rows = read("masks-2048"), []
+    for case in ("with the mask", "without"):
+        result = found["results"][case]
+        rows.append((case, " / ".join(f"{x:,.0f}" for x in result["returns"]), commit(found)))
+    return table(("2048", "score, by seed", "commit"), rows)
+
+
 def mask_cost(agent: str) -> str:
     """The share of time that a mask takes of training."""
     return f"{read('masks-speed')['results']['cost'][agent]['median']:+.1%}"
@@ -101,6 +110,7 @@ TABLES = {
     "learning": learn.table,
     "memory": memory,
     "masks": masks,
+    "masks-2048": game_2048,
     "over-training": over_training,
     "threads": threads,
 }
