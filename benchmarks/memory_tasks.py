@@ -1,7 +1,7 @@
 """Do agents remember? Each core on tasks that only memory solves, beside no core, which must fail; three seeds a row.
 
     python benchmarks/memory_tasks.py                     # all rows
-    python benchmarks/memory_tasks.py --missing           # only those without a result, to go on after a stop
+    python benchmarks/memory_tasks.py --missing           # only those without a result of these settings, to go on
     python benchmarks/memory_tasks.py --only t_maze gru   # only rows whose names have all of these words
     python benchmarks/readme.py                           # writes the results into docs/results/learning.md
 
@@ -172,6 +172,23 @@ def row_of(name: str, label: str) -> str:
     return f"{name}-{label.replace(' ', '_')}"
 
 
+def settings_of(name: str, label: str) -> dict[str, Any]:
+    """The settings of a row, as JSON keeps them."""
+    task = TASKS[name]
+    settings = {
+        "config": dict(task.config) | dict(task.networks[label]),
+        "total_steps": task.total_steps,
+        "env_options": dict(task.env_options),
+        "hidden": task.hidden,
+    }
+    return json.loads(json.dumps(settings))
+
+
+def is_missing(row: dict[str, Any] | None, settings: dict[str, Any]) -> bool:
+    """Returns True if there is no row, or one of other settings; rows before settings were kept count as of these."""
+    return row is None or row.get("settings", settings) != settings
+
+
 def measured(name: str, label: str) -> tuple[dict[str, Any], list[Any]]:
     """Trains and evaluates the seeds of a row: its result, and its curves as (seed, steps, mean return)."""
     task = TASKS[name]
@@ -198,6 +215,7 @@ def measured(name: str, label: str) -> tuple[dict[str, Any], list[Any]]:
         "updates": result.summary["updates"],
         "commit": measure.commit(),
         "command": f"python benchmarks/memory_tasks.py --only {row_of(name, label)}",
+        "settings": settings_of(name, label),
     }
     rows = [row for row in result.history if "eval/return_mean" in row]
     return found, [[row["member"], row["env_steps"], round(row["eval/return_mean"], 3)] for row in rows]
@@ -244,7 +262,8 @@ def main() -> int:
     arguments = parser.parse_args()
     rows = {row_of(name, label): (name, label) for name, task in TASKS.items() for label in task.networks}
     done = stored()["rows"] if arguments.missing else {}
-    chosen = [row for row in rows if row not in done and all(word in row for word in arguments.only)]
+    missing = [row for row, names in rows.items() if is_missing(done.get(row), settings_of(*names))]
+    chosen = [row for row in missing if all(word in row for word in arguments.only)]
     missed = [row for row in chosen if not write(*rows[row])]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} rows hold" + "".join(f"\nmissed: {row}" for row in missed))
     return 1 if missed else 0

@@ -47,8 +47,15 @@ CONFIGS = {
     "pqn": {"num_minibatches": 2, "num_epochs": 8},  # the first steps of RAdam are small
     "vtrace": {},
     # One update per rollout, once the first sequences of 15 rows are complete.
-    "r2d2": {"burn_in": 2, "trace_length": 12, "batch_size": 16, "replay_ratio": 0.6, "replay_min_size": 1},
-    "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5},
+    "r2d2": {
+        "burn_in": 2,
+        "trace_length": 12,
+        "batch_size": 16,
+        "replay_ratio": 0.6,
+        "replay_min_size": 1,
+        "reset_interval": 3,
+    },
+    "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5, "reset_interval": 4},
     "efficientzero": {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
         **{"projection_size": 8, "forecast_size": 8, "batch_size": 16, "replay_min_size": 1, "target_interval": 2},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import learn
+from masks import MOST_COST
 
 from pages import commit, read, short_commit, table, to
 
@@ -62,8 +63,16 @@ def game_2048() -> list[str]:
 
 
 def mask_cost(agent: str) -> str:
-    """The share of time that a mask takes of training."""
-    return f"{read('masks-speed')['results']['cost'][agent]['median']:+.1%}"
+    """The share of time that a mask takes of training, the median of pairs, the least and the most."""
+    cost = read("masks-speed")["results"]["cost"][agent]
+    return f"{cost['median']:+.1%} ({cost['least']:+.1%} to {cost['most']:+.1%})"
+
+
+def mask_bound() -> str:
+    """The bound of the median, and the agents that are above it."""
+    cost = read("masks-speed")["results"]["cost"]
+    above = [f"`{agent}`" for agent in cost if cost[agent]["median"] > MOST_COST]
+    return f"{MOST_COST:.0%}, which {' and '.join(above)} exceeded" if above else f"{MOST_COST:.0%}, which both keep"
 
 
 def over_training() -> list[str]:
@@ -115,6 +124,7 @@ TABLES = {
     "threads": threads,
 }
 VALUES = {
+    "masks-speed-bound": mask_bound,
     "masks-speed-ppo": lambda: mask_cost("ppo"),
     "masks-speed-dqn": lambda: mask_cost("dqn"),
     "masks-speed-commit": lambda: commit(read("masks-speed")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -85,9 +86,13 @@ def maker(
         def make(spec: Any, config: Any = None, network: Any = None, loss: Any = None, optimizer: Any = None) -> Agent:
             if not two_players:
                 check_one_player(spec, name)
-            return function(spec, config or config_class(), network, loss or default, optimizer)
+            config = config_class() if config is None else config
+            if not isinstance(config, config_class):
+                raise ValueError(f"agent {name!r} takes a {config_class.__name__}, not {type(config).__name__}.")
+            return function(spec, config, network, loss or default, optimizer)
 
-        del make.__wrapped__  # so that help() shows the arguments that may be left out
+        # So that help() shows the arguments that may be left out.
+        make.__signature__ = inspect.signature(make, follow_wrapped=False)  # type: ignore[attr-defined]
         return make
 
     return complete
@@ -157,13 +162,15 @@ class Functions(abc.ABC):
         """The agent of these functions; `others` are further fields of it.
 
         Raises:
-          ValueError: for a mask of actions that does not fit the actions.
+          ValueError: for a mask of actions that does not fit the actions, or resets that do not fit the network.
           OptimizerError: for an optimiser of the user's that does not fit.
         """
         nets.action_masks.check(self.spec)
         masked, learn = nets.action_masks.present(self.spec), self.learn
         if isinstance(self.config, resets.ResetConfig) and self.config.reset_interval:
-            learn = self._learn_with_resets
+            resets.check(self.config, jax.eval_shape(self.network.init, jax.random.key(0)))
+            before = resets.updates_while_filling(others.get("replay"))
+            learn = functools.partial(self._learn_with_resets, before)
         if masked:
             learn = functools.partial(self._learn_with_mask, learn)
         unused = set(optimizers.TUNABLE) - set(self.optimizer.uses)
@@ -186,14 +193,15 @@ class Functions(abc.ABC):
         )
 
     def _learn_with_resets(
-        self, learner: LearnerState, experience: Any, progress: jax.Array, key: jax.Array
+        self, before: float, learner: LearnerState, experience: Any, progress: jax.Array, key: jax.Array
     ) -> tuple[Any, ...]:
-        """`learn`, and every `reset_interval` updates a reset."""
+        """`learn`, and every `reset_interval` updates a reset; `before` is of `resets.when_due`."""
         key, reset_key = jax.random.split(key)
-        learner, *results = self.learn(learner, experience, progress, key)
+        learner, metrics, *results = self.learn(learner, experience, progress, key)
         fresh = functools.partial(self.network.init, resets.shared(reset_key))
         begin = functools.partial(self._begin, hyper=learner.hyper)
-        return resets.when_due(learner, progress, self.config, fresh, begin), *results
+        learner, counted = resets.when_due(learner, progress, self.config, before, fresh, begin)
+        return learner, metrics | counted, *results
 
     def _learn_with_mask(
         self,

@@ -358,11 +358,10 @@ class _PPO(base.Functions):
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
         # Acting records no values: they are computed here for all T + 1 rows, with the bootstrap value in row T.
         inputs, core = nets.inputs(self.network, trajectory), trajectory.actor_state.core
-        apply = functools.partial(self.network.apply, learner.params)
-        chunk_length = self.config.chunk_length or self.config.rollout_length
+        apply, step = functools.partial(self.network.apply, learner.params), returns.transitions(trajectory)
+        chunk_length = (self.config.chunk_length if self.network.recurrent else None) or step.mask.shape[0]
         values, core = minibatches.unroll(apply, inputs, core, chunk_length)
         # Advantages by GAE (equations 11 and 12), and the value's targets.
-        step = returns.transitions(trajectory)
         step = step._replace(discount=learner.hyper["discount"] * step.discount)
         if self.config.normalize_rewards:
             scale = lax.rsqrt(return_moments.variance + 1e-8)

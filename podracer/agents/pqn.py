@@ -14,7 +14,7 @@ Defaults are those of small tasks; `PQNConfig.atari()` sets all the paper's, but
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -88,9 +88,6 @@ class PQNConfig(nets.NetworkConfig, OptimizerConfig):
             "torso": "nature",
         }
         return cls(**(paper | overrides))
-
-
-Loss = Callable[..., tuple[jax.Array, Metrics]]
 
 
 class Samples(NamedTuple):

@@ -50,8 +50,6 @@ def make_agent(
     cls, make = AGENTS[agent]
     if config is None or isinstance(config, Mapping):
         config = configs.from_json(cls, config or {})
-    if not isinstance(config, cls):
-        raise ValueError(f"agent {agent!r} takes a {cls.__name__}, not {type(config).__name__}.")
     return make(_rules(agent, environment), config, network, optimizer=optimizer)
 
 

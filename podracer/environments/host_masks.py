@@ -56,7 +56,8 @@ def fit(observation_space: spaces.Space, action_space: spaces.Space, name: str, 
     """Finds the form of an environment's mask.
 
     Raises:
-      ValueError: for a mask that may be read in two ways, or has too many combinations.
+      ValueError: for a mask that may be read in two ways, is not of the shape that `shape` says, or has too many
+        combinations.
     """
     plain = Fitted(observation_space, action_space, action_space)
     if not _has_mask(observation_space):
@@ -68,17 +69,23 @@ def fit(observation_space: spaces.Space, action_space: spaces.Space, name: str, 
     if not isinstance(mask, spaces.Box) or not isinstance(action_space, spaces.MultiDiscrete):
         return plain
     counts = action_space.num_values
+    joint, flat_heads = math.prod(counts), mask.shape == (sum(counts),)
     ways = {"joint": mask.shape == counts, "heads": mask.shape == (len(counts), counts[0]) and len(set(counts)) == 1}
+    if shape == "joint":  # a mask of one axis is of heads, if nothing is said
+        ways["joint"] |= mask.shape == (joint,)
     if all(ways.values()) and shape == "auto":
         raise ValueError(
-            f"{name}: {NAME} {list(mask.shape)} may be of {math.prod(counts)} combinations or of {len(counts)} choices "
+            f"{name}: {NAME} {list(mask.shape)} may be of {joint} combinations or of {len(counts)} choices "
             f'of {counts[0]}; say mask="joint" or mask="heads".'
         )
     way = next((key for key, fits in ways.items() if fits and shape in ("auto", key)), "")
+    if not way and shape != "auto" and not (shape == "heads" and flat_heads):
+        form = f"{list(counts)} or [{joint}]" if shape == "joint" else f"[{sum(counts)}], or a row for each choice"
+        raise ValueError(f'{name}: {NAME} is {list(mask.shape)}, and mask="{shape}" needs {form}; leave it out.')
     if not way:
         return plain  # of one axis; or `nets.action_masks.check` says what is wrong
-    size = math.prod(counts) if way == "joint" else sum(counts)
-    if size > spaces.MOST_COMBINATIONS:
+    size = joint if way == "joint" else sum(counts)
+    if way == "joint" and size > spaces.MOST_COMBINATIONS:
         raise ValueError(
             f"{name}: {NAME} {list(mask.shape)} is of {size:,} combinations, of which at most "
             f'{spaces.MOST_COMBINATIONS:,} become one choice; hide it by mask="none".'
@@ -126,8 +133,9 @@ def sample(space: Any, observation: Any) -> Any:
     if isinstance(space, gymnasium.spaces.Discrete) and mask.shape == (space.n,):
         return space.sample(mask.astype(np.int8))
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        if mask.shape == tuple(space.nvec):  # of combinations; where heads have this shape too, one is as good
-            legal = np.argwhere(mask)
+        # Of combinations; where heads have this shape too, one is as good.
+        if mask.shape == tuple(space.nvec) or mask.size == np.prod(space.nvec) != sum(space.nvec):
+            legal = np.argwhere(mask.reshape(space.nvec))
             return (legal[space.np_random.integers(len(legal))] + space.start).astype(space.dtype)
         if mask.size == sum(space.nvec):
             heads = np.split(mask.ravel().astype(np.int8), np.cumsum(space.nvec)[:-1])

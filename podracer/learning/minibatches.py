@@ -41,7 +41,7 @@ def minibatches(key: jax.Array, n: int, num_epochs: int, num_minibatches: int) -
     if n % num_minibatches:
         raise ValueError(
             f"num_minibatches={num_minibatches} does not divide the {n} units of a shard; change num_envs, "
-            "rollout_length or num_minibatches (recurrent networks shuffle whole lanes)."
+            "rollout_length or num_minibatches (recurrent networks shuffle whole lanes, or chunks by chunk_length)."
         )
     order = permutations(key, num_epochs, n)
     return order.reshape(num_epochs * num_minibatches, n // num_minibatches)
@@ -155,14 +155,14 @@ def cut(samples: Any, length: int) -> Any:
     Its `core` is that of `unroll`.
     """
 
-    def cut(x: jax.Array) -> jax.Array:
+    def in_chunks(x: jax.Array) -> jax.Array:
         chunks = jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1)
         return chunks.reshape(length, -1, *x.shape[2:])
 
     if jax.tree.leaves(samples)[0].shape[0] == length:
         return samples
     core = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples.core)
-    return jax.tree.map(cut, samples._replace(core=()))._replace(core=core)
+    return jax.tree.map(in_chunks, samples._replace(core=()))._replace(core=core)
 
 
 def permutations(key: jax.Array, num: int, n: int) -> jax.Array:

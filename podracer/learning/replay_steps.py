@@ -185,7 +185,7 @@ class Steps(NamedTuple):
     run_pending_updates: RunPendingFn | None = None
 
 
-LARGEST = ("reanalyse/staleness_max", "replay/priority_staleness_max", "refresh/age_max")
+LARGEST = ("reanalyse/staleness_max", "replay/priority_staleness_max", "refresh/age_max", "reset/count")
 """Metrics that are the largest of all updates, and no mean."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax import lax
 
 from podracer import configs
 from podracer.topology import collectives
-from podracer.types import ArrayTree, LearnerState
+from podracer.types import ArrayTree, LearnerState, Metrics, ReplaySpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,11 @@ class ResetConfig:
     reset_shrink: float = configs.field(0.5, low=0.0, high=1.0)
 
 
+def updates_while_filling(replay: ReplaySpec | None) -> float:
+    """Counts the updates that there would have been before the replay was filled, had it been so from the beginning."""
+    return 0.0 if replay is None else replay.min_size * replay.ratio / replay.batch_size
+
+
 def shared(key: jax.Array) -> jax.Array:
     """Makes one key of those of all shards, which differ, under `collectives.DATA_AXES`."""
     words = jax.random.key_data(key)
@@ -40,17 +46,22 @@ def when_due(
     learner: LearnerState,
     progress: jax.Array,
     config: ResetConfig,
+    before: float,
     fresh: Callable[[], ArrayTree],
     begin: Callable[[ArrayTree], LearnerState],
-) -> LearnerState:
+) -> tuple[LearnerState, Metrics]:
     """Resets a learner's state after an update, every `reset_interval` of them, and else leaves it as it is.
 
     Args:
       learner: the state after the update.
       progress: float32 []; the share of the run that is done.
       config: the settings.
+      before: of `updates_while_filling`.
       fresh: makes parameters as at the beginning.
       begin: makes the first state of parameters.
+
+    Returns:
+      The state, and the number of resets so far.
     """
 
     def reset(learner: LearnerState) -> LearnerState:
@@ -59,19 +70,40 @@ def when_due(
         first = begin(params)
         return learner._replace(params=params, opt_state=first.opt_state, aux=first.aux)
 
-    interval, updates = config.reset_interval, learner.num_updates.astype(jnp.float32)
-    # At the pace so far, updates (1 - p) / p more are to come.
-    last = updates * (1.0 - progress) < interval * progress
-    due = (learner.num_updates % interval == 0) & ~last
-    return lax.cond(due, reset, lambda learner: learner, learner)
+    interval, number = config.reset_interval, learner.num_updates // config.reset_interval
+    # The share p of the run had room for n + before updates, and so (n + before) (1 - p) / p more are to come.
+    updates = learner.num_updates.astype(jnp.float32)
+    to_come = (updates + before) * (1.0 - progress) / progress
+    due = (learner.num_updates % interval == 0) & (to_come >= interval)
+    # Of the multiples of the interval so far, the one within the last interval had none.
+    skipped = (to_come + updates - number.astype(jnp.float32) * interval < interval) & (number > 0)
+    count = (number - skipped.astype(jnp.int32)).astype(jnp.float32)
+    return lax.cond(due, reset, lambda learner: learner, learner), {"reset/count": count}
 
 
 def shrink_and_perturb(params: ArrayTree, fresh: ArrayTree, shrink: float) -> ArrayTree:
     """Mixes parameters with fresh ones: `shrink` of the torso's and the core's, and none of others."""
 
     def mix(path: tuple[Any, ...], old: jax.Array, new: jax.Array) -> jax.Array:
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        kept = any("torso" in name or name == "core" for name in names)
-        return shrink * old + (1.0 - shrink) * new if kept else new
+        return shrink * old + (1.0 - shrink) * new if _is_kept(path) else new
 
     return jax.tree.map_with_path(mix, params, fresh)
+
+
+def check(config: ResetConfig, params: ArrayTree) -> None:
+    """Checks that resets keep what they are to keep of a network's parameters.
+
+    Raises:
+      ValueError: for a network without a torso or a core to keep.
+    """
+    paths = [path for path, _ in jax.tree.leaves_with_path(params)]
+    if config.reset_shrink and not any(map(_is_kept, paths)):
+        raise ValueError(
+            f"reset_shrink={config.reset_shrink:g} keeps a part of the torso and the core, and no parameter of the "
+            "network has torso or core in its name; name them so, or use reset_shrink=0, which keeps nothing."
+        )
+
+
+def _is_kept(path: tuple[Any, ...]) -> bool:
+    # Not of a head called "score".
+    return bool(re.search("torso|(?<!s)core", jax.tree_util.keystr(path, simple=True, separator="/").lower()))

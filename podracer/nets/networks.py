@@ -204,8 +204,8 @@ def choose_torso(spec: EnvSpec, torso: Torso) -> Torso:
             "use torso='mlp'."
         )
     if torso in CONVNETS:
-        for image in found.values():
-            _check_size(spec.name, torso, image.shape)
+        for member, image in found.items():
+            _check_size(f"{spec.name}[{member!r}]" if member else spec.name, torso, image.shape)
     return torso
 
 
@@ -282,7 +282,9 @@ class Body:
             for member, image in found.items()
         ]
         if others := {member: item for member, item in shown.items() if member not in found}:
-            parts.append(self._mlp(f"{name}_others", observation, spaces.Dict(others)))
+            # No image is called "_others", which networks would not see.
+            rest = "_others" if "others" in found else "others"
+            parts.append(self._mlp(f"{name}_{rest}", observation, spaces.Dict(others)))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
     def _mlp(self, name: str, observation: ArrayTree, space: spaces.Space) -> jax.Array:

@@ -183,6 +183,8 @@ def add(
 
 
 def _stored(spec: ReplaySpec, extras: ArrayTree) -> ArrayTree:
+    if not spec.acting_numbers:
+        return extras  # any tree
     return {name: extras[name] for name in extras if name not in spec.acting_numbers}
 
 

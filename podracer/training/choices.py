@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 from podracer import nets, spaces
 from podracer.environments.gate import MOST_CHANNELS
+from podracer.learning import resets
+from podracer.nets.networks import images, visible
 from podracer.search import world_models
 from podracer.types import Agent, EnvSpec
 
@@ -45,22 +47,42 @@ def line(chosen: dict[str, str]) -> str:
 
 
 def flat_images(agent: Agent, spec: EnvSpec, chosen: dict[str, str]) -> list[str]:
-    """A line for each image that "auto" takes for flat numbers, with what to do."""
-    if chosen.get("torso") != "mlp" or agent.config.torso != "auto":
-        return []
+    """A line for each image that is taken for flat numbers unless "mlp" was asked for, with what to do."""
     space = spec.observation_space
-    remedy = "they take one uint8 image [H, W] or [H, W, C] (frame_stack stacks several), or give your own network"
+    torso, found = chosen.get("torso"), _images(space, "the observation")
+    if torso in get_args(nets.Torso) and torso != "mlp":
+        # Convolutions have those at the top of a `Dict`.
+        seen = [f"the observation[{member!r}]" if member else "the observation" for member in images(space)]
+        found = [(name, item) for name, item in found if name not in seen]
+    elif torso != "mlp" or agent.config.torso != "auto":
+        return []
+    remedy = (
+        "they take uint8 images [H, W] or [H, W, C], alone or at the top of a Dict (frame_stack stacks several), or "
+        "give your own network"
+    )
     if nets.is_image(space) and (*space.shape, 1)[2] <= MOST_CHANNELS:  # type: ignore[union-attr]
         remedy = "torso='resnet' takes images of any size"
     return [
         f"{name}, {space.dtype} {list(space.shape)}, goes into the network as {math.prod(space.shape):,} numbers, "
         f"without convolutions: {remedy}"
-        for name, space in _images(space, "the observation")
+        for name, space in found
+    ]
+
+
+def no_resets(agent: Agent, updates: float) -> list[str]:
+    """A line where a run of so many updates, those before its replay is filled included, is too short for a reset."""
+    interval = agent.config.reset_interval if isinstance(agent.config, resets.ResetConfig) else 0
+    learnt = updates - resets.updates_while_filling(agent.replay)
+    if not interval or learnt >= 2 * interval:
+        return []
+    return [
+        f"reset_interval={interval:,}: there will be no reset, for the run has {max(learnt, 0):,.0f} updates, and the "
+        "last interval has none"
     ]
 
 
 def _images(space: spaces.Space, name: str) -> list[tuple[str, Any]]:
     if isinstance(space, spaces.Dict):
-        return [found for key, item in space.items for found in _images(item, f"{name}[{key!r}]")]
+        return [found for key, item in visible(space).items() for found in _images(item, f"{name}[{key!r}]")]
     sides = sorted(space.shape)[-2:]
     return [(name, space)] if len(sides) == 2 and sides[0] >= IMAGE_SIDE else []

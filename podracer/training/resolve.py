@@ -165,14 +165,18 @@ def _agent(agent: Any, environment: Any, config: Any, network: Network | None, o
     return agent
 
 
-def _check_updates(agent: Agent, run: RunConfig) -> None:
-    """Refuses a run of more updates than their counter holds, which would go on from a negative number."""
+def num_updates(agent: Agent, run: RunConfig) -> float:
+    """Counts the updates of all steps of a run, as if its replay were filled from the beginning."""
     replay, rows = agent.replay, run.total_steps
     if replay is None or replay.fraction:
-        updates = rows * run.updates_per_batch / (run.num_envs * agent.config.rollout_length)  # type: ignore[operator]
-    else:
-        sequences = rows if replay.starts == "rows" else rows / agent.config.rollout_length
-        updates = sequences * replay.ratio / replay.batch_size
+        return rows * run.updates_per_batch / (run.num_envs * agent.config.rollout_length)  # type: ignore[operator]
+    sequences = rows if replay.starts == "rows" else rows / agent.config.rollout_length
+    return sequences * replay.ratio / replay.batch_size
+
+
+def _check_updates(agent: Agent, run: RunConfig) -> None:
+    """Refuses a run of more updates than their counter holds, which would go on from a negative number."""
+    updates = num_updates(agent, run)
     if updates + run.final_updates > MAX_UPDATES:
         raise ValueError(
             f"total_steps={run.total_steps:,} are {updates:,.0f} updates, and their counter holds {MAX_UPDATES:,}: use "

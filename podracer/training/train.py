@@ -33,9 +33,8 @@ from podracer.system.console import note
 from podracer.system.lock import RunLock
 from podracer.system.stopping import StopSignal
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import masks, presets, shared
-from podracer.training.choices import flat_images
-from podracer.training.resolve import resolve, stored_options
+from podracer.training import choices, masks, presets, shared
+from podracer.training.resolve import num_updates, resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
 from podracer.training.workers import Workers
@@ -187,7 +186,8 @@ def _merge_preset(
 def _note_choices(experiment: Experiment) -> None:
     """Tells the user what the agent makes of its environment that may not be meant."""
     agent, spec = experiment.agent, experiment.environment.spec
-    for line in masks.ignored(agent, spec) + flat_images(agent, spec, experiment.description["chosen"]):
+    lines = masks.ignored(agent, spec) + choices.flat_images(agent, spec, experiment.description["chosen"])
+    for line in lines + choices.no_resets(agent, num_updates(agent, experiment.run)):
         note(line)
 
 

@@ -287,4 +287,4 @@ def test_the_masked_probe_is_learnt_without_an_illegal_action(name: str, arch: s
 def test_the_probe_needs_its_mask(name: str) -> None:
     run = masks.probed(name, mask=False)
     assert run.illegal > 0.0
-    assert run.result.summary["eval_return_mean"] < 0.9
+    assert run.result.summary["eval_return_mean"] < masks.MOST_HIDDEN

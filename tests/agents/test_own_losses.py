@@ -1,6 +1,7 @@
 """A loss of one's own in the place of an agent's (examples/own_loss.py trains with one)."""
 
 import functools
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,15 @@ SMALL = {
 def made(name, **own):
     cls, make = AGENTS[name]
     return make(SPEC, cls(hidden_sizes=(4,), **SMALL[name]), **own)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_arguments_of_make_are_named_and_checked(name):
+    cls, make = AGENTS[name]
+    assert typing.get_type_hints(make)["config"] is cls
+    other = next(each for each, _ in AGENTS.values() if not issubclass(each, cls) and not issubclass(cls, each))
+    with pytest.raises(ValueError, match=f"agent '{name}' takes a {cls.__name__}, not {other.__name__}"):
+        make(SPEC, other())
 
 
 @functools.cache

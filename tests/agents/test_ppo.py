@@ -141,9 +141,9 @@ def test_means_are_over_all_shards() -> None:
 
 
 @functools.cache
-def made(config: PPOConfig, action_space: spaces.Space = SPEC.action_space) -> Any:
+def made(config: PPOConfig, spec: EnvSpec = SPEC) -> Any:
     """An agent, its state, and compiled `record(learner, rows)` and `learn(learner, trajectory, progress, key)`."""
-    agent = agents.ppo.make(SPEC._replace(action_space=action_space), config)
+    agent = agents.ppo.make(spec, config)
     learner = jax.jit(agent.init)(KEY, harness.hyper(agent))
     lanes = jnp.arange(B, dtype=jnp.int32)
 
@@ -186,7 +186,7 @@ ONCE = {"num_epochs": 1, "num_minibatches": 1}
 )
 def test_the_first_epoch_is_on_policy(action_space: spaces.Space, fields: dict[str, Any]) -> None:
     """One epoch of one minibatch: ratios are 1, nothing is clipped, and the policy loss of unit advantages is 0."""
-    agent, learner, record, learn = made(small(**ONCE, **fields), action_space)
+    agent, learner, record, learn = made(small(**ONCE, **fields), SPEC._replace(action_space=action_space))
     trajectory, _ = record(learner, harness.timesteps(1, T, B))
     after, metrics = learn(learner, trajectory)
     assert abs(float(metrics["policy/kl"])) < 1e-6
@@ -197,6 +197,23 @@ def test_the_first_epoch_is_on_policy(action_space: spaces.Space, fields: dict[s
     extras = trajectory.extras | {"log_prob": trajectory.extras["log_prob"] + 0.5}
     _, metrics = learn(learner, trajectory._replace(extras=extras))
     assert float(metrics["policy/clip_fraction"]) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_the_first_epoch_is_on_policy_with_a_mask(core: nets.CoreName) -> None:
+    """Rows differ in what is legal, and some have nothing legal."""
+    mask = spaces.Box(0, 1, (A,), np.int8)
+    spec = SPEC._replace(observation_space=spaces.Dict({"seen": SPEC.observation_space, "action_mask": mask}))
+    _, learner, record, learn = made(small(**ONCE, core=core, core_size=5), spec)
+    rows = harness.timesteps(1, T, B)
+    drawn = jnp.asarray(np.random.default_rng(1).random((T + 1, B, A)) < 0.6, jnp.int8)
+    learner = harness.moved(learner, 1.0)
+    trajectory, _ = record(learner, rows._replace(observation={"seen": rows.observation, "action_mask": drawn}))
+    _, metrics = learn(learner, trajectory)
+    assert abs(float(metrics["policy/kl"])) < 1e-6
+    assert float(metrics["policy/clip_fraction"]) == 0.0
+    assert 0.0 < metrics["mask/none_legal"] < 0.2
 
 
 def spoiled(trajectory: Trajectory, **fields: Any) -> Trajectory:
@@ -310,7 +327,7 @@ def test_minibatches_must_divide() -> None:
         learn(learner, trajectory)
     _, learner, record, learn = made(small(num_minibatches=3, core="lstm", core_size=2))
     trajectory, _ = record(learner, harness.timesteps(7, T, B))
-    with pytest.raises(ValueError, match=f"num_minibatches=3 does not divide the {B} units .*recurrent networks"):
+    with pytest.raises(ValueError, match=f"num_minibatches=3 does not divide the {B} units .*recurrent .*chunk_length"):
         learn(learner, trajectory)
 
 
@@ -357,7 +374,8 @@ def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) ->
 def test_chunks_have_the_loss_of_lanes() -> None:
     """One step on all units; the gradient ends with a chunk."""
     common = {"rollout_length": LONG, "core": "mingru", "core_size": 4, "separate": False, **ONCE}
-    learner, trajectory, learn = played(small(**common))
+    # Without chunks, lanes are as long as they come.
+    learner, trajectory, learn = played(small(**common | {"rollout_length": 7}))
     _, expected = learn(learner, trajectory)
     _, metrics = made(small(**common, chunk_length=8))[3](learner, trajectory)
     norm = metrics.pop("grad/norm")

@@ -181,6 +181,11 @@ def test_an_actor_takes_the_environments_own_observations_and_answers_with_an_in
         assert reward == 1.0
 
 
+def flat(size: int) -> spaces.Dict:
+    """Observations with a mask of one axis."""
+    return spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (size,), np.int8)})
+
+
 def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
     actions = spaces.MultiDiscrete((2, 2))
     shown = spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (2, 2), np.int8)})
@@ -191,9 +196,17 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
     assert by_head.action_space == actions
     observed = by_head.observation({"t": np.zeros(1), "action_mask": np.array([[[1, 0], [0, 1]]])})
     assert observed["action_mask"].tolist() == [[1, 0, 0, 1]]
+    assert host_masks.fit(flat(6), spaces.MultiDiscrete((3, 2)), "shop", "joint").action_space == spaces.Discrete(6)
+    assert host_masks.fit(flat(5), spaces.MultiDiscrete((3, 2)), "shop", "heads").action_space.num_values == (3, 2)
+    for size, shape, form in ((5, "joint", r"\[3, 2\] or \[6\]"), (6, "heads", r"\[5\], or a row for each choice")):
+        with pytest.raises(ValueError, match=f'action_mask is .{size}., and mask="{shape}" needs {form}; leave it out'):
+            host_masks.fit(flat(size), spaces.MultiDiscrete((3, 2)), "shop", shape)
     many = spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (101, 100), np.int8)})
     with pytest.raises(ValueError, match="is of 10,100 combinations, of which at most 10,000"):
         host_masks.fit(many, spaces.MultiDiscrete((101, 100)), "shop", "auto")
+    wide = spaces.Dict({"t": spaces.Discrete(3), "action_mask": spaces.Box(0, 1, (2, 6_000), np.int8)})
+    by_head = host_masks.fit(wide, spaces.MultiDiscrete((6_000, 6_000)), "shop", "auto")
+    assert dict(by_head.observation_space.items)["action_mask"].shape == (12_000,)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +216,15 @@ def test_heads_and_combinations_of_one_shape_are_asked_for() -> None:
         (gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 0]), [[0, 1], [0, 0], [1, 0]]),
         (gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 0]), [1, 0, 1, 0, 1]),
         (gymnasium.spaces.MultiDiscrete([3, 3]), [[1, 0, 1], [0, 1, 0]]),
+        (gymnasium.spaces.MultiDiscrete([3, 2], start=[5, 0]), [0, 1, 0, 0, 1, 0]),
     ],
-    ids=["one", "combinations", "flat", "heads"],
+    ids=["one", "combinations", "flat", "heads", "flat combinations"],
 )
 def test_the_check_before_training_draws_legal_actions(space: Any, mask: Any) -> None:
     space.seed(0)
     drawn = {str(np.asarray(host_masks.sample(space, {"action_mask": np.array(mask)}))) for _ in range(50)}
     legal = {1: ["3", "5"], 2: ["[5 1]", "[7 0]"], 5: ["[5 1]", "[7 1]"], 6: ["[0 1]", "[2 1]"]}
-    assert drawn == set(legal[{"(4,)": 1, "(3, 2)": 2, "(5,)": 5, "(2, 3)": 6}[str(np.shape(mask))]])
+    assert drawn == set(legal[{"(4,)": 1, "(3, 2)": 2, "(6,)": 2, "(5,)": 5, "(2, 3)": 6}[str(np.shape(mask))]])
 
 
 # EnvPool.

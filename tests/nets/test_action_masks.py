@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from podracer import distributions, nets, spaces, topology
+from podracer.environments import host_masks
 from podracer.nets import action_masks
+from podracer.result import policy
 from podracer.types import EnvSpec
 
 A = 6
@@ -42,6 +44,10 @@ def platform(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 # What a mask says.
+
+
+def test_the_member_has_one_name() -> None:
+    assert policy.MASK == host_masks.NAME == action_masks.NAME
 
 
 def test_a_choice_without_a_legal_value_may_take_any() -> None:

@@ -32,6 +32,8 @@ def test_torsos_have_the_layers_of_the_settings(name: str) -> None:
             norms = [layer for layer in layers if layer.startswith("LayerNorm")]
             assert (len(layers) - len(norms), len(norms)) == (num_layers, num_layers * layer_norm)
     assert ("LayerNorm_0" in torso_of(name)) == (name == "pqn")
+    deep = str(jax.tree_util.tree_structure(torso_of(name, torso="resnet", layer_norm=True)))
+    assert deep.count("LayerNorm") == 16, "15 convolutions and the dense layer"
     assert torso_of(name, torso="resnet", width=3, depth=1)["Conv_0"]["kernel"].shape == (3, 3, 2, 48)
 
 

@@ -1,6 +1,7 @@
 """Replay against a plain record of everything that was ever added."""
 
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -579,6 +580,21 @@ def test_old_rollouts_join_new_ones():
     assert len(set(seen)) > 30
     with pytest.raises(ValueError, match=r"use 0.5, or n / \(n \+ 4\)"):
         learner.make(Learns(spec._replace(fraction=0.3)), SQUARE, lanes=4, groups=1, num_shards=1)
+
+
+class Extras(NamedTuple):
+    double: jax.Array
+
+
+def test_extras_are_any_tree():
+    spec, streams = rows_of(), Streams(0, 3)
+    buffer = replay.make(spec, SQUARE, rollout_length=T, lanes=B, groups=GROUPS, num_shards=1)
+    rollout = streams.rollout(0)
+    rollout = rollout._replace(extras=Extras(rollout.extras["double"]))
+    add = lambda ring, rollout: buffer.add(ring, rollout, jnp.int32(0), jnp.int32(0))  # noqa: E731
+    ring = jax.eval_shape(lambda rollout: add(buffer.init(rollout), rollout), rollout)
+    assert isinstance(ring.extras, Extras)
+    assert ring.extras.double.shape == ring.actions.shape
 
 
 def test_a_rollout_must_fit_into_a_sequence():

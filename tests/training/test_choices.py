@@ -40,6 +40,33 @@ def test_images_that_pass_for_numbers_are_named(space, name):
     assert said(agents.ppo.make, agents.PPOConfig(torso="mlp"), space)[1] == ["torso: mlp, memory: none"]
 
 
+def test_images_beside_those_of_convolutions_are_named():
+    members = {
+        "camera": BYTES,
+        "deep": spaces.Dict({"image": BYTES}),
+        "_hidden": BYTES,
+        "floats": spaces.Box(0, 1, (64, 64)),
+    }
+    for torso in ("auto", "nature"):
+        _, (_, *lines) = said(agents.ppo.make, agents.PPOConfig(torso=torso), spaces.Dict(members))
+        assert [line.split(",")[0] for line in lines] == [
+            "the observation['deep']['image']",
+            "the observation['floats']",
+        ]
+        assert "alone or at the top of a Dict" in lines[0]
+
+
+def test_runs_that_are_too_short_for_a_reset_say_so():
+    """20 updates, of which the first 10 are not done, for the replay is filled meanwhile."""
+    spec = EnvSpec("seen", spaces.Box(-1, 1, (3,)), spaces.Discrete(3))
+    fixed = {"replay_min_size": 1000, "batch_size": 100, "replay_ratio": 1.0}
+    made = lambda interval: agents.dqn.make(spec, agents.DQNConfig(**fixed, reset_interval=interval))  # noqa: E731
+    (line,) = choices.no_resets(made(6), 20.0)
+    assert line.startswith("reset_interval=6: there will be no reset, for the run has 10 updates")
+    assert choices.no_resets(made(5), 20.0) == choices.no_resets(made(0), 20.0) == []
+    assert choices.no_resets(agents.ppo.make(spec), 1.0) == []
+
+
 def test_choices():
     arch = {"arch": "anakin"}
     assert said(agents.ppo.make, agents.PPOConfig(frame_stack=4, core="lstm", core_size=8), BYTES) == (
