@@ -19,7 +19,7 @@ from flax import struct
 
 import podracer
 from envs_jax import adapters
-from envs_jax.adapters import convert
+from envs_jax.adapters import convert, navix
 from envs_jax.testing import check_environment, validate_protocol
 from podracer import environments, spaces
 from podracer.environments import autoreset
@@ -282,6 +282,20 @@ def test_an_unknown_id_gets_the_nearest(prefix, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [f"{prefix}:Walk-v1", f"{prefix}:Run-v1"]
     with pytest.raises(ValueError, match="max_steps=0: "):
         environments.make(f"{prefix}:Walk-v1", max_steps=0)
+
+
+@pytest.mark.parametrize(("version", "limit"), [(0, None), (4, "its own")])
+def test_navix_keeps_the_limits_of_its_tasks(version, limit, monkeypatch):
+    """`make` of navix 4 has no limit, and a None hides the task's; that of older ones has 100, which None turns off."""
+    makes = {
+        0: lambda name, max_steps=100, **settings: max_steps,
+        4: lambda name, **settings: settings.get("max_steps", "its own"),
+    }
+    fake = NAME(registry=lambda: ["Room"], observations=NAME(symbolic=None), make=makes[version])
+    monkeypatch.setitem(sys.modules, "navix", fake)
+    monkeypatch.setattr(navix, "from_navix", lambda env, **settings: env)
+    assert navix.make("Room", navix.NavixOptions()) == limit
+    assert navix.make("Room", navix.NavixOptions(max_steps=7)) == 7
 
 
 def test_wrappers_are_refused():
