@@ -107,6 +107,53 @@ def test_a_papers_environment():
     assert podracer.from_gymnax(Walk(), Params(goal=9), max_steps=4).spec.max_episode_steps == 4
 
 
+class Rolled(NamedTuple):
+    """The state of `dice`: chance drawn at the reset, from the key inside and from that of the step, and a key."""
+
+    first: jax.Array
+    inner: jax.Array
+    outer: jax.Array
+    env_rngs: jax.Array
+
+
+def dice(begin=0.0):
+    """An environment whose states are draws."""
+    rolled = jax.random.uniform
+
+    def reset(key):
+        return Rolled(rolled(key), jnp.asarray(begin), jnp.float32(0), jax.random.key_data(jax.random.split(key, 2)))
+
+    def step(state, action, key):
+        inner = rolled(jax.random.wrap_key_data(state.env_rngs[1]))
+        return convert.Step(Rolled(state.first, inner, rolled(key), state.env_rngs + 1), 0.0, False)
+
+    return convert.Adapted("dice", reset, step, lambda state: state.outer, spaces.Discrete(2))
+
+
+def test_keys_reach_the_library():
+    """Each key gives other draws, and the same one the same; keys inside are not the step's, which is not used up."""
+    env = dice()
+
+    @jax.jit
+    @jax.vmap
+    def play(first, then):
+        return env.step(env.reset(jax.random.key(first)), jnp.int32(0), jax.random.key(then))[0].inner
+
+    found = play(np.array([0, 0, 1, 0]), np.array([5, 5, 6, 6]))
+    assert found.env_rngs is None
+    draws = np.stack(found[:3], axis=1)
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert len(np.unique(draws[1:3])) == 6
+    np.testing.assert_array_equal(draws[2, 1:], draws[3, 1:])  # chance is the step's alone
+    assert not np.isin(jax.vmap(lambda seed: jax.random.uniform(jax.random.key(seed)))(np.array([5, 6])), draws).any()
+
+
+def test_a_state_that_begins_with_a_whole_number():
+    for begin in (0, False):
+        with pytest.raises(ValueError, match=r"^dice: state\.inner is (int32|bool) from a reset and float32 .* as 0\.0\.$"):
+            dice(begin)
+
+
 def test_nan_ends_an_episode():
     """The observation and the reward are 0, the episode is terminated and counted, and the next one is sound."""
     env = walk()
