@@ -24,6 +24,7 @@ from podracer.types import ArrayTree, EnvSpec, Transition
 MOST_CHOICES = 1024
 """The largest number of values of a choice in observations: a network sees it as that many inputs."""
 
+
 @contextlib.contextmanager
 def default_promotion() -> Iterator[None]:
     """Sets JAX's default promotion of dtypes and ranks, on which other libraries rely."""
@@ -58,7 +59,7 @@ def check_known(prefix: str, name: str, known: Sequence[str]) -> None:
 
 
 def check_bare(env: Any, name: str) -> None:
-    """Checks that an environment does not reset itself, count its steps or run in a batch.
+    """Checks by the names of classes that an environment does not reset itself, count its steps or run in a batch.
 
     Raises:
       ValueError: naming the wrapper that does.
@@ -66,12 +67,13 @@ def check_bare(env: Any, name: str) -> None:
     inner = env
     while inner is not None:
         kind = type(inner).__name__
-        if re.search(r"AutoReset|Vmap|^(Episode|Eval|Log)Wrapper$", kind):
+        if any(re.search(r"AutoReset|Vmap|^(Episode|Eval|Log)Wrapper$", base.__name__) for base in type(inner).__mro__):
             raise ValueError(
                 f"{name} is wrapped in {kind}: resets, time limits and batches are added here; give the environment "
                 "inside of it."
             )
-        inner = vars(inner).get("env", vars(inner).get("_env"))
+        members = getattr(inner, "__dict__", {})
+        inner = members.get("env", members.get("_env"))
 
 
 class State(NamedTuple):
@@ -230,10 +232,11 @@ def _exactly() -> Iterator[None]:
 def _check_numbers(name: str, first: Any, stepped: Any) -> None:
     """Checks that no number of a state is whole after a reset and has a fraction after a step, which would be lost."""
     for (path, old), new in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(stepped)):
-        if jnp.issubdtype(new.dtype, jnp.inexact) and (old.dtype == jnp.bool_ or jnp.issubdtype(old.dtype, jnp.integer)):
+        whole = old.dtype == jnp.bool_ or jnp.issubdtype(old.dtype, jnp.integer)
+        if whole and jnp.issubdtype(new.dtype, jnp.inexact):
             raise ValueError(
-                f"{name}: state{jax.tree_util.keystr(path)} is {old.dtype} from a reset and {new.dtype} from a step, whose "
-                "fraction would be lost; let reset begin with a float, such as 0.0."
+                f"{name}: state{jax.tree_util.keystr(path)} is {old.dtype} from a reset and {new.dtype} from a step, "
+                "whose fraction would be lost; let reset begin with a float, such as 0.0."
             )
 
 
@@ -320,16 +323,18 @@ def action_space(declared: Any, name: str) -> spaces.Space:
       ValueError: for one that is not supported.
     """
     counts = np.asarray(getattr(declared, "num_values", getattr(declared, "n", None)))
-    if counts.dtype.kind in "iu" and counts.ndim == 0:
+    from_zero = not np.any(getattr(declared, "start", 0))
+    if from_zero and counts.dtype.kind in "iu" and counts.ndim == 0:
         return spaces.Discrete(int(counts))
-    if counts.dtype.kind in "iu" and counts.ndim == 1:
+    if from_zero and counts.dtype.kind in "iu" and counts.ndim == 1:
         return spaces.MultiDiscrete(tuple(counts.tolist()))
     limits = bounds(declared)
-    if limits and jnp.issubdtype(declared.dtype, jnp.floating) and all(np.isfinite(bound).all() for bound in limits):
+    floats = jnp.issubdtype(getattr(declared, "dtype", np.int32), jnp.floating)
+    if limits and floats and all(np.isfinite(bound).all() for bound in limits):
         low, high = (np.broadcast_to(bound, tuple(declared.shape)) for bound in limits)
         return spaces.Box(low, high, tuple(declared.shape))
     raise ValueError(
-        f"{name} takes actions in {' '.join(repr(declared).split())}, which is not supported; discrete ones, "
+        f"{name} takes actions in {' '.join(repr(declared).split())}, which is not supported; discrete ones from 0, "
         "multi-discrete ones of one axis and a Box of floats with finite bounds are."
     )
 

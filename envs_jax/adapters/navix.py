@@ -73,8 +73,12 @@ def from_navix(env: Any, *, name: str = "", codes: bool = False) -> convert.Adap
       name: for run directories and messages; by default the class's.
       codes: True where the observation is of the codes of tiles: it needs none of the pictures in a state, which are
         most of its bytes, and Navix's bounds of it are too narrow.
+
+    Raises:
+      ValueError: for a wrapper.
     """
     name = name or type(env).__name__
+    convert.check_bare(env, name)
     with convert.default_promotion():
         cache = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).state.cache
 
