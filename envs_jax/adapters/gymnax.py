@@ -89,7 +89,7 @@ def from_gymnax(
         params = env.default_params if params is None else params
         field = next((field for field in LIMITS if hasattr(params, field)), None)
         T = int(getattr(params, field)) if field and max_steps is None else max_steps
-    if field and T is not None and (T == max_steps or later):
+    if field and T is not None and (max_steps == T or later):
         if not dataclasses.is_dataclass(params) or isinstance(params, type):
             kind = type(params).__name__
             raise ValueError(f"{name}: params={kind}: must be a dataclass, so that {field} can be set.")
