@@ -71,12 +71,16 @@ class GymnasiumEnv(gymnasium.Env):
 
         Raises:
           gymnasium.error.ResetNeeded: before the first `reset`, and after an episode's end.
-          ValueError: if a discrete `action` is not in the action space.
+          ValueError: for a discrete `action` that is not in the action space, or a continuous one of another shape or
+            that is not finite.
         """
         if self._over:
             raise gymnasium.error.ResetNeeded("call reset() before the first step and after an episode's end.")
-        # Continuous actions may leave their box; what then happens is the environment's rule.
-        if not isinstance(self._actions, spaces.Box) and not self._actions.contains(action):
+        if isinstance(self._actions, spaces.Box):
+            if np.shape(action) != self._actions.shape:
+                raise ValueError(f"action has shape {np.shape(action)}; it must be {self._actions.shape}.")
+            action = _finite(self._actions, action)
+        elif not self._actions.contains(action):
             raise ValueError(f"action {action!r} is not in {self._actions}.")
         action = np.asarray(action, self._actions.dtype)
         self._state, observation, transition = self._step(self._state, action, self._draw())
@@ -155,7 +159,8 @@ class GymnasiumVectorEnv(VectorEnv):
 
         Raises:
           gymnasium.error.ResetNeeded: before the first `reset`.
-          ValueError: for actions of another shape, or discrete ones that are not in the action space.
+          ValueError: for actions of another shape, discrete ones that are not in the action space, or continuous ones
+            that are not finite.
         """
         if self._lanes is None:
             raise gymnasium.error.ResetNeeded("call reset() before the first step.")
@@ -179,10 +184,19 @@ class GymnasiumVectorEnv(VectorEnv):
         if actions.shape != shape:
             raise ValueError(f"actions have shape {actions.shape}; give one for each lane, {shape}.")
         if isinstance(self._actions, spaces.Box):
-            return actions.astype(self._actions.dtype)
+            return _finite(self._actions, actions)
         if actions.dtype.kind not in "iu" or (actions < 0).any() or (actions >= self._actions.num_values).any():
             raise ValueError(f"actions {actions!r} are not in {self._actions}.")
         return actions.astype(np.int32)
+
+
+def _finite(space: spaces.Box, actions: Any) -> np.ndarray:
+    """Converts actions to the dtype of a Box, which they may leave: what then happens is the environment's rule."""
+    with np.errstate(over="ignore"):
+        converted = np.asarray(actions).astype(space.dtype)
+    if not np.isfinite(converted).all():
+        raise ValueError(f"action {actions!r} is not finite.")
+    return converted
 
 
 def _vector_functions(environment: Environment, num_envs: int) -> tuple[Any, Any]:

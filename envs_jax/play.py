@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ from podracer.types import Environment
 PREFIX = "envs_jax conformance"
 # Every program here runs once: most of the time is compilation, half of which is optimisation.
 COMPILE_QUICKLY = {"xla_backend_optimization_level": 0}
+
+KEY_NAMES = re.compile(r"(^|_)(key|rng)s?$")
+"""Names in states under which uint32 [2] are random keys."""
 
 BRIEF_SECONDS = 0.5
 """The longest play of `check_briefly`, after compilation."""

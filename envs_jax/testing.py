@@ -10,7 +10,6 @@ its place. `check_game` checks the further rules of two-player games.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from envs_jax.games import check_game
-from envs_jax.play import COMPILE_QUICKLY, PREFIX, ConformanceError, check_briefly, check_play
+from envs_jax.play import COMPILE_QUICKLY, KEY_NAMES, PREFIX, ConformanceError, check_briefly, check_play
 from podracer import errors, spaces
 from podracer.environments import gate
 from podracer.types import Environment, EnvSpec, Transition, check_metric_names
@@ -155,7 +154,7 @@ def _check_state(state: Any, where: str) -> None:
                 "as a search over states must not foresee chance: draw from the key that step receives)."
             )
         name = jax.tree_util.keystr(path[-1:], simple=True) if path else ""
-        if leaf.dtype == np.uint32 and leaf.shape == (2,) and re.search(r"(^|_)(key|rng)$", name):
+        if leaf.dtype == np.uint32 and leaf.shape == (2,) and KEY_NAMES.search(name):
             raise TypeError(
                 f"{PREFIX}: {where} returned state{jax.tree_util.keystr(path)} uint32 [2], a random key by its name "
                 "(expected none: draw from the key that step receives; or another name, if it is none)."

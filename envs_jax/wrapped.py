@@ -26,8 +26,10 @@ class _Wrapped:
         """Wraps an environment.
 
         Raises:
-          ValueError: for a game for two, or an environment that is not in pure JAX.
+          ValueError: for a game for two, a class, or an environment that is not in pure JAX.
         """
+        if isinstance(environment, type):
+            raise ValueError(f"{environment.__name__} is a class; wrap an environment that it makes.")
         if not isinstance(environment, Environment):
             raise ValueError(
                 f"{type(environment).__name__} is no environment in pure JAX, which wrappers need; use Gymnasium's own "
@@ -61,6 +63,23 @@ class _Wrapped:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         render: Callable[[Any], jax.Array] = self.environment.render  # type: ignore[attr-defined]
         return lambda state: render(self._inner(state))
+
+
+MASK = "action_mask"
+"""The member of a `Dict` of observations that marks legal actions by 1 (docs/masks.md)."""
+
+
+def _has_mask(environment: Environment) -> bool:
+    space = environment.spec.observation_space
+    return isinstance(space, spaces.Dict) and MASK in dict(space.items)
+
+
+def _is_legal(environment: Environment, state: Any, action: jax.Array) -> jax.Array:
+    """True where the mask of a state allows an action, all choices of it, bool []."""
+    space: Any = environment.spec.action_space
+    counts = space.num_values if isinstance(space, spaces.MultiDiscrete) else (space.num_values,)
+    first = np.cumsum((0, *counts[:-1])).astype(np.int32)  # of each choice among the values of all
+    return jnp.all(environment.observe(state)[MASK].astype(jnp.int32)[action.reshape(-1) + first] > 0)
 
 
 class TimeLimitState(NamedTuple):
@@ -140,7 +159,7 @@ class StickyActions(_Wrapped):
 
     def __init__(self, environment: Environment, probability: float):
         super().__init__(environment)
-        self._probability = probability
+        self._probability, self._masked = probability, _has_mask(environment)
 
     def reset(self, key: jax.Array) -> StickyActionsState:
         space: Any = self.spec.action_space
@@ -149,6 +168,8 @@ class StickyActions(_Wrapped):
     def step(self, state: StickyActionsState, action: Any, key: jax.Array) -> tuple[StickyActionsState, Transition]:
         sticky_key, step_key = jax.random.split(key)
         sticks = state.has_action & jax.random.bernoulli(sticky_key, self._probability)
+        if self._masked:
+            sticks &= _is_legal(self.environment, state.inner, state.action)
         executed = jnp.where(sticks, state.action, jnp.asarray(action, state.action.dtype))
         inner, transition = self.environment.step(state.inner, executed, step_key)
         return StickyActionsState(inner, executed, jnp.asarray(True)), transition
@@ -162,6 +183,11 @@ class ActionRepeat(_Wrapped):
 
     def __init__(self, environment: Environment, repeats: int):
         super().__init__(environment)
+        if _has_mask(environment):
+            raise ValueError(
+                f"{self.spec.name}: action_repeat would execute actions that its {MASK} forbids by then; wrap it with "
+                "another wrapper, or an environment that shows no mask."
+            )
         limit = self.spec.max_episode_steps
         self.spec = self.spec._replace(max_episode_steps=-(-limit // repeats) if limit else None)
         self._repeats = repeats
@@ -191,10 +217,10 @@ class Flatten(_Wrapped):
     def __init__(self, environment: Environment):
         super().__init__(environment)
         space = self.spec.observation_space
-        if isinstance(space, spaces.Dict) and "action_mask" in dict(space.items):
+        if _has_mask(environment):
             raise ValueError(
-                f"{self.spec.name}: flatten would make its action_mask numbers to see; agents take the Dict as it is, "
-                "and pick(name) shows one member without the mask."
+                f"{self.spec.name}: flatten would make its {MASK} numbers to see; agents take the Dict as it is, and "
+                "pick(name) shows one member and the mask."
             )
         low, high = (np.concatenate(bounds) for bounds in zip(*_bounds(space)))
         self.spec = self.spec._replace(observation_space=spaces.Box(low, high, low.shape))
@@ -227,7 +253,7 @@ def _flat(space: spaces.Space, value: Any) -> list[jax.Array]:
 
 
 class Pick(_Wrapped):
-    """An environment that shows one member of its observations."""
+    """An environment that shows one member of its observations, and the mask of actions if it has one."""
 
     def __init__(self, environment: Environment, name: str):
         super().__init__(environment)
@@ -237,12 +263,14 @@ class Pick(_Wrapped):
         members = dict(space.items)
         if name not in members:
             raise ValueError(f"pick({name!r}): {self.spec.name} does not show it; {configs.suggest(name, members)}")
-        self._name = name
-        self.spec = self.spec._replace(observation_space=members[name])
+        self._name, self._masked = name, MASK in members and name != MASK
+        shown = spaces.Dict({each: members[each] for each in (name, MASK)}) if self._masked else members[name]
+        self.spec = self.spec._replace(observation_space=shown)
 
     def observe(self, state: Any) -> Any:
-        """The member."""
-        return self.environment.observe(state)[self._name]
+        """The member, or with a mask a dict of the two."""
+        observation = self.environment.observe(state)
+        return {each: observation[each] for each in (self._name, MASK)} if self._masked else observation[self._name]
 
 
 class Hide(_Wrapped):

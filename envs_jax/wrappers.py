@@ -10,8 +10,12 @@ wrapped environment. Frame stacking and the normalisation of observations and re
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from envs_jax import wrapped
 from podracer.types import Environment
@@ -27,6 +31,8 @@ __all__ = [
     "sticky_actions",
     "time_limit",
 ]
+
+LARGEST = float(np.finfo(np.float32).max)
 
 Wrapper: TypeAlias = Callable[[Environment], Environment]
 """A wrapper with its settings; raises ValueError for an environment that it does not fit."""
@@ -46,32 +52,35 @@ def scale_reward(x: float) -> Wrapper:
     """Multiplies rewards by `x`.
 
     Raises:
-      ValueError: if `x` is not a finite number.
+      ValueError: if `x` is not a finite number in float32.
     """
     factor = _number(f"scale_reward(x={x!r})", x)
-    if abs(factor) == float("inf"):
+    if math.isinf(factor):
         raise ValueError(f"scale_reward(x={x!r}): must be finite.")
     return lambda environment: wrapped.ScaleReward(environment, factor)
 
 
 def clip_reward(low: float, high: float) -> Wrapper:
-    """Clips rewards to [low, high]; a bound may be infinite.
+    """Clips rewards to [low, high]; `low` may be -inf, and `high` inf.
 
     Raises:
-      ValueError: if a bound is not a number, or `low` is above `high`.
+      ValueError: if a bound is not a number of float32, `low` is above `high`, or no finite reward is between them.
     """
     where = f"clip_reward(low={low!r}, high={high!r})"
     bounds = _number(where, low), _number(where, high)
     if bounds[0] > bounds[1]:
         raise ValueError(f"{where}: low must not exceed high.")
+    if math.inf in (bounds[0], -bounds[1]):
+        raise ValueError(f"{where}: no finite reward is between them.")
     return lambda environment: wrapped.ClipReward(environment, *bounds)
 
 
 def sticky_actions(p: float) -> Wrapper:
     """Executes the action executed last, instead of the agent's, with probability `p`.
 
-    The first action of an episode is the agent's. From "Revisiting the Arcade Learning Environment" (Machado et al.,
-    2018), section 5.2, where an episode begins after a no-op; environments in general have none.
+    The first action of an episode is the agent's, and so is one where the environment's mask forbids the last one. From
+    "Revisiting the Arcade Learning Environment" (Machado et al., 2018), section 5.2, where an episode begins after a
+    no-op; environments in general have none.
 
     Raises:
       ValueError: if `p` is not a probability.
@@ -88,7 +97,7 @@ def action_repeat(n: int) -> Wrapper:
     A time limit inside counts the environment's own steps, and one outside the agent's.
 
     Raises:
-      ValueError: if `n` is not an integer of at least 1.
+      ValueError: if `n` is not an integer of at least 1; later, for an environment with a mask of actions.
     """
     _check_count(f"action_repeat(n={n!r})", n)
     return lambda environment: wrapped.ActionRepeat(environment, int(n))
@@ -103,7 +112,7 @@ def flatten() -> Wrapper:
 
 
 def pick(name: str) -> Wrapper:
-    """Shows one member of a `Dict` of observations, without the others."""
+    """Shows one member of a `Dict` of observations, and `action_mask` if it has one, without the others."""
     return lambda environment: wrapped.Pick(environment, name)
 
 
@@ -114,13 +123,13 @@ def hide(indices: Sequence[int]) -> Wrapper:
       ValueError: if an index is not an integer of at least 0, or there are none.
     """
     where = f"hide({indices!r})"
-    chosen = tuple(indices) if isinstance(indices, Sequence) and not isinstance(indices, str) else ()
+    chosen = tuple(indices) if isinstance(indices, Sequence | np.ndarray) and not isinstance(indices, str) else ()
     if not chosen:
         raise ValueError(f"{where}: give the indices as a sequence, such as [1, 3].")
     for index in chosen:
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        if isinstance(index, bool) or not isinstance(index, numbers.Integral) or index < 0:
             raise ValueError(f"{where}: indices must be integers of at least 0.")
-    return lambda environment: wrapped.Hide(environment, chosen)
+    return lambda environment: wrapped.Hide(environment, tuple(map(int, chosen)))
 
 
 def randomise(
@@ -140,11 +149,14 @@ def randomise(
 
 
 def _check_count(where: str, n: Any) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
         raise ValueError(f"{where}: must be an integer of at least 1.")
 
 
 def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or value != value:
         raise ValueError(f"{where}: must be a number.")
+    size: Any = abs(value)
+    if LARGEST < size != math.inf:
+        raise ValueError(f"{where}: must be within {LARGEST:.3g}, the largest number of float32.")
     return float(value)

@@ -225,15 +225,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}."
 
 
-def assignment(text: str) -> tuple[str, Any]:
-    """Splits `name=value`; a value that is no Python literal is a string.
+def assignment(text: str, field: str = "settings") -> tuple[str, Any]:
+    """Splits `name=value`, an element of an option called `field`; a value that is no Python literal is a string.
 
     Raises:
       ValueError: without a `=`.
     """
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ValueError(f"settings={text!r}: write name=value.")
+        raise ValueError(f"{field}={text!r}: write name=value.")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -17,14 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.play import KEY_NAMES
 from podracer import configs, errors, spaces
 from podracer.types import ArrayTree, EnvSpec, Transition
 
 MOST_CHOICES = 1024
 """The largest number of values of a choice in observations: a network sees it as that many inputs."""
-
-KEYS = ("key", "keys", "rng", "state_rng")
-"""Names of random keys in states, where they are bare uint32 [2]."""
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def check_known(prefix: str, name: str, known: Sequence[str]) -> None:
 
 
 def check_bare(env: Any, name: str) -> None:
-    """Checks that an environment does not reset itself, count its steps or run in a batch.
+    """Checks by the names of classes that an environment does not reset itself, count its steps or run in a batch.
 
     Raises:
       ValueError: naming the wrapper that does.
@@ -69,12 +67,13 @@ def check_bare(env: Any, name: str) -> None:
     inner = env
     while inner is not None:
         kind = type(inner).__name__
-        if re.search(r"AutoReset|Vmap|^(Episode|Eval|Log)Wrapper$", kind):
+        if any(re.search(r"AutoReset|Vmap|^(Episode|Eval|Log)Wrapper$", base.__name__) for base in type(inner).__mro__):
             raise ValueError(
                 f"{name} is wrapped in {kind}: resets, time limits and batches are added here; give the environment "
                 "inside of it."
             )
-        inner = vars(inner).get("env", vars(inner).get("_env"))
+        members = getattr(inner, "__dict__", {})
+        inner = members.get("env", members.get("_env"))
 
 
 class State(NamedTuple):
@@ -145,7 +144,8 @@ class Adapted:
           costly_reset: see above.
 
         Raises:
-          ValueError: for a limit below 1, functions that cannot be traced, or observations that are not supported.
+          ValueError: for a limit below 1, functions that cannot be traced, observations that are not supported, or a
+            number that is whole in the state of a reset and not in that of a step.
         """
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps={max_steps}: an episode of {name} has at least 1 step.")
@@ -153,13 +153,16 @@ class Adapted:
         self.costly_reset = costly_reset
         try:
             with _exactly():
-                inner = jax.eval_shape(reset, jax.eval_shape(lambda: jax.random.key(0)))
+                key = jax.eval_shape(lambda: jax.random.key(0))
+                inner, action = jax.eval_shape(reset, key), jax.eval_shape(action_space.sample, key)
                 observation = jax.eval_shape(lambda state: named(observe(state)), inner)
+                stepped = jax.eval_shape(lambda *args: step(*args).state, inner, action, key)
         except Exception as error:
             raise ValueError(f"{name} cannot be traced: {errors.explain(error)}.") from error
         paths, self._structure = jax.tree.flatten_with_path(inner)
         self._leaves = [leaf for _, leaf in paths]
         self._keys = [_is_key(path, leaf) for path, leaf in paths]
+        _check_numbers(name, inner, stepped)
         floats = any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(observation))
         self.spec = EnvSpec(
             name=name,
@@ -226,6 +229,17 @@ def _exactly() -> Iterator[None]:
         yield
 
 
+def _check_numbers(name: str, first: Any, stepped: Any) -> None:
+    """Checks that no number of a state is whole after a reset and has a fraction after a step, which would be lost."""
+    for (path, old), new in zip(jax.tree.leaves_with_path(first), jax.tree.leaves(stepped)):
+        whole = old.dtype == jnp.bool_ or jnp.issubdtype(old.dtype, jnp.integer)
+        if whole and jnp.issubdtype(new.dtype, jnp.inexact):
+            raise ValueError(
+                f"{name}: state{jax.tree_util.keystr(path)} is {old.dtype} from a reset and {new.dtype} from a step, "
+                "whose fraction would be lost; let reset begin with a float, such as 0.0."
+            )
+
+
 def _is_typed(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -233,7 +247,7 @@ def _is_typed(leaf: Any) -> bool:
 def _is_key(path: Any, leaf: Any) -> bool:
     """True for a random key of a state, or an array of them."""
     name = jax.tree_util.keystr(path[-1:], simple=True) if path else ""
-    return _is_typed(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,) and name in KEYS)
+    return _is_typed(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,) and bool(KEY_NAMES.search(name)))
 
 
 def _like(key: jax.Array, like: Any) -> jax.Array:
@@ -309,16 +323,18 @@ def action_space(declared: Any, name: str) -> spaces.Space:
       ValueError: for one that is not supported.
     """
     counts = np.asarray(getattr(declared, "num_values", getattr(declared, "n", None)))
-    if counts.dtype.kind in "iu" and counts.ndim == 0:
+    from_zero = not np.any(getattr(declared, "start", 0))
+    if from_zero and counts.dtype.kind in "iu" and counts.ndim == 0:
         return spaces.Discrete(int(counts))
-    if counts.dtype.kind in "iu" and counts.ndim == 1:
+    if from_zero and counts.dtype.kind in "iu" and counts.ndim == 1:
         return spaces.MultiDiscrete(tuple(counts.tolist()))
     limits = bounds(declared)
-    if limits and jnp.issubdtype(declared.dtype, jnp.floating) and all(np.isfinite(bound).all() for bound in limits):
+    floats = jnp.issubdtype(getattr(declared, "dtype", np.int32), jnp.floating)
+    if limits and floats and all(np.isfinite(bound).all() for bound in limits):
         low, high = (np.broadcast_to(bound, tuple(declared.shape)) for bound in limits)
         return spaces.Box(low, high, tuple(declared.shape))
     raise ValueError(
-        f"{name} takes actions in {' '.join(repr(declared).split())}, which is not supported; discrete ones, "
+        f"{name} takes actions in {' '.join(repr(declared).split())}, which is not supported; discrete ones from 0, "
         "multi-discrete ones of one axis and a Box of floats with finite bounds are."
     )
 

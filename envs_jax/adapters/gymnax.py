@@ -53,7 +53,13 @@ def make(name: str, options: GymnaxOptions) -> convert.Adapted:
 
 
 def from_gymnax(
-    env: Any, params: Any = None, *, max_steps: int | None = None, name: str = "", costly_reset: bool = False
+    env: Any,
+    params: Any = None,
+    *,
+    max_steps: int | None = None,
+    limit_in_step: bool = True,
+    name: str = "",
+    costly_reset: bool = False,
 ) -> convert.Adapted:
     """Adapts an environment with gymnax's interface: `reset_env`, `step_env`, `default_params` and two spaces.
 
@@ -62,12 +68,15 @@ def from_gymnax(
     Args:
       env: the environment, without wrappers.
       params: its parameters; by default `env.default_params`.
-      max_steps: the time limit; by default that of the parameters, `max_steps_in_episode`.
+      max_steps: T, the time limit; by default that of the parameters, `max_steps_in_episode`.
+      limit_in_step: False for a `step_env` that does not end an episode at its limit. If it does, its parameters say
+        T + 1, which an observation of the time that is left also sees. Those of gymnax itself never do.
       name: for run directories and messages; by default the class's.
       costly_reset: True where a reset costs much more than a step.
 
     Raises:
-      ValueError: for a wrapper, an old version of gymnax, or a space that is not supported.
+      ValueError: for a wrapper, an old version of gymnax, parameters without a limit that can be set, or a space that
+        is not supported.
     """
     name = name or type(env).__name__
     if hasattr(env, "_env"):  # its `step_env` would be that of the environment inside
@@ -75,12 +84,16 @@ def from_gymnax(
     natural = type(env).__module__.startswith("gymnax.")
     if natural:
         adapters.check("gymnax")
-    params = env.default_params if params is None else params
-    field = next((field for field in LIMITS if hasattr(params, field)), None)
-    if field:
-        given, max_steps = max_steps, max_steps or int(getattr(params, field))
-        if given or not natural:
-            params = dataclasses.replace(params, **{field: max_steps + (not natural)})
+    later = limit_in_step and not natural
+    with convert.making(name):
+        params = env.default_params if params is None else params
+        field = next((field for field in LIMITS if hasattr(params, field)), None)
+        T = int(getattr(params, field)) if field and max_steps is None else max_steps
+    if field and T is not None and (max_steps == T or later):
+        if not dataclasses.is_dataclass(params) or isinstance(params, type):
+            kind = type(params).__name__
+            raise ValueError(f"{name}: params={kind}: must be a dataclass, so that {field} can be set.")
+        params = dataclasses.replace(params, **{field: T + later})
 
     def reset(key: jax.Array) -> Any:
         observation, state = env.reset_env(key, params)
@@ -99,6 +112,6 @@ def from_gymnax(
         lambda inner: inner[1],  # gymnax's observations may need a key
         convert.action_space(actions, name),
         declared=declared,
-        max_steps=max_steps,
+        max_steps=T,
         costly_reset=costly_reset,
     )

@@ -65,12 +65,19 @@ def from_jumanji(env: Any, *, max_steps: int | None = None, mask: bool = True, n
       name: for run directories and messages; by default the class's.
 
     Raises:
-      ValueError: for rewards of several agents, or a space that is not supported.
+      ValueError: for rewards of several agents, a space that is not supported, or `max_steps` for which the states have
+        no room.
     """
     name = name or type(env).__name__
     convert.check_bare(env, name)
     if getattr(env, "time_limit", None) is not None:
-        max_steps = max_steps or int(env.time_limit)
+        max_steps = int(env.time_limit) if max_steps is None else max_steps
+        room = getattr(getattr(env, "_generator", None), "_max_step", max_steps)
+        if max_steps > room:  # MMST
+            raise ValueError(
+                f"{name}: max_steps={max_steps}: its states have room for {room} steps; give fewer, or an environment "
+                f"that is made with time_limit={max_steps}."
+            )
         env = _with_limit(env, max_steps + 1)
     with convert.making(name):
         declared, actions, rewards = env.observation_spec, env.action_spec, env.reward_spec
@@ -79,6 +86,11 @@ def from_jumanji(env: Any, *, max_steps: int | None = None, mask: bool = True, n
     given = convert.action_space(actions, name)
     counts = given.num_values if isinstance(given, spaces.MultiDiscrete) else ()
     joint = mask and bool(counts) and getattr(getattr(declared, MASK, None), "shape", ()) == counts
+    if joint and counts == (2, 2):
+        raise ValueError(
+            f"{name} has an action_mask of shape (2, 2), which may be of the 4 pairs or of each choice by itself; hide "
+            "it by mask=False, or give it another shape: (4,) is of each choice by itself."
+        )
     if joint and math.prod(counts) > spaces.MOST_COMBINATIONS:
         raise ValueError(
             f"{name} masks {math.prod(counts):,} combinations of choices; only {spaces.MOST_COMBINATIONS:,} become "

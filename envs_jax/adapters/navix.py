@@ -1,13 +1,14 @@
 """Navix (Pignatelli et al. 2024, https://github.com/epignatelli/navix): MiniGrid's tasks in JAX.
 
-By name, `navix:Navix-DoorKey-6x6-v0`. It is not MiniGrid: the reward is 1 at the goal at whatever time, an episode may
-take 4 x height x width steps in every task, and by default the whole grid is seen. Scores of the two do not compare.
+By name, `navix:Navix-DoorKey-6x6-v0`. It is not MiniGrid: the reward is 1 at the goal at whatever time, the time limits
+are Navix's own, and by default the whole grid is seen. Scores of the two do not compare.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from typing import Any, Literal
 
 import jax
@@ -29,7 +30,7 @@ class NavixOptions:
     """Options of Navix.
 
     Attributes:
-      max_steps: the time limit, a truncation; by default 4 x height x width.
+      max_steps: the time limit, a truncation; by default the task's, which before navix 4 is 4 x height x width.
       observation: the function of `navix.observations` that shows the grid.
     """
 
@@ -53,9 +54,14 @@ def make(name: str, options: NavixOptions) -> convert.Adapted:
     """
     convert.check_known("navix", name, tasks())
     navix = importlib.import_module("navix")
+    limit = {"max_steps": options.max_steps}
     with convert.making(f"navix:{name}"):
+        # A None that is given stands for 4 x height x width. From navix 4 on, `make` has no limit of its own, and some
+        # tasks have; before, it gives all of them 100 steps.
+        if options.max_steps is None and "max_steps" not in inspect.signature(navix.make).parameters:
+            limit = {}
         view = getattr(navix.observations, options.observation)
-        env = navix.make(name, max_steps=options.max_steps, observation_fn=view)
+        env = navix.make(name, observation_fn=view, **limit)
     return from_navix(env, name=f"navix:{name}", codes=not options.observation.startswith("rgb"))
 
 
@@ -67,8 +73,12 @@ def from_navix(env: Any, *, name: str = "", codes: bool = False) -> convert.Adap
       name: for run directories and messages; by default the class's.
       codes: True where the observation is of the codes of tiles: it needs none of the pictures in a state, which are
         most of its bytes, and Navix's bounds of it are too narrow.
+
+    Raises:
+      ValueError: for a wrapper.
     """
     name = name or type(env).__name__
+    convert.check_bare(env, name)
     with convert.default_promotion():
         cache = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).state.cache
 

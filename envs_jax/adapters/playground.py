@@ -3,10 +3,14 @@
 By name, `playground:CheetahRun`; as an object, `podracer.from_playground(env)`. Physics is MuJoCo's in JAX (MJX), where
 Playground's own default is Warp, for CUDA alone. Every episode begins in a state drawn anew, where Playground's
 training returns each lane to its first one. Robots that are not of the control suite are downloaded once, by git.
+
+Two tasks of manipulation end at their `episode_length` as if they were over, so it is set one step later, and our limit
+comes first.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 from typing import Any
@@ -33,7 +37,7 @@ class PlaygroundOptions:
     def __post_init__(self):
         configs.check(self)
         for text in self.config:
-            configs.assignment(text)
+            configs.assignment(text, "config")
 
 
 def tasks() -> list[str]:
@@ -73,9 +77,22 @@ def from_playground(env: Any, *, max_steps: int | None = None, name: str = "") -
     convert.check_bare(env, name)
     physics = getattr(getattr(env, "mjx_model", None), "impl", "jax")
     _check_physics(name, getattr(physics, "value", physics))
-    if max_steps is None:
-        max_steps = getattr(env, "_config", {}).get("episode_length")
+    limit = getattr(env, "_config", {}).get("episode_length")
+    max_steps = limit if max_steps is None else max_steps
+    if limit is not None and max_steps is not None and limit <= max_steps:
+        env = _with_limit(env, max_steps + 1)
     return brax.from_brax(env, max_steps=max_steps, name=name)
+
+
+def _with_limit(env: Any, limit: int) -> Any:
+    """Copies an environment, and those inside of it, with another time limit."""
+    env = copy.copy(env)
+    if "env" in vars(env):
+        env.env = _with_limit(env.env, limit)
+    else:
+        env._config = copy.deepcopy(env._config)
+        env._config["episode_length"] = limit
+    return env
 
 
 def _check_physics(name: str, impl: str) -> None:

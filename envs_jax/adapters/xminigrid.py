@@ -83,8 +83,14 @@ def from_xminigrid(env: Any, params: Any, *, name: str = "") -> convert.Adapted:
       env: the environment.
       params: its parameters, `max_steps` among them.
       name: for run directories and messages; by default the class's.
+
+    Raises:
+      ValueError: for a wrapper, or parameters without `max_steps`.
     """
     name = name or type(env).__name__
+    convert.check_bare(env, name)
+    with convert.making(name):
+        max_steps, actions = int(params.max_steps), spaces.Discrete(int(env.num_actions(params)))
 
     def step(timestep: Any, action: jax.Array, key: jax.Array) -> convert.Step:
         del key  # theirs is in the state
@@ -97,7 +103,7 @@ def from_xminigrid(env: Any, params: Any, *, name: str = "") -> convert.Adapted:
         lambda key: env.reset(params, key),
         step,
         lambda timestep: timestep.observation,
-        spaces.Discrete(int(env.num_actions(params))),
+        actions,
         declared=spaces.Box(0, LARGEST_CODE, (), np.uint8),
-        max_steps=int(params.max_steps),
+        max_steps=max_steps,
     )

@@ -132,6 +132,8 @@ def _environment(
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))
+    if wrap and environment is not None and not isinstance(environment, HostEnvironments):
+        testing.validate_protocol(environment)  # a mistake is its own, and not that of a wrapper
     environment = wrapping.wrapped(environment, wrap)
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)

@@ -19,7 +19,7 @@ from flax import struct
 
 import podracer
 from envs_jax import adapters
-from envs_jax.adapters import convert
+from envs_jax.adapters import convert, navix, xminigrid
 from envs_jax.testing import check_environment, validate_protocol
 from podracer import environments, spaces
 from podracer.environments import autoreset
@@ -104,7 +104,59 @@ def test_a_papers_environment():
     assert [row.discount for row in rows] == [1.0] * 6  # its own `done` says that the task has ended
     _, rows = rollout(env, [0, 0, 0, 0, 2, 2])
     assert (rows[-1].last, rows[-1].discount, rows[-1].reward) == (True, 0.0, 1.0)
-    assert podracer.from_gymnax(Walk(), Params(goal=9), max_steps=4).spec.max_episode_steps == 4
+    env, play = podracer.from_gymnax(Walk(), Params(goal=9), max_steps=9), [0] * 9  # beyond its own limit, of 6
+    assert [float(row.discount) for row in rollout(env, play)[1]] == [1.0] * 9
+    env = podracer.from_gymnax(Walk(), Params(goal=9), max_steps=9, limit_in_step=False)
+    assert [float(row.discount) for row in rollout(env, play)[1]] == [1.0] * 8 + [0.0]  # which it denied to be there
+
+
+class Rolled(NamedTuple):
+    """The state of `dice`: chance drawn at the reset, from the key inside and from that of the step, and a key."""
+
+    first: jax.Array
+    inner: jax.Array
+    outer: jax.Array
+    env_rngs: jax.Array
+
+
+def dice(begin=0.0):
+    """An environment whose states are draws."""
+    rolled = jax.random.uniform
+
+    def reset(key):
+        return Rolled(rolled(key), jnp.asarray(begin), jnp.float32(0), jax.random.key_data(jax.random.split(key, 2)))
+
+    def step(state, action, key):
+        inner = rolled(jax.random.wrap_key_data(state.env_rngs[1]))
+        return convert.Step(Rolled(state.first, inner, rolled(key), state.env_rngs + 1), 0.0, False)
+
+    return convert.Adapted("dice", reset, step, lambda state: state.outer, spaces.Discrete(2))
+
+
+def test_keys_reach_the_library():
+    """Each key gives other draws, and the same one the same; keys inside are not the step's, which is not used up."""
+    env = dice()
+
+    @jax.jit
+    @jax.vmap
+    def play(first, then):
+        return env.step(env.reset(jax.random.key(first)), jnp.int32(0), jax.random.key(then))[0].inner
+
+    found = play(np.array([0, 0, 1, 0]), np.array([5, 5, 6, 6]))
+    assert found.env_rngs is None
+    draws = np.stack(found[:3], axis=1)
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert len(np.unique(draws[1:3])) == 6
+    np.testing.assert_array_equal(draws[2, 1:], draws[3, 1:])  # chance is the step's alone
+    assert not np.isin(jax.vmap(lambda seed: jax.random.uniform(jax.random.key(seed)))(np.array([5, 6])), draws).any()
+
+
+def test_a_state_that_begins_with_a_whole_number():
+    for begin in (0, False):
+        with pytest.raises(
+            ValueError, match=r"^dice: state\.inner is (int32|bool) from a reset and float32 .* as 0\.0\.$"
+        ):
+            dice(begin)
 
 
 def test_nan_ends_an_episode():
@@ -172,6 +224,11 @@ def test_a_mask_of_combinations():
         "action_spec": NAME(num_values=np.full(2, 200)),
         "observation_spec": NAME(action_mask=NAME(shape=(200, 200))),
     }
+    square = {"action_spec": NAME(num_values=np.full(2, 2)), "observation_spec": NAME(action_mask=NAME(shape=(2, 2)))}
+    with pytest.raises(
+        ValueError, match=r"^Square has an action_mask of shape \(2, 2\), which may be of the 4 pairs or"
+    ):
+        podracer.from_jumanji(type("Square", (Lock,), square)())
     with pytest.raises(ValueError, match="^Many masks 40,000 combinations of choices; only 10,000 become one choice"):
         podracer.from_jumanji(type("Many", (Lock,), many)())
 
@@ -219,8 +276,9 @@ def test_spaces_of_actions():
         NAME(spaces=()),
         NAME(low=-np.inf, high=1.0, shape=(), dtype=np.float32),
         NAME(n=np.ones((2, 2), int)),
+        NAME(n=3, start=1),
     ):
-        with pytest.raises(ValueError, match=r"^it takes actions in .*not supported; discrete ones, .* are\.$"):
+        with pytest.raises(ValueError, match=r"^it takes actions in .*not supported; discrete ones from 0, .* are\.$"):
             convert.action_space(unsupported, "it")
 
 
@@ -284,12 +342,33 @@ def test_an_unknown_id_gets_the_nearest(prefix, monkeypatch, capsys):
         environments.make(f"{prefix}:Walk-v1", max_steps=0)
 
 
+@pytest.mark.parametrize(("version", "limit"), [(0, None), (4, "its own")])
+def test_navix_keeps_the_limits_of_its_tasks(version, limit, monkeypatch):
+    """`make` of navix 4 has no limit, and a None hides the task's; that of older ones has 100, which None turns off."""
+    makes = {
+        0: lambda name, max_steps=100, **settings: max_steps,
+        4: lambda name, **settings: settings.get("max_steps", "its own"),
+    }
+    fake = NAME(registry=lambda: ["Room"], observations=NAME(symbolic=None), make=makes[version])
+    monkeypatch.setitem(sys.modules, "navix", fake)
+    monkeypatch.setattr(navix, "from_navix", lambda env, **settings: env)
+    assert navix.make("Room", navix.NavixOptions()) == limit
+    assert navix.make("Room", navix.NavixOptions(max_steps=7)) == 7
+
+
 def test_wrappers_are_refused():
-    inner = Walk()
+    inner, vmap = Walk(), type("VmapWrapper", (), {"__slots__": ()})
+    convert.check_bare(NAME(env=type("Bare", (), {"__slots__": ()})()), "it")
     wrapper = type("AutoResetWrapper", (), {"__init__": lambda self: setattr(self, "env", inner)})
     for adapt in (podracer.from_brax, podracer.from_jumanji, podracer.from_playground):
         with pytest.raises(ValueError, match="is wrapped in AutoResetWrapper: .* give the environment inside of it"):
             adapt(wrapper())
+    for base, adapt in (("EpisodeWrapper", podracer.from_brax), ("GymAutoResetWrapper", xminigrid.from_xminigrid)):
+        kind = type("Mine", (type(base, (), {}),), {})
+        with pytest.raises(ValueError, match="^Mine is wrapped in Mine: resets"):
+            adapt(kind(), **({"params": None} if adapt is xminigrid.from_xminigrid else {}))
+    with pytest.raises(ValueError, match="^Navix is wrapped in VmapWrapper: "):
+        navix.from_navix(type("Navix", (), {"__init__": lambda self: setattr(self, "_env", vmap())})())
     logging = type("LogWrapper", (Walk,), {"_env": inner})
     with pytest.raises(ValueError, match=r"^LogWrapper is a wrapper, .*; give what is inside\.$"):
         podracer.from_gymnax(logging())
@@ -299,12 +378,79 @@ def test_options_are_refused():
     """Before a library is imported, in the options' own words."""
     for name, options, message in (
         ("xminigrid:MiniGrid-Empty-5x5", {"ruleset": "trivial-21k"}, "ruleset='trivial-21k': write BENCHMARK:NUMBER"),
-        ("playground:CheetahRun", {"config": ("ctrl_dt",)}, "settings='ctrl_dt': write name=value"),
+        ("playground:CheetahRun", {"config": ("ctrl_dt",)}, "^config='ctrl_dt': write name=value"),
         ("brax:ant", {"backend": "warp"}, r"BraxOptions\.backend='warp': expected"),
         ("navix:Navix-Empty-5x5-v0", {"observation": "all"}, r"NavixOptions\.observation='all': expected"),
     ):
         with pytest.raises(ValueError, match=message):
             environments.options(name)(**options)
+
+
+def test_time_limits_are_refused():
+    for max_steps, adapt in ((0, podracer.from_gymnax), (-1, podracer.from_gymnax), (0, podracer.from_jumanji)):
+        thing = Lock() if adapt is podracer.from_jumanji else Walk()
+        with pytest.raises(ValueError, match=rf"^max_steps={max_steps}: an episode of \w+ has at least 1 step"):
+            adapt(thing, max_steps=max_steps)
+    with pytest.raises(
+        ValueError, match=r"^Walk: params=LockParams: must be a dataclass, so that max_timesteps can be"
+    ):
+        podracer.from_gymnax(Walk(), NamedTuple("LockParams", [("max_timesteps", int)])(3))
+    for params in (None, Params(max_steps_in_episode=None)):
+        with pytest.raises(ValueError, match=r"^(Nothing|Walk) cannot be used here \((AttributeError|TypeError): "):
+            podracer.from_gymnax(Walk() if params else type("Nothing", (), {})(), params)
+    with pytest.raises(ValueError, match=r"^object cannot be used here \(AttributeError: "):
+        xminigrid.from_xminigrid(object(), NAME())
+    room = type("Room", (Lock,), {"_generator": NAME(_max_step=3)})()
+    assert podracer.from_jumanji(room).spec.max_episode_steps == 3
+    with pytest.raises(ValueError, match=r"^Room: max_steps=4: its states have room for 3 steps; .* time_limit=4"):
+        podracer.from_jumanji(room, max_steps=4)
+
+
+class Arm:
+    """Playground's interface, and an end at its own limit; the reward is the limit that it knows."""
+
+    action_size = 1
+
+    def __init__(self):
+        self._config = {"episode_length": 3}
+
+    def reset(self, key):
+        return self.state(jnp.float32(0))
+
+    def step(self, state, action):
+        return self.state(state.obs + 1)
+
+    def state(self, time):
+        limit = self._config["episode_length"]
+        return ArmState(time, jnp.float32(limit), (time >= limit).astype(jnp.float32))
+
+
+class Around:
+    """A wrapper that changes nothing."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        if name == "__setstate__":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+class ArmState(NamedTuple):
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+def test_the_limit_of_a_robot_comes_later():
+    arm = Arm()
+    for settings, env in (({}, arm), ({"max_steps": 5}, Around(arm))):
+        T = settings.get("max_steps", 3)
+        _, rows = rollout(podracer.from_playground(env, **settings), [[0.0]] * T)
+        assert [(bool(row.last), float(row.discount)) for row in rows] == [(False, 1.0)] * (T - 1) + [(True, 1.0)]
+        assert rows[0].reward == T + 1
+    assert arm._config == {"episode_length": 3}
 
 
 def test_warp_needs_cuda():

@@ -164,6 +164,17 @@ def test_refuses_discrete_actions_outside_the_space_and_leaves_continuous_ones()
     env = GymnasiumEnv(envs_jax.make("pendulum"))
     env.reset()
     env.step(np.array([5.0]))
+    lanes = GymnasiumVectorEnv(envs_jax.make("pendulum"), 1)
+    lanes.reset()
+    for bad, message in (
+        (np.zeros(2), r"shape \(2,\); it must be \(1,\)"),
+        ([np.nan], r"is not finite"),
+        ([1e39], r"is not finite"),
+    ):
+        with pytest.raises(ValueError, match=f"^action .*{message}"):
+            env.step(bad)
+        with pytest.raises(ValueError, match=r"^actions? .*(shape|not finite)"):
+            lanes.step([bad])
 
 
 def test_render_mode():

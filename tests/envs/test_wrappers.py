@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import envs_jax
-from envs_jax import gym, testing, wrappers
+from envs_jax import gym, testing, wrapped, wrappers
 from podracer import spaces
 from podracer.environments import wrapping
+from podracer.nets import action_masks
 from podracer.types import EnvSpec, Transition
 
 
@@ -94,12 +95,13 @@ def test_time_limit():
     assert rows[-1] == (3.0, 0.0, True)
     rows, *_ = play(wrappers.time_limit(3)(Adder(end=3)), [1, 2])
     assert rows[-1] == (2.0, 0.0, True), "before the limit"
-    limits = [wrappers.time_limit(n)(Adder()).spec.max_episode_steps for n in (3, 99)]
+    limits = [wrappers.time_limit(n)(Adder()).spec.max_episode_steps for n in (np.int64(3), 99)]
     assert limits == [3, 25]
+    assert type(limits[0]) is int
 
 
 def test_rewards():
-    rows, *_ = play(wrappers.scale_reward(0.5)(Adder()), [1, 3])
+    rows, *_ = play(wrappers.scale_reward(np.float32(0.5))(Adder()), [1, 3])
     assert [row[0] for row in rows] == [0.5, 1.5]
     rows, *_ = play(wrappers.clip_reward(1, 2)(Adder()), [0, 1, 3])
     assert [row[0] for row in rows] == [1.0, 1.0, 2.0]
@@ -159,7 +161,7 @@ def test_pick_and_hide():
     picked = wrappers.pick("total")(Adder())
     assert picked.spec.observation_space == spaces.Box([0.0, -9.0], [999.0, 9.0])
     np.testing.assert_array_equal(picked.observe(state), [7.0, 0.5])
-    hidden = wrappers.hide([0])(picked)
+    hidden = wrappers.hide(np.array([0]))(picked)
     assert hidden.spec.observation_space == spaces.Box([-9.0], [9.0])
     np.testing.assert_array_equal(hidden.observe(state), [0.5])
     cartpole = wrappers.hide([1, 3])(envs_jax.make("cartpole"))
@@ -182,6 +184,19 @@ def test_randomise():
     assert 1 <= drawn.min() < 1.5
     assert 2.5 < drawn.max() < 3
 
+    class Scaled(Adder):
+        """Begins with its size, and shows it."""
+
+        def reset(self, key):
+            return State(jnp.float32(0) + self.size, jnp.float32(0), jnp.int32(0))
+
+        def observe(self, state):
+            return super().observe(state) | {"total": jnp.stack([state.total, jnp.float32(0) + self.size])}
+
+    scaled = wrappers.randomise(lambda key: jnp.float32(7), lambda environment, step: Scaled(step=step))(Scaled())
+    state = scaled.reset(jax.random.key(0))
+    assert (state.inner.total, scaled.observe(state)["total"].tolist()) == (7.0, [7.0, 7.0])
+
 
 ALL = {
     "time_limit": wrappers.time_limit(7),
@@ -191,7 +206,8 @@ ALL = {
     "flatten": wrappers.flatten(),
     "pick and hide": lambda environment: wrappers.hide([1])(wrappers.pick("total")(environment)),
     "randomise": wrappers.randomise(
-        lambda key: jax.random.uniform(key, minval=1.0, maxval=3.0), lambda environment, step: Adder(step=step)
+        lambda key: jax.random.uniform(key, minval=1.0, maxval=3.0),
+        lambda environment, step: type(environment)(step=step),
     ),
 }
 
@@ -228,8 +244,10 @@ def test_each_conforms(wrap):
 
 def test_only_an_environment_that_renders_does():
     bare = type("Bare", (), {name: getattr(Adder, name) for name in ("__init__", "reset", "step", "observe")})
+    costly = type("Costly", (Adder,), {"costly_reset": True})
     for wrap in ALL.values():
         assert hasattr(wrap(Adder()), "render")
+        assert wrap(costly()).costly_reset is True
         assert not hasattr(wrap(bare()), "render")
     wrapped = pickle.loads(pickle.dumps(nested_without_functions(envs_jax.make("catch"))))
     assert wrapped.spec.max_episode_steps == 5
@@ -257,6 +275,17 @@ def nested_without_functions(environment):
         (lambda: wrappers.hide([]), r"hide\(\[\]\): give the indices as a sequence"),
         (lambda: wrappers.hide([-1]), r"hide\(\[-1\]\): indices must be integers of at least 0"),
         (lambda: wrappers.time_limit(5)(envs_jax.make("othello")), "othello is a game for two, whose rules a wrapper"),
+        (
+            lambda: wrappers.time_limit(5)(type(envs_jax.make("catch"))),
+            "^Catch is a class; wrap an environment that it",
+        ),
+        (lambda: wrappers.time_limit(np.bool_(True)), "must be an integer of at least 1"),
+        (
+            lambda: wrappers.scale_reward(1e39),
+            r"scale_reward\(x=1e\+39\): must be within 3.4e\+38, the largest number of",
+        ),
+        (lambda: wrappers.clip_reward(10**400, np.inf), "must be within 3.4e"),
+        (lambda: wrappers.clip_reward(-np.inf, -np.inf), "no finite reward is between them"),
         (lambda: wrappers.time_limit(5)(gymnasium.make("CartPole-v1")), "no environment in pure JAX, which wrappers"),
     ],
 )
@@ -265,13 +294,40 @@ def test_refuses(make, message):
         make()
 
 
-def test_flatten_refuses_a_mask():
-    masked = Adder()
-    masked.spec = masked.spec._replace(
-        observation_space=spaces.Dict({"action_mask": spaces.Box(0, 1, (4,), np.uint8), "x": spaces.Discrete(2)})
-    )
-    with pytest.raises(ValueError, match="adder: flatten would make its action_mask numbers to see"):
-        wrappers.flatten()(masked)
+class Masked(Adder):
+    """An adder whose mask forbids the action `steps % 4`."""
+
+    def __init__(self, end=1e9, step=1):
+        super().__init__(end, step)
+        members = dict(self.spec.observation_space.items) | {"action_mask": spaces.Box(0, 1, (4,), np.uint8)}
+        self.spec = self.spec._replace(observation_space=spaces.Dict(members))
+
+    def observe(self, state):
+        return super().observe(state) | {"action_mask": (jnp.arange(4) != state.steps % 4).astype(jnp.uint8)}
+
+
+def test_masks():
+    """No wrapper executes a forbidden action; the mask stays at the top of what is shown, or the wrapper is refused."""
+    masked = Masked()
+    _, transitions, _ = play(wrappers.sticky_actions(1.0)(masked), [2, 3, 0, 1, 1])
+    assert transitions.reward.tolist() == [2, 2, 0, 0, 1]
+    state = State(jnp.float32(0), jnp.float32(0), jnp.int32(0))
+    pairs = type("Pairs", (), {"spec": masked.spec._replace(action_space=spaces.MultiDiscrete((2, 3)))})()
+    pairs.observe = lambda state: {"action_mask": jnp.array([1, 0, 0, 1, 1], jnp.uint8)}
+    legal = [bool(wrapped._is_legal(pairs, state, jnp.int32([i, j]))) for i in range(2) for j in range(3)]
+    assert legal == [False, True, True, False, False, False]
+    picked = wrappers.pick("total")(masked)
+    assert dict(picked.spec.observation_space.items).keys() == picked.observe(state).keys() == {"total", "action_mask"}
+    for wrap in (ALL["time_limit"], ALL["rewards"], ALL["randomise"], ALL["sticky_actions"], wrappers.pick("total")):
+        assert action_masks.present(wrap(masked).spec)
+    testing.validate_protocol(picked)
+    for wrap, message in (
+        (wrappers.flatten(), "adder: flatten would make its action_mask numbers to see"),
+        (wrappers.action_repeat(2), "adder: action_repeat would execute actions that its action_mask forbids by then"),
+        (lambda environment: wrappers.hide([0])(wrappers.pick("total")(environment)), r"not a Box \[n\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrap(masked)
 
 
 # By name
