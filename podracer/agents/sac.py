@@ -237,8 +237,7 @@ class _SAC(base.Functions):
         return ActorParams(learner.params["policy"], learner.num_updates)
 
     def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
-        low, high = self.config.noise
-        std = jnp.zeros(lanes.shape) if low < high else ()
+        std = jnp.zeros(lanes.shape) if self.config.noise[0] < self.config.noise[1] else ()
         return Memory(nets.start(self.network.policy, self.spec, lanes.shape[0]), std)
 
     def act(
@@ -348,11 +347,12 @@ class _SAC(base.Functions):
         def loss(params: ArrayTree, samples: Any) -> tuple[jax.Array, tuple[Metrics, ArrayTree]]:
             batch, noise = samples
             row = self._first_row(batch.trajectory)
-            outputs = self._outputs(params["policy"], row)
-            mean_of = lambda x: jnp.sum(x) / batch_size  # noqa: E731
+            outputs, mean_of = self._outputs(params["policy"], row), lambda x: jnp.sum(x) / batch_size
             u = self._law(outputs).sample(noise) if self.gaussian else outputs
             q = self._values(learner.params["critic"], row, jnp.tanh(u))
-            climbed = jnp.min(q, axis=0) if self.config.critics == "min" else jnp.mean(q, axis=0)
+            # A choice, for the gradient of `jnp.min` is 0 / 0 where the compiler rounds what it compares in two ways.
+            least = distributions.value_of(q.T, jnp.argmin(q, axis=0))
+            climbed = least if self.config.critics == "min" else jnp.mean(q, axis=0)
             if not self.gaussian:
                 total = -mean_of(climbed)
                 return total, ({"loss/policy": total}, ())
@@ -369,9 +369,9 @@ class _SAC(base.Functions):
             return total + alpha * mean_of(surplus), (metrics, ())
 
         grads, metrics, _ = update.gradient(loss, {name: learner.params[name] for name in names}, batch)
-        factors = {"policy": learner.hyper["policy_rate"], "log_alpha": learner.hyper["alpha_rate"]}
-        for name in names:
-            learner, _ = self._step(learner, name, grads[name], None if rate is None else rate * factors[name])
+        for name, factor in zip(names, ("policy_rate", "alpha_rate")):
+            own_rate = None if rate is None else rate * learner.hyper[factor]
+            learner, _ = self._step(learner, name, grads[name], own_rate)
         return learner, metrics
 
     def _step(
