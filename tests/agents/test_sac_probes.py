@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podracer import agents, spaces
+from podracer import agents, nets, spaces
 from podracer.agents import SACConfig
-from podracer.types import Agent, EnvSpec, LearnerState, TimeStep, Transition
+from podracer.types import Agent, Batch, EnvSpec, LearnerState, TimeStep, Trajectory, Transition
 from tests.support import harness, probes
 
 pytestmark = pytest.mark.slow
@@ -98,17 +98,21 @@ def actions(agent: Agent, learner: LearnerState, x: float, evaluation: bool) -> 
 
 def test_a_bandits_alpha_and_std_are_those_of_its_target_entropy() -> None:
     """Reward -(a - x)^2: the law is a Gaussian of variance alpha / 2, and one of entropy -1 has the std 0.0890."""
-    agent, (learner,) = trained(probes.ContinuousAction(), 60_000)
+    agent, (learner,) = trained(probes.ContinuousAction(), 14_000, alpha_init=0.1)
     assert np.exp(learner.params["log_alpha"]) == pytest.approx(0.0159, rel=0.12)
+    stds = []
     for x in (-0.5, 0.5):
         found = actions(agent, learner, x, evaluation=False)
+        stds.append(found.std())
         assert found.mean() == pytest.approx(x, abs=0.03)
-        assert found.std() == pytest.approx(0.0890, rel=0.12)
         assert actions(agent, learner, x, evaluation=True)[0] == pytest.approx(x, abs=0.03)
+    # The target is of the mean entropy of the observations.
+    assert np.exp(np.mean(np.log(stds))) == pytest.approx(0.0890, rel=0.08)
+    np.testing.assert_allclose(stds, 0.0890, rtol=0.25)
 
 
 def test_the_gain_of_a_linear_quadratic_regulator() -> None:
-    agent, (learner,) = trained(LinearQuadratic(), 60_000, discount=GAMMA)
+    agent, (learner,) = trained(LinearQuadratic(), 20_000, discount=GAMMA, alpha_init=0.1)
     low, high = (actions(agent, learner, x, evaluation=True)[0] for x in (-0.7, 0.7))
     assert (low - high) / 1.4 == pytest.approx(0.6277, rel=0.06)
     assert np.exp(learner.params["log_alpha"]) == pytest.approx(0.02367, rel=0.15)
@@ -116,51 +120,41 @@ def test_the_gain_of_a_linear_quadratic_regulator() -> None:
 
 
 def test_a_truncation_is_not_the_end() -> None:
-    agent, (learner,) = trained(
-        TruncatedReward(), 30_000, discount=GAMMA, policy="deterministic", policy_interval=2, noise=(0.1, 0.1)
-    )
-    del agent
-    critic = agents.sac.make(TruncatedReward().spec, SACConfig(**QUICK, policy="deterministic"))
-    assert critic.replay is not None
-    assert value(learner, TruncatedReward().spec) == pytest.approx(1 / (1 - GAMMA), rel=0.03)
-
-
-def value(learner: LearnerState, spec: EnvSpec) -> float:
-    """The first critic's value of action 0 at observation 0."""
-    from podracer import nets
-
-    network = nets.critics.make(spec, (16, 16), "tanh", num_critics=2, num_actions=1, with_std=False)
+    """Taken for the end, Q would be 3.077."""
+    environment = TruncatedReward()
+    noise = {"policy": "deterministic", "policy_interval": 2, "noise": (0.1, 0.1)}
+    _, (learner,) = trained(environment, 12_000, discount=GAMMA, **noise)
+    network = nets.critics.make(environment.spec, (16, 16), "tanh", num_critics=2, num_actions=1, with_std=False)
     rows = nets.Inputs(jnp.zeros((1, 1, 1)), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ())
-    return float(network.critic.apply(learner.params["critic"], rows, jnp.zeros((1, 1)))[0, 0, 0])
+    q = network.critic.apply(learner.params["critic"], rows, jnp.zeros((1, 1)))
+    np.testing.assert_allclose(q, 1 / (1 - GAMMA), rtol=0.03)
 
 
 def test_units_do_not_matter() -> None:
-    """Actions in +-1 that the environment doubles, and actions in +-2: powers of two round alike."""
-    doubled, (a,) = trained(LinearQuadratic(scale=2.0), 1_600)
-    plain, (b,) = trained(LinearQuadratic(bound=2.0), 1_600)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), a.params, b.params)
-    np.testing.assert_allclose(
-        2.0 * actions(doubled, a, 0.3, evaluation=False), actions(plain, b, 0.3, evaluation=False), rtol=1e-4, atol=1e-5
-    )
+    """Actions in +-1 that the environment doubles, and actions in +-2: acting and learning are the same."""
+    B, ends = 16, []
+    rows = TimeStep(*(x[:, :B] for x in harness.timesteps(0, 1, 64, (1,))))  # type: ignore[arg-type]
+    unit = np.random.default_rng(0).uniform(-1.0, 1.0, (1, B, 1)).astype(np.float32)
+    for environment in (LinearQuadratic(scale=2.0), LinearQuadratic(bound=2.0)):
+        agent = agents.sac.make(environment.spec, SACConfig(**QUICK))
+        learner, state = harness.learner_of(agent), nets.ActorState((), (), ())
+        version: Any = np.zeros((1, B), np.int32)
+        trajectory = Trajectory(rows, environment.bound * unit, {}, state, version, version[0])
+        batch = Batch(trajectory, np.ones(B, np.float32), np.ones(B, np.int32))  # type: ignore[arg-type]
+        learner, *_ = harness.alone(agent.learn)(learner, batch, jnp.float32(0), jax.random.key(1))
+        ends.append((learner.params, environment.scale * actions(agent, learner, 0.3, evaluation=False)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *ends)
 
 
-@pytest.mark.parametrize("policy_interval", [1, 3])
-def test_members_are_the_single_runs(policy_interval: int) -> None:
+def test_members_are_the_single_runs() -> None:
     """Also where a delayed policy update is a branch for one run and a choice for several."""
-    config = {"policy_interval": policy_interval, "target_policy": True, "policy": "deterministic", "noise": (0.1, 0.2)}
+    config = {"policy_interval": 3, "target_policy": True, "policy": "deterministic", "noise": (0.1, 0.2)}
     _, members = trained(LinearQuadratic(), 1_600, population=2, **config)
     _, (single,) = trained(LinearQuadratic(), 1_600, **config)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), members[0], single)
     assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (members[0].params, members[1].params))))
-
-
-def test_the_policy_learns_in_every_second_update() -> None:
-    agent = agents.sac.make(LinearQuadratic().spec, SACConfig(**QUICK, policy_interval=2))
-    learner = harness.learner_of(agent)
-    counts = {name: int(jax.tree.leaves(state)[0]) for name, state in learner.opt_state.items()}
-    assert set(counts.values()) == {0}
-    _, (after,) = trained(LinearQuadratic(), 800, policy_interval=2)
-    updates = int(after.num_updates)
-    counts = {name: int(jax.tree.leaves(state)[0]) for name, state in after.opt_state.items()}
-    assert counts == {"critic": updates, "policy": updates // 2, "log_alpha": updates // 2}
-    assert updates > 10
+    # floor(updates / D) steps of the policy.
+    updates = int(single.num_updates)
+    counts = {name: int(state[0].count) for name, state in single.opt_state.items()}
+    assert counts == {"critic": updates, "policy": updates // 3}
+    assert updates > 30
