@@ -68,10 +68,13 @@ def make(
       with_std: whether outputs are 2 A numbers, A means and then A for standard deviations.
       first_std: the numbers for standard deviations of a new network; None leaves them as drawn.
     """
-    space = spec.observation_space
-    layers: Any = (space, tuple(hidden_sizes), activation)
-    policy = _Policy(*layers, num_actions, with_std, first_std)
-    value = _Value(*layers)
+    layers: dict[str, Any] = {
+        "space": spec.observation_space,
+        "hidden_sizes": tuple(hidden_sizes),
+        "activation": activation,
+    }
+    policy = _Policy(**layers, num_actions=num_actions, with_std=with_std, first_std=first_std)
+    value = _Value(**layers)
     rows, action = _rows(spec, 1, 1), jnp.zeros((1, num_actions))
 
     def init(key: jax.Array) -> ArrayTree:

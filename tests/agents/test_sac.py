@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["sac", "td3", pytest.param("mean", marks=pytest.mark.slow)])
 def test_updates_are_those_of_the_reference(name: str) -> None:
     """Critics, policy, alpha and targets after 20 updates of NumPy's."""
-    given = SMALL | {"learning_rate": 1e-2, "tau": 0.1, "discount": 0.9} | CASES[name]
+    given: dict[str, Any] = SMALL | {"learning_rate": 1e-2, "tau": 0.1, "discount": 0.9} | CASES[name]
     config = SACConfig(**given)
     agent = agents.sac.make(SPEC, config)
     learner = harness.learner_of(agent)
