@@ -191,9 +191,7 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
     """
     if not space.bounded:
         raise ValueError(f"action space {space} has no finite bounds; a clipped Gaussian needs them.")
-    size = int(np.prod(space.shape))
-    centre, half = _centre_and_half(space)
-    least, most = (x if x.shape else x.item() for x in space.limits())
+    units = unit_box(space)
 
     def split(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
@@ -208,6 +206,37 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         z = (value - mean) * jnp.exp(-log_std)
         return jnp.sum(-0.5 * jnp.square(z) - log_std - 0.5 * np.log(2 * np.pi), axis=-1)
 
+    return Distribution(
+        num_outputs=2 * units.size,
+        state_independent_scale=True,
+        sample=sample,
+        mode=lambda outputs: split(outputs)[0],
+        log_prob=log_prob,
+        entropy=lambda outputs: jnp.sum(split(outputs)[1] + 0.5 * np.log(2 * np.pi * np.e), axis=-1),
+        to_action=units.to_action,
+    )
+
+
+class UnitBox(NamedTuple):
+    """A bounded Box in units where each of its elements is in [-1, 1].
+
+    Attributes:
+      size: A, its elements.
+      to_action: `(units [..., A]) -> action` within the Box; what is beyond [-1, 1] is clipped.
+      to_units: `(action [..., *shape]) -> float32 [..., A]`.
+    """
+
+    size: int
+    to_action: Callable[[jax.Array], jax.Array]
+    to_units: Callable[[jax.Array], jax.Array]
+
+
+def unit_box(space: spaces.Box) -> UnitBox:
+    """Makes the affine map between a Box with finite bounds and [-1, 1] for each element."""
+    size = int(np.prod(space.shape))
+    centre, half = _centre_and_half(space)
+    least, most = (x if x.shape else x.item() for x in space.limits())
+
     def to_action(value: jax.Array) -> jax.Array:
         middle, scale = (_last_of(value.ndim, x) for x in (centre, half))
         action = middle + scale * jnp.clip(value, -1.0, 1.0)
@@ -216,15 +245,51 @@ def clipped_gaussian(space: spaces.Box) -> Distribution:
         lowest, highest = (_last_of(action.ndim, x) for x in (least, most))
         return jnp.clip(action, lowest, highest)
 
-    return Distribution(
-        num_outputs=2 * size,
-        state_independent_scale=True,
-        sample=sample,
-        mode=lambda outputs: split(outputs)[0],
-        log_prob=log_prob,
-        entropy=lambda outputs: jnp.sum(split(outputs)[1] + 0.5 * np.log(2 * np.pi * np.e), axis=-1),
-        to_action=to_action,
-    )
+    def to_units(action: jax.Array) -> jax.Array:
+        flat = action.reshape(*action.shape[: action.ndim - len(space.shape)], size).astype(jnp.float32)
+        # An element whose bounds are equal is 0.
+        width = np.maximum(half, np.finfo(np.float32).tiny)
+        middle, scale = (_last_of(flat.ndim, x) for x in (centre, width if np.ndim(width) else float(width)))
+        return jnp.clip((flat - middle) / scale, -1.0, 1.0)
+
+    return UnitBox(size, to_action, to_units)
+
+
+class TanhGaussian(NamedTuple):
+    """A diagonal Gaussian whose sample u is squashed to tanh(u) in [-1, 1] (Haarnoja et al. 2018, appendix C).
+
+    Attributes:
+      mean: float32 [..., A]; of u.
+      log_std: float32 [..., A]; of u.
+    """
+
+    mean: jax.Array
+    log_std: jax.Array
+
+    def sample(self, noise: jax.Array) -> jax.Array:
+        """u [..., A], of standard normal noise [..., A]."""
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, u: jax.Array) -> jax.Array:
+        """The log-density of tanh(u) on [-1, 1]^A, float32 [...]; finite for every u."""
+        z = (u - self.mean) * jnp.exp(-self.log_std)
+        gaussian = -0.5 * jnp.square(z) - self.log_std - 0.5 * np.log(2 * np.pi)
+        # log(1 - tanh(u)^2) without the difference (equation 21).
+        slope = 2.0 * (np.log(2) - u - jax.nn.softplus(-2.0 * u))
+        return jnp.sum(gaussian - slope, axis=-1)
+
+
+def bounded_log_std(raw: jax.Array, min_std: float, max_std: float) -> jax.Array:
+    """Squashes numbers into [log min_std, log max_std]."""
+    low, high = np.log(min_std), np.log(max_std)
+    return low + 0.5 * (high - low) * (jnp.tanh(raw) + 1.0)
+
+
+def raw_of_std(std: float, min_std: float, max_std: float) -> float:
+    """The number that `bounded_log_std` maps to log std, which is within the bounds; finite at the bounds too."""
+    low, high = np.log(min_std), np.log(max_std)
+    share = 0.5 if high == low else (np.log(std) - low) / (high - low)
+    return float(np.arctanh(np.clip(2.0 * share - 1.0, -0.999, 0.999)))
 
 
 def _last_of(ndim: int, x: Any) -> Any:

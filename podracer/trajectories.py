@@ -17,6 +17,19 @@ def bootstrap_row(trajectory: Trajectory) -> ArrayTree:
     return jax.tree.map(lambda x: x[-1:], trajectory.timesteps)
 
 
+def row_of_lanes(rows: ArrayTree, number: jax.Array, n: int) -> ArrayTree:
+    """Returns row `number` of each lane, int32 [B] from 1 to n, of rows [n + 1, B, ...]: [1, B, ...]."""
+
+    def pick(x: jax.Array) -> jax.Array:
+        # Comparisons, not a gather: they join what makes the rows, such as stacking frames.
+        row = x[1:2]
+        for i in range(2, n + 1):
+            row = jnp.where((number >= i).reshape(1, -1, *(1,) * (x.ndim - 2)), x[i : i + 1], row)
+        return row
+
+    return jax.tree.map(pick, rows)
+
+
 def by_lane(function: Callable[..., jax.Array], *trajectories: Trajectory) -> Trajectory:
     """`function(axis of the lanes, *leaves)` of all leaves of trajectories."""
     # Time steps, actions, extras and versions are [T, B], the actor's state and lane ids [B].

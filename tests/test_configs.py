@@ -113,8 +113,8 @@ def test_a_field_stays_below_another_one() -> None:
                 ):
                     cls(**{item.name: most, other: smaller})
                 orders.setdefault(item.name, set()).add(name)
-    replays = {"alphazero", "dqn", "efficientzero", "muzero", "r2d2"}
-    assert orders == {"replay_min_size": replays, "epsilon_final": {"dqn", "pqn"}}
+    replays = {"alphazero", "dqn", "efficientzero", "muzero", "r2d2", "sac"}
+    assert orders == {"replay_min_size": replays, "epsilon_final": {"dqn", "pqn"}, "min_std": {"sac"}}
 
 
 # Populations.

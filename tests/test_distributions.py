@@ -218,3 +218,44 @@ def test_unbounded_boxes_are_refused(bounds: tuple[float, float]) -> None:
 def test_a_dict_is_no_action_space() -> None:
     with pytest.raises(ValueError, match="use Discrete, MultiDiscrete or Box"):
         distributions.for_space(spaces.Dict({"a": spaces.Discrete(2)}))
+
+
+# A Gaussian squashed by tanh.
+
+
+@pytest.mark.parametrize("std", [0.05, 0.3, 1.0, 3.0])
+def test_the_density_of_a_tanh_gaussian_integrates_to_1(std: float) -> None:
+    u = np.linspace(0.4 - 12 * std, 0.4 + 12 * std, 40_001)
+    law = distributions.TanhGaussian(jnp.full((1, 1), 0.4), jnp.full((1, 1), np.log(std)))
+    density = np.exp(np.asarray(law.log_prob(jnp.asarray(u, jnp.float32)[:, None]), np.float64))
+    # Over actions a = tanh(u), and da = (1 - a^2) du.
+    assert np.trapezoid(density / np.cosh(u) ** 2, u) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_density_of_a_tanh_gaussian_is_finite_far_out() -> None:
+    def log_prob(mean: jax.Array, log_std: jax.Array, u: jax.Array) -> jax.Array:
+        return jnp.sum(distributions.TanhGaussian(mean, log_std).log_prob(u))
+
+    u = jnp.array([[20.0], [-20.0], [0.0]])
+    value, grads = jax.jit(jax.value_and_grad(log_prob, argnums=(0, 1, 2)))(jnp.zeros((3, 1)), jnp.zeros((3, 1)), u)
+    assert np.isfinite(value)
+    assert all(np.all(np.isfinite(x)) for x in grads)
+    # d log pi / du = -u + 2 tanh(u) for a standard normal u.
+    np.testing.assert_allclose(grads[2], [[-18.0], [18.0], [0.0]], atol=1e-5)
+
+
+def test_a_box_and_its_units() -> None:
+    space = spaces.Box([[-1.0, 2.0], [0.0, 5.0]], [[1.0, 2.0], [4.0, 7.0]])
+    units = distributions.unit_box(space)
+    assert units.size == 4
+    action = units.to_action(jnp.array([[1.0, 0.3, -0.5, 9.0]]))
+    np.testing.assert_allclose(action, [[[1.0, 2.0], [1.0, 7.0]]])
+    np.testing.assert_allclose(units.to_units(action), [[1.0, 0.0, -0.5, 1.0]])
+
+
+def test_standard_deviations_are_squashed_between_bounds() -> None:
+    log_std = distributions.bounded_log_std(jnp.array([-50.0, 0.0, 50.0]), 0.01, 1.0)
+    np.testing.assert_allclose(np.exp(log_std), [0.01, 0.1, 1.0], rtol=1e-5)
+    raw = distributions.raw_of_std(0.3, 0.01, 1.0)
+    assert np.exp(distributions.bounded_log_std(jnp.float32(raw), 0.01, 1.0)) == pytest.approx(0.3, rel=1e-5)
+    assert np.isfinite(distributions.raw_of_std(1.0, 0.01, 1.0))

@@ -13,6 +13,7 @@ import sys
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -30,7 +31,7 @@ CLIP = 0.01
 # Batch norm enlarges rounding: with steps of 10, one device differs as much from itself when compiled in another way.
 LEARNING_RATES = {"adam": 3e-3, "own": 3e-3, "sgd": 10.0, "small sgd": 0.3}
 # EfficientZero is MuZero and more, and is below with batch norm; without it, MuZero and AlphaZero are in tests/pod.
-AGENTS = ("dqn", "ppo", "pqn", "vtrace", "r2d2")
+AGENTS = ("dqn", "ppo", "pqn", "sac", "vtrace", "r2d2")
 BATCH_NORM = ("efficientzero-batch_norm", "small sgd")
 COSTLY = ("vtrace-costly_reset", "adam")
 MEMBERS = (("ppo", "adam"), ("r2d2", "adam"), BATCH_NORM)
@@ -56,6 +57,7 @@ CONFIGS = {
         "reset_interval": 3,
     },
     "dqn": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "priority_exponent": 0.5, "reset_interval": 4},
+    "sac": {"n_step": 3, "batch_size": 16, "replay_min_size": 1, "policy_interval": 2, "target_policy": True},
     "efficientzero": {
         **{"simulations": 4, "unroll_length": 2, "n_step": 2, "state_size": 8, "head_size": 8, "lstm_size": 8},
         **{"projection_size": 8, "forecast_size": 8, "batch_size": 16, "replay_min_size": 1, "target_interval": 2},
@@ -91,7 +93,23 @@ class CostlyCatch(Catch):
     costly_reset = True
 
 
-GAMES = {"alphazero": "tic_tac_toe", "efficientzero-batch_norm": SmallImages(), COSTLY[0]: CostlyCatch()}
+class Steered(Catch):
+    """Catch with its three actions as parts of an interval."""
+
+    def __init__(self):
+        super().__init__()
+        self.spec = self.spec._replace(action_space=spaces.Box(-1.0, 1.0, (1,)))
+
+    def step(self, state, action, key):
+        return super().step(state, jnp.clip(1.5 * (action[0] + 1.0), 0.0, 2.0).astype(jnp.int32), key)
+
+
+GAMES = {
+    "sac": Steered(),
+    "alphazero": "tic_tac_toe",
+    "efficientzero-batch_norm": SmallImages(),
+    COSTLY[0]: CostlyCatch(),
+}
 
 
 def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=False, hyper=None, **run):
@@ -102,7 +120,7 @@ def train(case, optimizer_name="adam", *, num_envs=32, run_dir=None, resume=Fals
     config |= {"optimizer": "sgd"} if optimizer_name.endswith("sgd") else {}  # Adam hides the size of a gradient
     if agent == "dqn":  # one update per rollout
         config |= {"replay_ratio": 16 / (10 * num_envs), "target_interval": 2}
-    if agent in ("alphazero", "efficientzero", "muzero"):
+    if agent in ("alphazero", "efficientzero", "muzero", "sac"):
         config["replay_ratio"] = 16 / (10 * num_envs)
     steps = UPDATES * num_envs * 9  # 9 transitions in 10 rows
     with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ Every `make` takes
 In the files, the config comes first, then the loss, then `make`, then the agent's functions in the order of their use.
 """
 
-from podracer.agents import alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, vtrace
+from podracer.agents import alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, sac, vtrace
 from podracer.agents.alphazero import AlphaZeroConfig
 from podracer.agents.dqn import DQNConfig
 from podracer.agents.efficientzero import EfficientZeroConfig
@@ -22,6 +22,7 @@ from podracer.agents.muzero import MuZeroConfig
 from podracer.agents.ppo import PPOConfig
 from podracer.agents.pqn import PQNConfig
 from podracer.agents.r2d2 import R2D2Config
+from podracer.agents.sac import SACConfig
 from podracer.agents.vtrace import VTraceConfig
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PPOConfig",
     "PQNConfig",
     "R2D2Config",
+    "SACConfig",
     "VTraceConfig",
     "alphazero",
     "dqn",
@@ -40,5 +42,6 @@ __all__ = [
     "ppo",
     "pqn",
     "r2d2",
+    "sac",
     "vtrace",
 ]

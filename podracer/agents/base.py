@@ -128,6 +128,10 @@ class Functions(abc.ABC):
         """The part of the learner's first state beside its parameters, such as a target network."""
         return ()
 
+    def optimized(self, learner: LearnerState) -> list[tuple[ArrayTree, ArrayTree]]:
+        """The trees of parameters that the optimiser moves, each with its state."""
+        return [(learner.params, learner.opt_state)]
+
     def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
         """The parameters that are published to actors."""
         return ActorParams(learner.params, learner.num_updates, self.actor_aux(learner, progress))
@@ -178,7 +182,8 @@ class Functions(abc.ABC):
         if isinstance(self.optimizer, optimizers.Optimizer) and self.optimizer.own:
             numbers = {name: jnp.float32(value) for name, value in hyper.items()}
             learner = jax.eval_shape(self.init, jax.random.key(0), numbers)
-            optimizers.check(self.optimizer, learner.params, learner.opt_state, numbers)
+            for params, opt_state in self.optimized(learner):
+                optimizers.check(self.optimizer, params, opt_state, numbers)
         return Agent(
             name=name,
             config=self.config,

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podracer import configs, nets, returns
+from podracer import configs, nets, returns, trajectories
 from podracer.agents import base
 from podracer.distributions import epsilon_greedy, greedy, value_of
 from podracer.learning import bins, value_distributions
@@ -281,7 +281,7 @@ class _DQN(base.Functions):
             step = step._replace(reward=reward, discount=learner.hyper["discount"] * step.discount)
             R, G, m = returns.n_step_transition(step, config.n_step)
             # Q-(x_m, argmax_a Q(x_m, a)): double Q-learning (van Hasselt et al. 2016), or max_a Q-(x_m, a).
-            next_row = _row(rows, m, config.n_step)
+            next_row = trajectories.row_of_lanes(rows, m, config.n_step)
             outputs_target = self._apply(target, next_row, core)
             outputs_selector = self._apply(selector, next_row, core) if config.double else outputs_target
             best = jnp.argmax(self._means(outputs_selector, next_row.observation), axis=-1)
@@ -329,19 +329,6 @@ class _DQN(base.Functions):
 
     def _by_action(self, outputs: jax.Array) -> jax.Array:
         return outputs.reshape(*outputs.shape[:-1], -1, self.values.size)
-
-
-def _row(rows: nets.Inputs, number: jax.Array, n: int) -> nets.Inputs:
-    """Row `number` [B], from 1 to n, of each lane, [1, B]."""
-
-    def pick(x: jax.Array) -> jax.Array:
-        # Comparisons, not a gather: they join what makes the rows, such as stacking frames.
-        row = x[1:2]
-        for i in range(2, n + 1):
-            row = jnp.where((number >= i).reshape(1, -1, *(1,) * (x.ndim - 2)), x[i : i + 1], row)
-        return row
-
-    return jax.tree.map(pick, rows)
 
 
 def _of_actions(outputs: jax.Array, action: jax.Array) -> jax.Array:

@@ -20,9 +20,13 @@ AGENTS: dict[str, tuple[type, MakeFn]] = {
     "ppo": (agents.PPOConfig, agents.ppo.make),
     "pqn": (agents.PQNConfig, agents.pqn.make),
     "r2d2": (agents.R2D2Config, agents.r2d2.make),
+    "sac": (agents.SACConfig, agents.sac.make),
     "vtrace": (agents.VTraceConfig, agents.vtrace.make),
 }
 """Agents that have a name: their config and what makes them."""
+
+PRESETS = {"td3": "sac"}
+"""Names that are asked for as agents and are presets of one."""
 
 PLANNERS: dict[str, Callable[..., Planner]] = {
     "alphazero": agents.alphazero.planner,
@@ -46,11 +50,18 @@ def make_agent(
       ValueError: for an unknown name (with the nearest ones), or settings that do not fit.
     """
     if agent not in AGENTS:
-        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+        raise ValueError(unknown(agent))
     cls, make = AGENTS[agent]
     if config is None or isinstance(config, Mapping):
         config = configs.from_json(cls, config or {})
     return make(_rules(agent, environment), config, network, optimizer=optimizer)
+
+
+def unknown(agent: str) -> str:
+    """Says that no agent has a name, and what to use."""
+    if agent in PRESETS:
+        return f"unknown agent {agent!r}; use {PRESETS[agent]} with --preset {agent}."
+    return f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}"
 
 
 def make_planner(agent: Agent, environment: Environment | HostEnvironments, network: Any = None) -> Planner:

@@ -83,7 +83,7 @@ def suite(argv: list[str]) -> int:
 
 def train_on(name: str, argv: list[str]) -> int:
     """Trains on a suite by name."""
-    from podracer.agents.registry import AGENTS
+    from podracer.agents import registry
     from podracer.suite import jobs
 
     if not argv or argv[0].startswith("-"):
@@ -91,8 +91,8 @@ def train_on(name: str, argv: list[str]) -> int:
             parse(SuiteArguments, argv, f"podracer suite {name} AGENT")
         raise InputError(f"suite needs an agent: podracer suite {name} AGENT [options].")
     agent, *rest = argv
-    if agent not in AGENTS:
-        raise InputError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+    if agent not in registry.AGENTS:
+        raise InputError(registry.unknown(agent))
     arguments, flags = parse_known(SuiteArguments, rest, f"podracer suite {name} {agent}")
     arguments = dataclasses.replace(arguments, protocol=arguments.protocol or SUITES[name])
     for flag in flags:

@@ -20,6 +20,7 @@ import tyro
 import envs_jax
 import podracer
 from podracer import atari, configs, environments
+from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.environments import imports, wrapping
@@ -114,8 +115,9 @@ def _parse(argv: list[str]) -> tuple[str, str, Any, presets.Settings, dict[str, 
     """The agent, the environment, all arguments, those of them that were typed, and the tunable numbers."""
     agent, environment, *rest = argv if len(argv) > 1 else (*argv, "")
     if agent not in AGENTS:
-        swapped = f"did you mean: podracer train {environment} {agent}?" if environment in AGENTS else ""
-        raise InputError(f"unknown agent {agent!r}; {swapped or configs.suggest(agent, AGENTS)}")
+        if environment in AGENTS:
+            raise InputError(f"unknown agent {agent!r}; did you mean: podracer train {environment} {agent}?")
+        raise InputError(registry.unknown(agent))
     options = environments.options(environment)
     config, env, run = _defaults(agent, environment, options, rest)
     tunables = configs.tunables(config)

@@ -116,27 +116,58 @@ def apply(
     Returns:
       The state after, the metrics with `grad/norm`, and the loss's outputs of all lanes.
     """
+    grads, metrics, outputs = gradient(
+        loss, learner.params, batch, num_rows=num_rows, unrolled=unrolled, together=together
+    )
+    params, opt_state, norm = step(
+        optimizer, grads, learner.opt_state, learner.params, learning_rate=learning_rate, hyper=learner.hyper
+    )
+    learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
+    # The target network.
+    if copy_every:
+        learner = learner._replace(aux=copy_target(learner, copy_every, params, learner.aux))
+    return learner, metrics | {"grad/norm": norm}, outputs
+
+
+def gradient(
+    loss: Loss, params: ArrayTree, batch: Any, *, num_rows: int = 1, unrolled: bool = False, together: bool = False
+) -> tuple[ArrayTree, Metrics, Any]:
+    """The gradient of a loss and its metrics, summed over all shards, and its outputs of all lanes.
+
+    Args:
+      loss: of some lanes or samples.
+      params: what the gradient is with respect to.
+      batch: as in `apply`.
+      num_rows: as in `apply`.
+      unrolled: as in `apply`.
+      together: as in `apply`.
+    """
     # The gradient, a few lanes at a time, then its sum over all shards.
     num_lanes, observations = _sizes(batch)
     at_a_time = num_lanes if together else gradients.at_a_time(observations, num_rows, num_lanes, unrolled=unrolled)
     num_chunks = num_lanes // at_a_time
     chunks = trajectories.split_batch(batch, num_chunks)
-    grads, metrics, outputs = gradients.accumulate(loss, learner.params, chunks)
+    grads, metrics, outputs = gradients.accumulate(loss, params, chunks)
     grads, metrics = collectives.global_sum((grads, metrics))
-
-    # The step.
-    packed, restore = optimizer.pack(learner.params)
-    gradient = optimizer.pack(grads)[0]
-    packed, opt_state, norm = optimizer.step(
-        gradient, learner.opt_state, packed, learning_rate=learning_rate, hyper=learner.hyper
-    )
-    params = restore(packed)
-    learner = learner._replace(params=params, opt_state=opt_state, num_updates=learner.num_updates + 1)
-    # The target network.
-    if copy_every:
-        learner = learner._replace(aux=copy_target(learner, copy_every, params, learner.aux))
     whole = lambda x: x.reshape(x.shape[1:] if num_chunks == 1 else (-1, *x.shape[2:]))  # noqa: E731
-    return learner, metrics | {"grad/norm": norm}, jax.tree.map(whole, outputs)
+    return grads, metrics, jax.tree.map(whole, outputs)
+
+
+def step(
+    optimizer: Optimizer,
+    grads: ArrayTree,
+    opt_state: ArrayTree,
+    params: ArrayTree,
+    *,
+    learning_rate: jax.Array | None,
+    hyper: Mapping[str, jax.Array],
+) -> tuple[ArrayTree, ArrayTree, jax.Array]:
+    """The parameters and the optimiser's state after a step, and the gradient's norm before clipping."""
+    packed, restore = optimizer.pack(params)
+    packed, opt_state, norm = optimizer.step(
+        optimizer.pack(grads)[0], opt_state, packed, learning_rate=learning_rate, hyper=hyper
+    )
+    return restore(packed), opt_state, norm
 
 
 def copy_target(learner: LearnerState, interval: int, params: ArrayTree, target: ArrayTree) -> ArrayTree:

@@ -3,7 +3,7 @@
 network = nets.feed_forward(init, apply)     # apply(params, observation [N, ...]) -> (outputs [N, A], value [N])
 """
 
-from podracer.nets import action_masks
+from podracer.nets import action_masks, critics
 from podracer.nets.actor_state import (
     FRAME_STACKER,
     ActorState,
@@ -19,6 +19,7 @@ from podracer.nets.actor_state import (
 )
 from podracer.nets.boards import make_board
 from podracer.nets.cores import NO_CORE, Core, CoreName, CoreSettings
+from podracer.nets.critics import ActorCritic, Critic
 from podracer.nets.network import Inputs, Network, NetworkError, feed_forward
 from podracer.nets.network_check import check
 from podracer.nets.network_config import NetworkConfig
@@ -37,11 +38,13 @@ from podracer.nets.noise import perturb
 __all__ = [
     "FRAME_STACKER",
     "NO_CORE",
+    "ActorCritic",
     "ActorState",
     "ComputeDtype",
     "Core",
     "CoreName",
     "CoreSettings",
+    "Critic",
     "Inputs",
     "Network",
     "NetworkConfig",
@@ -50,6 +53,7 @@ __all__ = [
     "action_masks",
     "check",
     "choose_torso",
+    "critics",
     "encode",
     "feed_forward",
     "frame_context",

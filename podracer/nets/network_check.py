@@ -25,7 +25,15 @@ LIBRARIES = {
 """Network libraries, and the code that makes functions of parameters of their networks."""
 
 
-def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = False, num_bins: int = 1) -> None:
+def check(
+    network: Any,
+    spec: EnvSpec,
+    agent: str,
+    *,
+    action_values: bool = False,
+    num_bins: int = 1,
+    outputs: tuple[int, str] | None = None,
+) -> None:
     """Checks a user's own network; nothing is compiled or run.
 
     Args:
@@ -34,6 +42,7 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
       agent: the agent's name.
       action_values: True for a network of action values, False for one of a policy.
       num_bins: K, numbers for the value of an action.
+      outputs: P, the number of outputs, and their meaning; those of the action space's distribution if None.
 
     Raises:
       NetworkError: for an object that is no `Network`, a function that cannot be traced, parameters that cannot be
@@ -60,22 +69,44 @@ def check(network: Any, spec: EnvSpec, agent: str, *, action_values: bool = Fals
             f"the network's apply returns {_show(results)}; it must return three things: outputs [T, B, P], values "
             "[T, B] and the state."
         )
-    outputs, values, state = results
-    if not _is_array(outputs) or outputs.shape[:-1] != (T, B) or not _is_array(values) or values.shape != (T, B):
+    found, values, state = results
+    if not _is_array(found) or found.shape[:-1] != (T, B) or not _is_array(values) or values.shape != (T, B):
         raise NetworkError(
-            f"the network returns outputs {_show(outputs)} and values {_show(values)} for rows [{T}, {B}]; they must "
+            f"the network returns outputs {_show(found)} and values {_show(values)} for rows [{T}, {B}]; they must "
             f"be floats [{T}, {B}, P] and [{T}, {B}]."
         )
-    P, meaning = _outputs(spec, action_values, num_bins)
-    if outputs.shape[-1] != P:
+    P, meaning = outputs or _outputs(spec, action_values, num_bins)
+    if found.shape[-1] != P:
         raise NetworkError(
             f"{agent} on {_brief(spec.action_space)} needs P = {P} outputs: {meaning}; the network returns "
-            f"{outputs.shape[-1]}."
+            f"{found.shape[-1]}."
         )
     if _types(state) != _types(start):
         raise NetworkError(
             f"the network's state is {_show(start)} at the start and {_show(state)} after apply; both must be of one "
             "structure, with arrays of the same shapes and dtypes."
+        )
+
+
+def check_critic(critic: Any, rows: Callable[[], Inputs], num_actions: int, agent: str) -> None:
+    """Checks a user's own critics (`nets.Critic`); nothing is compiled or run.
+
+    Args:
+      critic: the object to check.
+      rows: makes inputs [1, B].
+      num_actions: A, elements of an action.
+      agent: the agent's name.
+
+    Raises:
+      NetworkError: for functions that cannot be traced, parameters that cannot be learnt, or values of a wrong shape.
+    """
+    params = _trace("critic.init", lambda key: _learnable(critic.init(key)), jax.eval_shape(lambda: jax.random.key(0)))
+    action = jax.ShapeDtypeStruct((B, num_actions), jnp.float32)
+    values = _trace("critic.apply", critic.apply, params, jax.eval_shape(rows), action)
+    if not _is_array(values) or values.ndim != 3 or values.shape[1:] != (B, 1):
+        raise NetworkError(
+            f"the critics return {_show(values)} for observations [1, {B}] and actions [{B}, {num_actions}]; {agent} "
+            f"needs floats [N, {B}, 1], a value of each of N critics."
         )
 
 

@@ -2,8 +2,9 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. A
-protocol, of which a preset for Atari has one, is how games are played and reported (podracer/atari/protocols.py).
+locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. `td3` is
+for any task. A protocol, of which a preset for Atari has one, is how games are played and reported
+(podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from podracer import atari, configs, environments
+from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
 from podracer.run.config import RunConfig
@@ -65,6 +67,11 @@ CLASSIC = {
     ("ppo", "Pendulum"): Settings(
         {"rollout_length": 256, "num_epochs": 10, "discount": 0.9, "entropy_cost": 0.0},
         {"num_envs": 16, "total_steps": 500_000},
+    ),
+    # Networks of PPO's size are enough, and make an update ten times as fast on CPU.
+    ("sac", "Pendulum"): Settings(
+        {"learning_rate": 1e-3, "replay_min_size": 1_000, "hidden_sizes": (64, 64)},
+        {"num_envs": 16, "total_steps": 20_000},
     ),
     ("pqn", "LunarLander"): Settings(
         {"discount": 0.99, "learning_rate": 5e-4, "epsilon_final": 0.05}, {"num_envs": 128, "total_steps": 1_000_000}
@@ -195,10 +202,29 @@ TASKS: dict[str, dict[tuple[str, str], Settings]] = {
 matter."""
 
 
+ANYWHERE: dict[str, dict[str, Settings]] = {
+    # Fujimoto et al. 2018, with SAC's learning rate; podracer/agents/sac.py has the other deviations.
+    "td3": {
+        "sac": Settings(
+            {
+                "policy": "deterministic",
+                "policy_interval": 2,
+                "noise": (0.1, 0.1),
+                "target_noise": 0.2,
+                "target_policy": True,
+                "replay_min_size": 25_000,
+            }
+        )
+    },
+}
+"""By name, and then by agent: presets for any task. What `TASKS` has for the agent's task goes before them."""
+
+
 def names(agent: str) -> tuple[str, ...]:
     """The presets of an agent by name."""
     of_atari = tuple(papers.SEVERAL.get(agent, ("atari",) if agent in papers.PAPERS else ()))
-    return (*of_atari, *(name for name, tasks in TASKS.items() if any(owner == agent for owner, _ in tasks)))
+    of_tasks = (name for name, tasks in TASKS.items() if any(owner == agent for owner, _ in tasks))
+    return (*of_atari, *(name for name, owners in ANYWHERE.items() if agent in owners), *of_tasks)
 
 
 def merge(agent: str, environment: str, preset: str | None, protocol: str | None, given: Settings) -> Settings:
@@ -240,14 +266,18 @@ def _find(name: str, agent: str, environment: str) -> Settings:
       ValueError: where there is none.
     """
     if agent not in AGENTS:
-        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+        raise ValueError(registry.unknown(agent))
     if name not in names(agent):
         owners = [other for other in AGENTS if name in names(other)]
         if owners:
             has = ", ".join(names(agent)) or "none"
             raise ValueError(f"preset={name!r} is of {', '.join(owners)}; the presets of {agent}: {has}.")
         raise ValueError(f"preset={name!r}: unknown; {configs.suggest(name, names(agent))}")
-    found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
+    if name in ANYWHERE:
+        of_task = next(filter(None, (_in_tasks(tasks, agent, environment) for tasks in TASKS)), Settings())
+        found = Settings(*({**least, **most} for least, most in zip(ANYWHERE[name][agent], of_task)))
+    else:
+        found = _of_task(name, agent, environment) if name in TASKS else _of_atari(name, agent, environment)
     return found._replace(names={"preset": name, **found.names})
 
 
@@ -291,7 +321,7 @@ def _of_protocol(name: str, agent: str, environment: str, preset_settings: Setti
     protocol = atari.protocol(name)
     _check_game(f"protocol={name!r}", environment)
     if agent not in AGENTS:
-        raise ValueError(f"unknown agent {agent!r}; {configs.suggest(agent, AGENTS)}")
+        raise ValueError(registry.unknown(agent))
     settings = vars(configs.from_json(AGENTS[agent][0], preset_settings.agent))
     return Settings(protocol.agent(settings), protocol.run, protocol.env, {"protocol": name})
 

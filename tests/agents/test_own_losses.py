@@ -14,6 +14,7 @@ from tests.support import harness
 
 B = 4
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(3))
+SPECS = {"sac": SPEC._replace(action_space=spaces.Box(-1.0, 1.0, (2,)))}
 SMALL = {
     "dqn": {"n_step": 6},
     "efficientzero": {"unroll_length": 2, "n_step": 3, "simulations": 2},
@@ -21,13 +22,14 @@ SMALL = {
     "ppo": {"num_epochs": 1, "num_minibatches": 2},
     "pqn": {"num_epochs": 1, "num_minibatches": 2},
     "vtrace": {},
+    "sac": {"n_step": 6},
     "r2d2": {"burn_in": 2, "trace_length": 4, "core": "none"},
 }
 
 
 def made(name, **own):
     cls, make = AGENTS[name]
-    return make(SPEC, cls(hidden_sizes=(4,), **SMALL[name]), **own)
+    return make(SPECS.get(name, SPEC), cls(hidden_sizes=(4,), **SMALL[name]), **own)
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -51,6 +53,8 @@ def arguments(name):
         batch, _ = harness.record(agent, params, start, rows, jax.random.key(1))
         if name == "r2d2":
             batch = batch._replace(actor_state=start.net)
+        if name == "sac":
+            batch = batch._replace(actor_state=start.network)
         if agent.replay is not None:
             batch = Batch(batch, jnp.ones(B), jnp.ones(B, jnp.int32))
         return learner, batch, jnp.float32(0), jax.random.key(2)

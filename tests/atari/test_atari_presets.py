@@ -355,5 +355,10 @@ def test_the_guide_has_all():
     cells = [[re.findall("`([^`]+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     cells = [row for row in cells if row and row[0]]
     said = {(agent, row[1][0]): protocol for row in cells for agent, protocol in zip(row[0], row[-1], strict=True)}
-    of_atari = [(agent, name) for agent in presets.AGENTS for name in presets.names(agent) if name not in presets.TASKS]
+    of_atari = [
+        (agent, name)
+        for agent in presets.AGENTS
+        for name in presets.names(agent)
+        if name not in {**presets.TASKS, **presets.ANYWHERE}
+    ]
     assert said == {(agent, name): resolved(agent, name)[3]["protocol"] for agent, name in of_atari}

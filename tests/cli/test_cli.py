@@ -88,9 +88,10 @@ def complaint(capsys, command):
         ("train --resume vtrace catch", "train needs an agent and an environment"),
         (
             "train vtrac catch",
-            "unknown agent 'vtrac'; did you mean 'vtrace'? known: alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, vtrace.",
+            "unknown agent 'vtrac'; did you mean 'vtrace' or 'sac'? known: alphazero, dqn, efficientzero, muzero, ppo, pqn, r2d2, sac, vtrace.",
         ),
         ("train PPO catch", "unknown agent 'PPO'; did you mean 'ppo'?"),
+        ("train td3 pendulum", "unknown agent 'td3'; use sac with --preset td3."),
         ("train PPO", "unknown agent 'PPO'; did you mean 'ppo'?"),
         ("train catch ppo --seed 1", "unknown agent 'catch'; did you mean: podracer train ppo catch?"),
         ("train vtrace cach", "unknown environment 'cach'; did you mean 'catch'?"),

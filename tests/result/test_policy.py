@@ -50,6 +50,8 @@ CASES = {
         agents.DQNConfig(**SMALL, values="categorical", noise=9.0, evaluation_epsilon=0.5),
         VECTOR,
     ),
+    "sac": (agents.sac.make, agents.SACConfig(**SMALL), BOX),
+    "td3": (agents.sac.make, agents.SACConfig(**SMALL, policy="deterministic", noise=(0.1, 0.9)), BOX),
     "pqn": (agents.pqn.make, agents.PQNConfig(**SMALL, evaluation_epsilon=0.5), VECTOR),
     "muzero": (
         agents.muzero.make,
@@ -70,7 +72,7 @@ CASES["ppo every core"] = (
     BOX,
 )
 MEMORY = {"ppo": 0, "ppo box": 0, "ppo named": 0, "ppo frames": 1, "ppo lstm": 3, "vtrace lstm frames": 4}
-MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "pqn": 0, "efficientzero": 1, "muzero": 1}
+MEMORY |= {"vtrace images": 1, "r2d2": 4, "dqn": 0, "pqn": 0, "sac": 0, "td3": 0, "efficientzero": 1, "muzero": 1}
 
 
 class Case:
@@ -132,7 +134,7 @@ def case():
         *("ppo box", "vtrace lstm frames", "r2d2", "dqn"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo frames", "ppo lstm", "vtrace images", "pqn", "efficientzero", "muzero")
+            for name in ("ppo frames", "ppo lstm", "vtrace images", "pqn", "sac", "td3", "efficientzero", "muzero")
         ),
     ],
 )
@@ -170,7 +172,7 @@ def test_one_lane_acts_alone(case, name):
         "r2d2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("ppo box", "ppo every core", "vtrace images", "efficientzero", "muzero")
+            for name in ("ppo box", "ppo every core", "vtrace images", "sac", "efficientzero", "muzero")
         ),
     ],
 )

@@ -98,7 +98,7 @@ def test_members_are_the_single_runs() -> None:
 @pytest.mark.parametrize("agent", registry.AGENTS)
 def test_every_agent_takes_one(agent: str) -> None:
     """A plain transformation too, where the agent's rate does not change."""
-    environment = environments.make("tic_tac_toe" if agent == "alphazero" else "catch")
+    environment = environments.make({"alphazero": "tic_tac_toe", "sac": "pendulum"}.get(agent, "catch"))
     own = registry.make_agent(agent, environment, optimizer=optax.adamw)
     assert {"learning_rate"} == set(own.hyper) & {"learning_rate", "optimizer_eps", "weight_decay"}
     constant = {} if agent == "efficientzero" else {"learning_rate_schedule": "constant"}

@@ -26,6 +26,10 @@ DQN = (
     f"train dqn memory_chain --env.length 3 --agent.batch-size 8 --agent.replay-ratio 2 --agent.target-interval {PERIOD // 4} "
     "--agent.replay-capacity 800 --agent.replay-min-size 160 --agent.reset-interval 50"
 )
+SAC = (
+    "train sac pendulum --env.max-steps 9 --agent.policy-interval 2 --agent.target-policy --agent.n-step 2 "
+    "--agent.batch-size 8 --agent.replay-ratio 2 --agent.replay-capacity 800 --agent.replay-min-size 160"
+)
 CASES = {
     # Everything that an agent can carry along: recurrent state and momentum; running moments and discounted returns.
     "vtrace": "train vtrace memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --agent.optimizer rmsprop "
@@ -39,6 +43,9 @@ CASES = {
     "dqn": f"{DQN} --mode lockstep",
     "dqn-sebulba": f"{DQN} --arch sebulba --mode lockstep --updates-per-call 1",
     "dqn-sebulba-2": f"{DQN} --agent.priority-exponent 0.5 --arch sebulba --mode lockstep --actor-threads 2",
+    # Two targets, alpha, an optimiser's state for each tree, and every second update without the policy's step.
+    "sac": SAC,
+    "sac-sebulba": f"{SAC} --arch sebulba --mode lockstep",
     # Both actors' environments, and the parameters that their next rollouts need.
     "sebulba": "train vtrace memory_chain --env.length 3 --agent.core lstm --agent.core-size 4 --arch sebulba --mode lockstep "
     "--actor-threads 2",
@@ -54,7 +61,7 @@ SEARCH_CASES = {
 # SIGTERM and SIGINT raise one flag, which is looked at between any two updates that are due as well.
 INTERRUPTED = ("dqn-sebulba-2",)
 TERMINATED = ("ppo", "sebulba")
-SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent not in ("dqn-sebulba", "sebulba")]
+SIGNALS = [(agent, signal.SIGKILL) for agent in CASES if agent not in ("dqn-sebulba", "sac-sebulba", "sebulba")]
 SIGNALS += [(agent, signal.SIGINT) for agent in INTERRUPTED] + [(agent, signal.SIGTERM) for agent in TERMINATED]
 SIGNALS += [
     pytest.param(agent, number, marks=pytest.mark.nightly)
@@ -62,6 +69,7 @@ SIGNALS += [
         ("dqn", signal.SIGINT),
         ("dqn-sebulba", signal.SIGINT),
         ("dqn-sebulba", signal.SIGKILL),
+        ("sac-sebulba", signal.SIGKILL),
         ("sebulba", signal.SIGKILL),
         ("vtrace", signal.SIGINT),
     )

@@ -1,0 +1,400 @@
+"""Soft actor-critic (Haarnoja et al. 2018b, arXiv 1812.05905) and TD3 (Fujimoto et al. 2018), for actions in a Box.
+
+One feed-forward agent learns a policy pi and critics Q_i from replayed rows. A sample is one transition, or n of them
+joined into one (`returns.n_step_transition`); x_m is its last observation:
+
+    y   = R + G (min_i Q-_i(x_m, a') - alpha log pi(a' | x_m)),   a' ~ pi(x_m)      Q-: targets that follow Q slowly
+    Q_i : mean (Q_i(x_0, a_0) - y)^2 / 2
+    pi  : mean alpha log pi(a | x_0) - min_i Q_i(x_0, a),   a ~ pi(x_0)
+    alpha: mean alpha (-log pi(a | x_0) - A target_entropy),   A: elements of an action
+
+| field | SAC (defaults) | TD3 (`--preset td3`) |
+|---|---|---|
+| `policy` | "gaussian": a = tanh(u), u from a Gaussian | "deterministic": a = tanh(mean); alpha is 0 |
+| `noise`, `target_noise` | none: a policy explores by its own std | of acting, and of a' (target policy smoothing) |
+| `policy_interval` | 1 | 2: the policy learns in every second update |
+| `target_policy` | False | True: a' is of an older policy too |
+
+Elements of actions are in [-1, 1] everywhere but in the environment: log-probabilities, entropies and noise are in
+these units, so that equal tasks with other bounds train alike. The greedy action is tanh(mean), the median.
+
+An update is in this order: the critics; the policy and alpha, by the new critics; the targets. With n > 1 the entropy
+in y is that of row m alone.
+
+Deviations from TD3's paper: the policy climbs the least critic and not the first, targets move in every update and not
+in every second one, and the learning rate is SAC's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podracer import configs, distributions, nets, returns, spaces, trajectories
+from podracer.agents import base
+from podracer.learning import update
+from podracer.learning.optimizer import Own
+from podracer.learning.optimizer_config import OptimizerConfig
+from podracer.topology import collectives
+from podracer.types import ActorParams, Agent, ArrayTree, Batch, EnvSpec, LearnerState, Metrics, ReplaySpec, TimeStep
+
+_MOST_ENTROPY = math.log(2.0)
+"""The entropy of the uniform distribution on [-1, 1], the largest of one element."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SACConfig(OptimizerConfig):
+    """The agent's settings, beside those of `podracer.learning.optimizer_config.OptimizerConfig`. Defaults are those of
+    Haarnoja et al. 2018b (table 1), unless they say else.
+
+    Attributes:
+      envs_per_device: lanes per device when `num_envs` is not given (paper: 1).
+      rollout_length: T, rows of a lane between one round of updates and the next (paper: 1).
+      batch_size: transitions per update, over all devices.
+      replay_ratio: rows sampled to learn from per row added; `batch_size` is an update for every row (paper).
+      replay_capacity: rows that are kept at least, over all devices.
+      replay_min_size: rows before the first update (paper: not given; CleanRL: 5,000).
+      discount: gamma.
+      n_step: rewards in a return (paper: 1); not corrected for the policy that acted.
+      tau: share of the way to the newest critics that their targets go in an update.
+      policy: "gaussian" or "deterministic".
+      critics: "min" has one target, of the least critic, and the policy climbs the least; "mean" gives each critic its
+        own target, and the policy climbs their mean.
+      num_critics: N.
+      policy_interval: D, updates from one step of the policy, and of alpha, to the next (TD3: 2).
+      target_policy: whether a' is of a policy that follows the newest one, by `tau` (TD3: True).
+      target_entropy: of the policy, per element of an action (paper: -1).
+      alpha_init: the first alpha.
+      policy_rate: the policy's learning rate is this times `learning_rate`.
+      alpha_rate: alpha's learning rate is this times `learning_rate`; 0 leaves alpha as it begins.
+      min_std: the least standard deviation of u; the logarithm is squashed between its bounds by tanh.
+      max_std: the largest one.
+      init_std: that of a new policy, everywhere; None leaves it as drawn, around the middle of the logarithms.
+      noise: standard deviation of the noise of acting, (low, high), for "deterministic". Each lane draws its own
+        between them at the start of an episode (TD3: 0.1, 0.1).
+      target_noise: standard deviation of the noise of a', for "deterministic" (TD3: 0.2).
+      target_noise_clip: the largest noise of a' (TD3: 0.5).
+      random_start: whether actions are uniform before the first update (paper: True); else the new policy acts.
+      reward_scale: factor of rewards; reported returns are without it (paper: 1, as alpha is learnt).
+      hidden_sizes: of the policy's MLP, and of each critic's.
+      activation: of the MLPs.
+      learning_rate: of the critics.
+      learning_rate_schedule: (paper: "constant").
+      max_grad_norm: clip the gradient of the critics, of the policy and of alpha, each by its norm; inf for none.
+    """
+
+    envs_per_device: int = configs.field(16, low=1)
+    rollout_length: int = configs.field(1, low=1)
+    batch_size: int = configs.field(256, low=1)
+    replay_ratio: float = configs.field(256.0, low=1e-4)
+    replay_capacity: int = configs.field(1_000_000, low=1)
+    replay_min_size: int = configs.field(5_000, low=1, at_most=("replay_capacity", ", or learning would never begin"))
+    discount: float = configs.field(0.99, low=0.0, high=1.0, tunable=True)
+    n_step: int = configs.field(1, low=1)
+    tau: float = configs.field(0.005, low=0.0, high=1.0, tunable=True)
+    policy: Literal["gaussian", "deterministic"] = "gaussian"
+    critics: Literal["min", "mean"] = "min"
+    num_critics: int = configs.field(2, low=1)
+    policy_interval: int = configs.field(1, low=1)
+    target_policy: bool = False
+    target_entropy: float = configs.field(-1.0, high=0.693, tunable=True)
+    alpha_init: float = configs.field(1.0, low=1e-8)
+    policy_rate: float = configs.field(1.0, low=0.0, tunable=True)
+    alpha_rate: float = configs.field(1.0, low=0.0, tunable=True)
+    min_std: float = configs.field(0.006738, low=1e-8, at_most=("max_std", ""))  # exp(-5)
+    max_std: float = configs.field(7.389, low=1e-8)  # exp(2)
+    init_std: float | None = configs.field(None, low=1e-8)
+    noise: tuple[float, ...] = configs.field((0.0, 0.0), low=0.0)
+    target_noise: float = configs.field(0.0, low=0.0, tunable=True)
+    target_noise_clip: float = configs.field(0.5, low=0.0, tunable=True)
+    random_start: bool = True
+    reward_scale: float = configs.field(1.0, low=0.0, tunable=True)
+    hidden_sizes: tuple[int, ...] = configs.field((256, 256), low=1)
+    activation: Literal["relu", "tanh"] = "relu"
+    learning_rate: float = configs.field(3e-4, low=0.0, tunable=True)
+    learning_rate_schedule: update.Schedule = "constant"
+    max_grad_norm: float = configs.field(float("inf"), low=0.0, tunable=True)
+
+    def __post_init__(self):
+        if self.target_entropy >= _MOST_ENTROPY:
+            raise ValueError(
+                f"target_entropy={self.target_entropy} must be below log 2 = 0.693, per action dimension: no policy on "
+                "[-1, 1] has more; use -1.0."
+            )
+        configs.check(self)
+        if len(self.noise) != 2 or self.noise[0] > self.noise[1]:
+            use = (min(self.noise, default=0.1), max(self.noise, default=0.1))
+            raise ValueError(f"noise={self.noise} must be two numbers that do not fall, (low, high); use {use}.")
+        if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
+            noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
+            raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
+        if self.init_std is not None and not self.min_std <= self.init_std <= self.max_std:
+            between = [f"{name}={getattr(self, name)}" for name in ("min_std", "max_std")]
+            nearest = min(max(self.init_std, self.min_std), self.max_std)
+            raise ValueError(f"init_std={self.init_std} must be between {' and '.join(between)}; use {nearest}.")
+
+
+def loss(
+    outputs: jax.Array, target: jax.Array, hyper: Mapping[str, jax.Array], config: SACConfig, batch_size: jax.Array
+) -> tuple[jax.Array, Metrics, jax.Array]:
+    """The critics' loss and metrics of some samples: the sums over all samples are those of the batch.
+
+    Args:
+      outputs: [N, B]; Q_i(x_0, a_0).
+      target: [N, B]; y of each critic.
+      hyper: tunable numbers.
+      config: the static settings.
+      batch_size: samples of all shards.
+
+    Returns:
+      The scalar, the metrics, and the mean absolute error of the critics for each sample [B].
+    """
+    errors = outputs - target
+    total = 0.5 * jnp.sum(jnp.square(errors)) / batch_size
+    priority = jnp.mean(jnp.abs(errors), axis=0)
+    terms = {"value/mean": jnp.mean(outputs, axis=0), "value/td_error": priority}
+    return total, {name: jnp.sum(x) / batch_size for name, x in terms.items()} | {"loss/total": total}, priority
+
+
+@base.maker("sac", SACConfig, loss)
+def make(
+    spec: EnvSpec, config: SACConfig, network: nets.ActorCritic | None, loss: base.LossFn, optimizer: Own | None
+) -> Agent:
+    """The SAC agent for an environment with actions in a Box; `podracer.agents` says what the arguments are.
+
+    A user's own loss is that of the critics. A user's own network is a `nets.ActorCritic`.
+
+    Raises:
+      ValueError: for an action space or a network that does not fit.
+    """
+    space = spec.action_space
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"action space {space} is not supported by sac, which needs a Box; use dqn or ppo.")
+    if not space.bounded:
+        raise ValueError(
+            f"action space Box({space.low}, {space.high}): sac squashes actions into finite bounds; bound them in the "
+            "environment, such as +-1."
+        )
+    units, gaussian = distributions.unit_box(space), config.policy == "gaussian"
+    if network is None:
+        std = config.init_std
+        network = nets.critics.make(
+            *(spec, config.hidden_sizes, config.activation),
+            num_critics=config.num_critics,
+            num_actions=units.size,
+            with_std=gaussian,
+            first_std=None if std is None else distributions.raw_of_std(std, config.min_std, config.max_std),
+        )
+    else:
+        if config.init_std is not None:
+            raise nets.NetworkError(f"init_std={config.init_std} is of the library's own network; use None with yours.")
+        nets.critics.check(network, spec, "sac", units.size * (1 + gaussian), units.size)
+    functions = _SAC(spec, config, network, config.make_optimizer(optimizer), loss, units, gaussian)
+    replay = ReplaySpec(
+        starts="rows",
+        capacity=config.replay_capacity,
+        length=config.n_step + 1,
+        min_size=config.replay_min_size,
+        batch_size=config.batch_size,
+        ratio=config.replay_ratio,
+        **nets.frame_context(1, lambda memory: memory.network),
+    )
+    return functions.bundle("sac", replay=replay)
+
+
+class Memory(NamedTuple):
+    """The agent's memory of a lane: its policy's, which is empty, and the noise's std, float32 [B], or ()."""
+
+    network: nets.ActorState
+    std: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _SAC(base.Functions):
+    config: SACConfig
+    units: distributions.UnitBox
+    gaussian: bool
+
+    def init(self, key: jax.Array, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        policy_key, critic_key = jax.random.split(key)
+        params = {"policy": self.network.policy.init(policy_key), "critic": self.network.critic.init(critic_key)}
+        targets = {name: params[name] for name in ("critic", "policy") if name == "critic" or self.config.target_policy}
+        if self.gaussian:
+            params["log_alpha"] = jnp.float32(math.log(self.config.alpha_init))
+        opt_state = {name: self.optimizer.init(tree, hyper) for name, tree in params.items()}
+        return LearnerState(params, opt_state, dict(hyper), jnp.int32(0), jax.tree.map(jnp.copy, targets))
+
+    def optimized(self, learner: LearnerState) -> list[tuple[ArrayTree, ArrayTree]]:
+        return [(learner.params[name], learner.opt_state[name]) for name in learner.params]
+
+    def actor_params(self, learner: LearnerState, progress: jax.Array) -> ActorParams:
+        return ActorParams(learner.params["policy"], learner.num_updates)
+
+    def start(self, lanes: jax.Array, num_lanes: int) -> Memory:
+        std = jnp.zeros(lanes.shape) if self.config.noise[0] < self.config.noise[1] else ()
+        return Memory(nets.start(self.network.policy, self.spec, lanes.shape[0]), std)
+
+    def act(
+        self, actor: ActorParams, state: Memory, timestep: TimeStep, key: jax.Array, evaluation: bool
+    ) -> tuple[jax.Array, ArrayTree, Memory]:
+        config = self.config
+        outputs, _, network = nets.step(self.network.policy, actor.params, state.network, timestep)
+        state = state._replace(network=network)
+        if evaluation:
+            return self.units.to_action(jnp.tanh(outputs[..., : self.units.size])), {}, state
+        noise_key, random_key, std_key = jax.random.split(key, 3)
+        noise = jax.random.normal(noise_key, (*outputs.shape[:-1], self.units.size))
+        if self.gaussian:
+            action = jnp.tanh(self._law(outputs).sample(noise))
+        else:
+            low, high = config.noise
+            std = jnp.full(noise.shape[:1], low)
+            if low < high:
+                drawn = jax.random.uniform(std_key, noise.shape[:1], minval=low, maxval=high)
+                std = jnp.where(timestep.first, drawn, state.std)
+                state = state._replace(std=std)
+            action = jnp.tanh(outputs) + std[:, None] * noise
+        if config.random_start:
+            uniform = jax.random.uniform(random_key, action.shape, minval=-1.0, maxval=1.0)
+            action = jnp.where(actor.version == 0, uniform, action)
+        return self.units.to_action(action), {}, state
+
+    def learn(
+        self, learner: LearnerState, batch: Batch, progress: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        D, n = self.config.policy_interval, batch.weight.shape[0]
+        batch_size = collectives.global_sum(jnp.float32(n))
+        # Noise of a' and of a, for every sample before they are divided into chunks.
+        noise = jax.random.normal(key, (2, n, self.units.size))
+        rate = self.learning_rate(learner, progress)
+        learner, metrics, priorities = self._learn_critics(learner, (batch, noise[0]), rate, batch_size)
+
+        def policy(learner: LearnerState) -> tuple[LearnerState, Metrics]:
+            return self._learn_policy(learner, (batch, noise[1]), rate, batch_size)
+
+        if D == 1:
+            learner, policy_metrics = policy(learner)
+        else:
+            # Delayed policy updates (Fujimoto et al. 2018, section 5.2): floor(updates / D) of them.
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(policy, learner)[1])
+            due = (learner.num_updates + 1) % D == 0
+            learner, policy_metrics = lax.cond(due, policy, lambda learner: (learner, zeros), learner)
+            policy_metrics = {name: D * x for name, x in policy_metrics.items()}  # so that the mean is one of D updates
+        # Targets: t + tau (w - t).
+        tau = learner.hyper["tau"]
+        aux = {
+            name: jax.tree.map(lambda old, new: old + tau * (new - old), target, learner.params[name])
+            for name, target in learner.aux.items()
+        }
+        learner = learner._replace(aux=aux, num_updates=learner.num_updates + 1)
+        return learner, metrics | policy_metrics, priorities
+
+    def _learn_critics(
+        self, learner: LearnerState, batch: Any, rate: jax.Array | None, batch_size: jax.Array
+    ) -> tuple[LearnerState, Metrics, jax.Array]:
+        """A step of the critics; `batch` is a `Batch` and noise [B, A]."""
+
+        def loss(critic: ArrayTree, samples: Any) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            batch, noise = samples
+            trajectory: Any = batch.trajectory
+            y = lax.stop_gradient(self._targets(learner, trajectory, noise))
+            action = self.units.to_units(trajectory.actions[0])
+            q = self._values(critic, self._first_row(trajectory), action)
+            total, metrics, priority = self.loss(q, y, learner.hyper, self.config, batch_size)
+            return total, (metrics, lax.stop_gradient(priority))
+
+        grads, metrics, priorities = update.gradient(loss, learner.params["critic"], batch)
+        learner, norm = self._step(learner, "critic", grads, rate)
+        return learner, metrics | {"grad/norm": norm} | update.rate_metric(rate), priorities
+
+    def _targets(self, learner: LearnerState, trajectory: Any, noise: jax.Array) -> jax.Array:
+        """y = R + G (q' - alpha log pi(a' | x_m)) of each critic, [N, B]."""
+        config, hyper = self.config, learner.hyper
+        # R, G and m of up to n steps.
+        step = returns.transitions(trajectory)
+        step = step._replace(reward=hyper["reward_scale"] * step.reward, discount=hyper["discount"] * step.discount)
+        R, G, m = returns.n_step_transition(step, config.n_step)
+        # a' ~ pi(x_m).
+        last = trajectories.row_of_lanes(nets.inputs(self.network.policy, trajectory), m, config.n_step)
+        outputs = self._outputs(learner.aux.get("policy", learner.params["policy"]), last)
+        if self.gaussian:
+            law = self._law(outputs)
+            u = law.sample(noise)
+            action, cost = jnp.tanh(u), jnp.exp(learner.params["log_alpha"]) * law.log_prob(u)
+        else:
+            # Target policy smoothing (Fujimoto et al. 2018, section 5.3).
+            limit = hyper["target_noise_clip"]
+            smoothing = jnp.clip(hyper["target_noise"] * noise, -limit, limit)
+            action, cost = jnp.clip(jnp.tanh(outputs) + smoothing, -1.0, 1.0), jnp.zeros(R.shape)
+        q = self._values(learner.aux["critic"], last, action)
+        if config.critics == "min":
+            # Clipped double Q-learning (Fujimoto et al. 2018, section 4.2): one target for all.
+            q = jnp.broadcast_to(jnp.min(q, axis=0, keepdims=True), q.shape)
+        return R[None] + G[None] * (q - cost[None])
+
+    def _learn_policy(
+        self, learner: LearnerState, batch: Any, rate: jax.Array | None, batch_size: jax.Array
+    ) -> tuple[LearnerState, Metrics]:
+        """A step of the policy, and of alpha; `batch` is a `Batch` and noise [B, A]."""
+        names = ("policy", "log_alpha") if self.gaussian else ("policy",)
+
+        def loss(params: ArrayTree, samples: Any) -> tuple[jax.Array, tuple[Metrics, ArrayTree]]:
+            batch, noise = samples
+            row = self._first_row(batch.trajectory)
+            outputs, mean_of = self._outputs(params["policy"], row), lambda x: jnp.sum(x) / batch_size
+            u = self._law(outputs).sample(noise) if self.gaussian else outputs
+            q = self._values(learner.params["critic"], row, jnp.tanh(u))
+            # A choice, for the gradient of `jnp.min` is 0 / 0 where the compiler rounds what it compares in two ways.
+            least = distributions.value_of(q.T, jnp.argmin(q, axis=0))
+            climbed = least if self.config.critics == "min" else jnp.mean(q, axis=0)
+            if not self.gaussian:
+                total = -mean_of(climbed)
+                return total, ({"loss/policy": total}, ())
+            log_prob, alpha = self._law(outputs).log_prob(u), jnp.exp(params["log_alpha"])
+            total = mean_of(lax.stop_gradient(alpha) * log_prob - climbed)
+            # The entropy that the policy has above its target lowers alpha (section 5, equation 18).
+            surplus = -lax.stop_gradient(log_prob) - self.units.size * learner.hyper["target_entropy"]
+            metrics = {
+                "loss/policy": total,
+                "policy/entropy": -mean_of(log_prob),
+                "policy/std": mean_of(jnp.mean(jnp.exp(self._law(outputs).log_std), axis=-1)),
+                "policy/alpha": alpha * mean_of(jnp.ones_like(log_prob)),
+            }
+            return total + alpha * mean_of(surplus), (metrics, ())
+
+        grads, metrics, _ = update.gradient(loss, {name: learner.params[name] for name in names}, batch)
+        for name, factor in zip(names, ("policy_rate", "alpha_rate")):
+            own_rate = None if rate is None else rate * learner.hyper[factor]
+            learner, _ = self._step(learner, name, grads[name], own_rate)
+        return learner, metrics
+
+    def _step(
+        self, learner: LearnerState, name: str, grads: ArrayTree, rate: jax.Array | None
+    ) -> tuple[LearnerState, jax.Array]:
+        """A step of the optimiser for one of the trees, and the gradient's norm."""
+        params, opt_state = learner.params, learner.opt_state
+        tree, state, norm = update.step(
+            self.optimizer, grads, opt_state[name], params[name], learning_rate=rate, hyper=learner.hyper
+        )
+        return learner._replace(params=params | {name: tree}, opt_state=opt_state | {name: state}), norm
+
+    def _first_row(self, trajectory: Any) -> nets.Inputs:
+        return jax.tree.map(lambda x: x[:1], nets.inputs(self.network.policy, trajectory))
+
+    def _outputs(self, policy: ArrayTree, row: nets.Inputs) -> jax.Array:
+        """The policy's outputs [B, P] at one row [1, B]."""
+        return self.network.policy.apply(policy, row, ())[0][0]
+
+    def _law(self, outputs: jax.Array) -> distributions.TanhGaussian:
+        (mean, raw), config = jnp.split(outputs, 2, axis=-1), self.config
+        return distributions.TanhGaussian(mean, distributions.bounded_log_std(raw, config.min_std, config.max_std))
+
+    def _values(self, critic: ArrayTree, row: nets.Inputs, action: jax.Array) -> jax.Array:
+        """Q_i [N, B] of actions [B, A] at one row [1, B]."""
+        return self.network.critic.apply(critic, row, action)[..., 0]
