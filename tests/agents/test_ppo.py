@@ -359,7 +359,10 @@ def played(config: PPOConfig) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("core", "chunk_length"), CHUNKS)
+@pytest.mark.parametrize(
+    ("core", "chunk_length"),
+    [pytest.param(*case, marks=[] if case[1] == 8 else pytest.mark.nightly) for case in CHUNKS],
+)
 def test_before_the_first_step_every_ratio_is_1(core: Any, chunk_length: int) -> None:
     """In every minibatch of all epochs, at a learning rate of 0: chunks begin with the state of acting."""
     config = small(rollout_length=LONG, core=core, core_size=4, core_memory=5, chunk_length=chunk_length)

@@ -14,8 +14,19 @@ from podracer import spaces
 from podracer.types import Environment, EnvSpec, Transition
 
 QUICK = ("catch", "t_maze", "tic_tac_toe")
+SEVERAL = ("minigrid_", "minatar_")
+"""Families whose members have one interface: one of each is slow, the others are nightly."""
+
+
+def tier(name):
+    if name in QUICK:
+        return []
+    alike = name.startswith(SEVERAL) and name not in ("minigrid_doorkey", "minatar_seaquest")
+    return [pytest.mark.slow, pytest.mark.nightly] if alike else [pytest.mark.slow]
+
+
 VARIANTS = [
-    *(pytest.param(name, {}, marks=[] if name in QUICK else [pytest.mark.slow]) for name in envs_jax.names()),
+    *(pytest.param(name, {}, marks=tier(name)) for name in envs_jax.names()),
     pytest.param("gridworld", {"task": "random_goals", "flatten": False}, marks=pytest.mark.slow),
     pytest.param(
         "gridworld", {"task": "delayed_chain", "noisy_rewards": True, "distractor_bits": 2}, marks=pytest.mark.slow

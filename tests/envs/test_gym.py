@@ -19,6 +19,10 @@ from podracer.types import EnvSpec, TimeStep, Trajectory, Transition
 from tests.support.counting import CountingEnvironment, check_trajectory
 
 
+QUICK = ("catch", "pendulum", "gridworld", "minatar_breakout", "minigrid_empty", "tic_tac_toe")
+"""An environment of each kind of observation and action."""
+
+
 # What the checker says of any environment that is not registered, of CartPole-v1 and of Pendulum-v1.
 @pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*A Box observation space (minimum|maximum) value is -?infinity:UserWarning")
@@ -26,8 +30,7 @@ from tests.support.counting import CountingEnvironment, check_trajectory
 @pytest.mark.parametrize(
     "name",
     [
-        # The tasks of MiniGrid have one interface.
-        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("minigrid") and name != "minigrid_empty" else [])
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.nightly])
         for name in envs_jax.names()
     ],
 )

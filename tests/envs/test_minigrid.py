@@ -31,7 +31,16 @@ VARIANTS = {
 }
 CASES = [(name, options) for name, found in VARIANTS.items() for options in found]
 QUICK = ("doorkey", {"size": 5}), ("memory", {})
-SOME = [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+SLOW = [(name, found[-1]) for name, found in VARIANTS.items() if name not in ("empty", "four_rooms", "lava_gap")]
+"""One of each kind of layout; the other cases are nightly."""
+
+
+def tier(case):
+    return [] if case in QUICK else [pytest.mark.slow] if case in SLOW else NIGHTLY
+
+
+SOME = [pytest.param(*case, marks=tier(case)) for case in CASES]
 
 
 def make(name, **options):
@@ -231,7 +240,9 @@ def check_starts(name, options, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(
+    ("name", "options"), [pytest.param(*case, marks=[] if case in SLOW else NIGHTLY) for case in CASES]
+)
 def test_starts_are_drawn_as_the_package_draws_them(name, options):
     check_starts(name, options, 2_000 if name == "unlock" else 500)  # what is never seen is rare
 
@@ -284,9 +295,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["doorkey", *[pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS if n != "doorkey"]]
-)
+@pytest.mark.parametrize("name", ["doorkey", *[pytest.param(n, marks=NIGHTLY) for n in VARIANTS if n != "doorkey"]])
 def test_50_steps_are_as_they_were(name):
     environment = make(name, **VARIANTS[name][-1])
 

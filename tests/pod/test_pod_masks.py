@@ -18,6 +18,7 @@ def on_a_pod(directory):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_learn_the_masked_probe(tmp_path):
     pods.call(on_a_pod, tmp_path, directory=tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
