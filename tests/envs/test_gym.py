@@ -18,7 +18,6 @@ from podracer import spaces
 from podracer.types import EnvSpec, TimeStep, Trajectory, Transition
 from tests.support.counting import CountingEnvironment, check_trajectory
 
-
 QUICK = ("catch", "pendulum", "gridworld", "minatar_breakout", "minigrid_empty", "tic_tac_toe")
 """An environment of each kind of observation and action."""
 
