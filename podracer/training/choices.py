@@ -76,8 +76,8 @@ def no_resets(agent: Agent, updates: float) -> list[str]:
     if not interval or learnt >= 2 * interval:
         return []
     return [
-        f"reset_interval={interval:,}: there will be no reset, for the run has {max(learnt, 0):,.0f} updates, and the "
-        "last interval has none"
+        f"reset_interval={interval:,}: no reset is expected, for the run has about {max(learnt, 0):,.0f} updates, and "
+        "the last interval has none"
     ]
 
 

@@ -242,6 +242,7 @@ def test_a_reset_follows_an_update() -> None:
         learner = learner._replace(num_updates=jnp.int32(num_updates))
         expected, *results = run(plain, learner, jax.random.split(key)[0])
         after, *same = run(agent, learner, key)
+        assert same[0].pop("reset/count") == 1, "that of update 4"
         harness.assert_same(same, results)
         if num_updates == 3:
             fresh = jax.jit(network_of(plain).init)(jax.random.split(key)[1])["params"]

@@ -62,7 +62,7 @@ def test_runs_that_are_too_short_for_a_reset_say_so():
     fixed = {"replay_min_size": 1000, "batch_size": 100, "replay_ratio": 1.0}
     made = lambda interval: agents.dqn.make(spec, agents.DQNConfig(**fixed, reset_interval=interval))  # noqa: E731
     (line,) = choices.no_resets(made(6), 20.0)
-    assert line.startswith("reset_interval=6: there will be no reset, for the run has 10 updates")
+    assert line.startswith("reset_interval=6: no reset is expected, for the run has about 10 updates")
     assert choices.no_resets(made(5), 20.0) == choices.no_resets(made(0), 20.0) == []
     assert choices.no_resets(agents.ppo.make(spec), 1.0) == []
 
