@@ -116,7 +116,7 @@ def drive(state: MountainCarState, acceleration: jax.Array) -> MountainCarState:
 
 
 def at_goal(state: MountainCarState, goal: float) -> jax.Array:
-    """True for a car at the goal or beyond that does not roll back."""
+    """Returns True for a car at the goal or beyond that does not roll back."""
     return (state.position >= goal) & (state.velocity >= 0)
 
 

@@ -75,7 +75,7 @@ def _has_mask(environment: Environment) -> bool:
 
 
 def _is_legal(environment: Environment, state: Any, action: jax.Array) -> jax.Array:
-    """True where the mask of a state allows an action, all choices of it, bool []."""
+    """Returns True if the mask of a state allows an action, all choices of it; bool []."""
     space: Any = environment.spec.action_space
     counts = space.num_values if isinstance(space, spaces.MultiDiscrete) else (space.num_values,)
     first = np.cumsum((0, *counts[:-1])).astype(np.int32)  # of each choice among the values of all

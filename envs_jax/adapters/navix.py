@@ -75,11 +75,12 @@ def from_navix(env: Any, *, name: str = "", codes: bool = False) -> convert.Adap
         most of its bytes, and Navix's bounds of it are too narrow.
 
     Raises:
-      ValueError: for a wrapper.
+      ValueError: for a wrapper, or an environment without `max_steps`.
     """
     name = name or type(env).__name__
     convert.check_bare(env, name)
-    with convert.default_promotion():
+    with convert.making(name):
+        max_steps = int(env.max_steps)
         cache = jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.key(0))).state.cache
 
     def bare(timestep: Any) -> Any:
@@ -100,5 +101,5 @@ def from_navix(env: Any, *, name: str = "", codes: bool = False) -> convert.Adap
         lambda timestep: timestep.observation,
         convert.action_space(env.action_space, name),
         declared=spaces.Box(0, LARGEST_CODE) if codes else env.observation_space,
-        max_steps=int(env.max_steps),
+        max_steps=max_steps,
     )

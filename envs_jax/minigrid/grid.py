@@ -59,7 +59,7 @@ def kind_of(cell: jax.Array) -> jax.Array:
 
 
 def among(kind: jax.Array, *kinds: int) -> jax.Array:
-    """True where the kind is one of `kinds`."""
+    """Marks cells by True whose kind is one of `kinds`."""
     return (np.int32(sum(1 << k for k in kinds)) >> kind.astype(jnp.int32)) & 1 == 1
 
 

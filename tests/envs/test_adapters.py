@@ -400,6 +400,8 @@ def test_time_limits_are_refused():
             podracer.from_gymnax(Walk() if params else type("Nothing", (), {})(), params)
     with pytest.raises(ValueError, match=r"^object cannot be used here \(AttributeError: "):
         xminigrid.from_xminigrid(object(), NAME())
+    with pytest.raises(ValueError, match=r"^object cannot be used here \(AttributeError: .*max_steps"):
+        navix.from_navix(object())
     room = type("Room", (Lock,), {"_generator": NAME(_max_step=3)})()
     assert podracer.from_jumanji(room).spec.max_episode_steps == 3
     with pytest.raises(ValueError, match=r"^Room: max_steps=4: its states have room for 3 steps; .* time_limit=4"):

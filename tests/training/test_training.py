@@ -444,6 +444,12 @@ def test_wrappers_of_a_run_come_in_their_order():
     assert parts.environment.spec.max_episode_steps == 3
     assert type(parts.environment).__name__ == "StickyActions"
     assert "wrap" not in resolve.resolve("vtrace", "catch", RunConfig()).description
+    catch = type(envs_jax.make("catch"))
+    bare = type("Bare", (), {name: getattr(catch, name) for name in ("__init__", "reset", "step")})
+    with pytest.raises(
+        TypeError, match=r"Bare\.observe is missing \(expected a method of podracer\.types\.Environment"
+    ):
+        resolve.resolve("vtrace", bare(), RunConfig(), wrap=["time_limit=3"])
 
 
 def test_options_survive_json():
