@@ -140,10 +140,10 @@ def complaint(capsys, command):
             "train ppo envpool:CartPole-v1 --preset classic",
             "preset='classic': there is none for ppo on envpool:CartPole",
         ),
-        ("train vtrace catch --preset atary", "preset='atary': unknown; did you mean 'atari'?"),
+        ("train vtrace catch --preset atary", "preset='atary': unknown; did you mean 'atari' or 'minatar'?"),
         (
             "train vtrace envpool:Pong-v5 --preset fast_dqn",
-            "preset='fast_dqn' is of dqn; the presets of vtrace: atari.",
+            "preset='fast_dqn' is of dqn; the presets of vtrace: atari, minatar.",
         ),
         ("train vtrace catch --preset", "Missing value for argument '--preset"),
         ("train dqn envpool:Pong-v5 --preset fast_dqn --protocol machao", "did you mean 'machado'"),
