@@ -32,7 +32,7 @@ import yaml
 from measurements import cell, learnt
 
 import envs_jax
-from podracer import configs, environments, spaces
+from podracer import agents, configs, environments, spaces
 from podracer.agents.registry import AGENTS
 from podracer.cli.bench import BENCHES
 from podracer.cli.commands import COMMANDS, run
@@ -139,7 +139,7 @@ ACTIONS = {
 def _can_i_use(cls: type, make: Callable[..., Any]) -> str:
     """A table of the actions that an agent takes and of the memories that it can have, each of which is tried."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    if next(iter(inspect.signature(make).parameters)) == "environment":
+    if make is agents.alphazero.make:
         rows = {"games for two, by their own rules": True, "other environments": False}
     else:
         rows = {f"{name} actions": _takes(cls, make, space) for name, space in ACTIONS.items()}

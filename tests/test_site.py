@@ -173,7 +173,7 @@ def test_every_metric_is_in_the_reference():
     stages = ("environment", "inference", "transfer", "queue", "parameters")
     counts = ("rows", "filler_rows", "breaks", "stale", "bytes_up", "bytes_down", "messages", "rejected")
     kinds = {
-        "episode/": {"episode/length", "episode/NAME"},
+        "episode/": {"episode/length", "episode/not_finite", "episode/NAME"},
         "loss/": {"loss/value"},
         "sebulba/": {f"sebulba/{stage}_share" for stage in stages},
         "remote/": {f"remote/{name}" for name in counts},

@@ -87,8 +87,7 @@ def train(
         transformation with a rate of its own.
       hyper: tunable numbers that differ from the config, one or one per member: `{"learning_rate": [1e-3, 1e-4]}`
         trains two.
-      preset: settings to begin with, by name (`podracer.training.presets`); all others that are given here go
-        before them.
+      preset: settings to begin with, by name (`podracer.training.presets`); what is given here goes before them.
       protocol: how a game of Atari is played and evaluated, by name (see `podracer.atari.PROTOCOLS`), instead of as the
         preset has it.
       init_from: another run, as its result or directory, whose parameters (with normalisers and targets; of its best
@@ -275,7 +274,8 @@ def resume(
       environment: the environment object, class or function, likewise; the run's wrappers go around it.
       network: the run's own network, if it had one.
       optimizer: the run's own optimiser, likewise.
-      log, progress: as in `train`.
+      log: as in `train`.
+      progress: as in `train`.
       topology: as in `train`; a run may be continued on other processes and devices than it began on.
       remote: as in `train`; fields that are not given, or of a `Remote` have their defaults, are as the run had them.
       trust: whether to import, and so run, the module of the environment that the run names.

@@ -304,7 +304,12 @@ def test_one_lane_in_lockstep_is_algorithm_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [SEQUENTIAL, pytest.param(ALL_AT_ONCE, marks=pytest.mark.slow)], ids=lambda shape: f"W={shape.W}"
+    "shape",
+    [
+        pytest.param(SEQUENTIAL, marks=pytest.mark.slow),
+        pytest.param(ALL_AT_ONCE, marks=[pytest.mark.slow, pytest.mark.nightly]),
+    ],
+    ids=lambda shape: f"W={shape.W}",
 )
 def test_sebulba_in_series_is_dqn(shape: Shape) -> None:
     check(sebulba(shape, "serial"), shape, reference.dqn)

@@ -174,6 +174,7 @@ def test_moves_are_legal_and_so_are_policies(search: Any) -> None:
         np.testing.assert_array_equal(memory.ply, 1)
 
 
+@pytest.mark.slow
 def test_early_moves_are_drawn_and_late_ones_are_the_best() -> None:
     """From the same board: many different ones in the first plies, and then the most visited."""
     agent = made(sampled_plies=2, search="puct", simulations=48)

@@ -180,6 +180,8 @@ def test_nothing_is_learnt_behind_the_end_of_an_episode() -> None:
     assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(expected[0].params)))
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_a_forecast_nothing_is_consistent() -> None:
     """Only the weight of consistency moves projections; the branch of what was seen has no gradient."""
     agent = learning()
@@ -364,6 +366,7 @@ def test_reanalysis_does_not_depend_on_what_is_searched_from_together() -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y[:, :2], atol=1e-5), alone, whole)
 
 
+@pytest.mark.slow
 def test_actions_are_random_until_something_was_learnt() -> None:
     """Random actions, a search's noise and its choice are drawn independently: under JAX's own checker."""
     agent = made(simulations=4)
@@ -521,8 +524,9 @@ class Table(nn.Module):
 
 @pytest.mark.parametrize(
     ("reanalyse", "table"),
-    [(1.0, True), *(pytest.param(x, False, marks=pytest.mark.slow) for x in (0.0, 1.0))],
+    [(1.0, True), *(pytest.param(x, False, marks=pytest.mark.nightly) for x in (0.0, 1.0))],
 )
+@pytest.mark.slow
 def test_a_group_is_as_if_one_by_one(reanalyse: float, table: bool) -> None:
     """Samples that are reanalysed together and learnt from in eight updates: of tables, to the last bits, which XLA rounds
     differently in a loop."""

@@ -580,6 +580,7 @@ def test_bounds_that_differ_by_number_are_stacked_as_observations_are(shape: tup
     assert seen.high == 1.0
 
 
+@pytest.mark.slow
 def test_images_in_a_dict_have_convolutions_and_all_else_an_mlp() -> None:
     """An image beside a mask is the image alone, to the bit; of several members, each moves the outputs."""
     space = spaces.Box(0, 255, (20, 20, 1), np.uint8)

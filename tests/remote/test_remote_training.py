@@ -333,6 +333,7 @@ def test_without_workers_a_run_says_what_is_missing(capfd, monkeypatch):
     assert "remote: 8 of 8 lanes have no worker yet" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_only_workers_know(listening, tmp_path):
     """The spec comes from the first worker, and evaluations are played there too; a resumed run listens where it did."""
     where, token = f"unix:{tmp_path}/socket", tmp_path / "token"
