@@ -41,7 +41,7 @@ ON_TWO = (("ppo", "adam"), BATCH_NORM)
 # Plain gradient steps show the size of a gradient, which Adam's hide; Adam's are there where a checkpoint is resumed.
 CASES = [(agent, "sgd") for agent in AGENTS] + [("ppo", "adam"), ("vtrace", "adam"), ("ppo", "own")]
 CASES += [BATCH_NORM, COSTLY]
-NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd")}
+NIGHTLY = {("dqn", "sgd"), ("pqn", "sgd"), ("vtrace", "sgd"), BATCH_NORM}
 """Agents without a replay and with one are compared before as well; that each has its mean over shards, beside each agent."""
 CONFIGS = {
     "ppo": {"num_minibatches": 2, "num_epochs": 2},

@@ -294,6 +294,7 @@ def wide() -> Run:
     return sebulba(WIDE, "lockstep")
 
 
+@pytest.mark.slow
 def test_sebulba_in_lockstep_is_algorithm_one() -> None:
     check(wide(), WIDE)
 

@@ -139,7 +139,9 @@ def test_a_loss_of_ones_own() -> None:
     assert float(own["grad/norm"]) == pytest.approx(2 * float(plain["grad/norm"]), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four", pytest.param("othello", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["tic_tac_toe", *(pytest.param(game, marks=pytest.mark.slow) for game in ("connect_four", "othello"))]
+)
 def test_a_position_that_is_turned_is_a_position(name: str) -> None:
     """Its mask is that of its board, its policy turns as its mask does, and all symmetries come."""
     game, states = positions(name, 6, 64)

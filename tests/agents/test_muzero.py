@@ -219,6 +219,7 @@ def test_nothing_is_learnt_of_what_is_behind_the_end_of_an_episode(absorbing: bo
     assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(moved), jax.tree.leaves(expected[0].params)))
 
 
+@pytest.mark.slow
 def test_reanalysis_is_what_acting_would_find_today() -> None:
     """For an exact part of the samples, evenly spread: the policies of a search, the network's values."""
     noisy, learner = searching()

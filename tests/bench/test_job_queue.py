@@ -199,6 +199,7 @@ def test_the_jobs_are_commands_that_podracer_takes(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_killed_goes_on_and_has_a_result(tmp_path):
     """A real run: kill -9 of the queue in the middle, another start meanwhile, and the result of both starts."""
     (tmp_path / "jobs.py").write_text(

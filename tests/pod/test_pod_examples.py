@@ -24,6 +24,7 @@ def small(source):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_example_runs_on_a_pod(tmp_path):
     parts = [small(path.read_text()) for path in sorted(EXAMPLES.glob("*.py"))]
     assert len(parts) == 4

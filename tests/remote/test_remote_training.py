@@ -218,6 +218,7 @@ def test_bad_rows_end_their_stream_and_reach_no_number_of_a_run(listening, monke
     assert "no learner at" in str(sound.error), "it has waited for the run to go on"
 
 
+@pytest.mark.slow
 def test_a_slow_worker_holds_up_nobody_for_a_rollout(listening):
     """If lanes are acted for as they come, the others are as fast as before until they are a rollout ahead."""
     from podracer.sebulba.actor import Actor

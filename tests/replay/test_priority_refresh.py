@@ -109,7 +109,13 @@ def test_sweeps_of_the_agent_are_brute_force(frames):
     config = EfficientZeroConfig(
         **{"hidden_sizes": (8,), "state_size": 6, "head_size": 8, "num_bins": 11, "lstm_size": 5, "discount": gamma},
         **{"projection_size": 7, "forecast_size": 6, "n_step": n, "unroll_length": 2, "correction_interval": 30},
-        **{"refresh_interval": 10, "rollout_length": T, "replay_capacity": 120, "frame_stack": frames},
+        **{
+            "refresh_interval": 10,
+            "rollout_length": T,
+            "replay_capacity": 120,
+            "replay_min_size": 60,
+            "frame_stack": frames,
+        },
     )
     agent = efficientzero.make(spec, config)
     rollouts = 14

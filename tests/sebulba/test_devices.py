@@ -118,6 +118,7 @@ def elsewhere(function, directory):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_two_actors_and_six_learners_are_as_one_of_each(tmp_path):
     elsewhere(on_eight_devices, tmp_path)
     for memory in ("device", "host"):
