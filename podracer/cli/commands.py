@@ -2,8 +2,8 @@
 bench and suite.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
-stopped by Ctrl-C or SIGTERM gives 130 or 143, as in shells, though it can be resumed: with 0 it is complete. A process
-of a pod that ends because of another one gives 3.
+stopped by a closed terminal, Ctrl-C or SIGTERM gives 129, 130 or 143, as in shells, though it can be resumed: with 0 it
+is complete. A process of a pod that ends because of another one gives 3.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def run(argv: list[str]) -> int:
     try:
         with memory_explained():
             code = _dispatch(argv)
-            print(end="", flush=True)  # whose reader may be gone
+            if code < 128:  # after a signal the terminal may be closed, and its code stands
+                print(end="", flush=True)  # whose reader may be gone
             return code
     except (ValueError, TypeError) as error:
         return _complain(error, 2)

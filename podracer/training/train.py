@@ -104,7 +104,7 @@ def train(
       **run_settings: fields of `RunConfig`: total_steps, seed, num_envs, population, ...
 
     Raises:
-      Interrupted: where Ctrl-C or SIGTERM stopped the run, with its result; it can be resumed.
+      Interrupted: where Ctrl-C, SIGTERM or SIGHUP stopped the run, with its result; it can be resumed.
       PeerError: where another process of a pod is gone or does not answer.
       ValueError: for anything wrong in what was asked, before anything is compiled or written.
       TypeError: for an environment that breaks the protocol, saying what and where.
