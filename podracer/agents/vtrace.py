@@ -275,13 +275,21 @@ class _VTrace(base.Functions):
     def learn(
         self, learner: LearnerState, trajectory: Trajectory, progress: jax.Array, key: jax.Array
     ) -> tuple[LearnerState, Metrics]:
-        trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
-        count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
         of_values: Metrics = {}
         if self.config.popart:
             learner, of_values = self._follow_targets(learner, trajectory)
+        loss, trajectory = self._loss_of_lanes(learner, trajectory)
+        # One gradient step a batch.
+        rate = self.learning_rate(learner, progress)
+        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
+        return learner, metrics | of_values | update.rate_metric(rate)
 
-        def loss(params: Any, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
+    def _loss_of_lanes(self, learner: LearnerState, trajectory: Trajectory) -> tuple[update.Loss, Trajectory]:
+        """The loss of some lanes of a trajectory, and the trajectory as it takes it."""
+        trajectory = trajectory._replace(timesteps=self._with_rewards(trajectory.timesteps))
+        count = jnp.maximum(collectives.global_sum(jnp.sum(returns.transitions(trajectory).mask)), 1.0)
+
+        def loss(params: ArrayTree, trajectory: Trajectory) -> tuple[jax.Array, tuple[Metrics, tuple[()]]]:
             # pi and V of all rows, by the parameters that are learnt.
             outputs, values = nets.unroll(self.network, params, trajectory)
             if self.config.popart:
@@ -291,13 +299,14 @@ class _VTrace(base.Functions):
             )
             return total, (metrics, ())
 
-        # One gradient step a batch.
-        rate = self.learning_rate(learner, progress)
-        learner, metrics, _ = self.update(loss, learner, trajectory, rate, num_rows=self.config.rollout_length)
-        return learner, metrics | of_values | update.rate_metric(rate)
+        return loss, trajectory
 
     def _follow_targets(self, learner: LearnerState, trajectory: Trajectory) -> tuple[LearnerState, Metrics]:
-        """PopArt before the gradient step: statistics of this batch too, and the head of the same values."""
+        """PopArt before the gradient step: statistics of this batch too, and the head of the same values.
+
+        Returns:
+          The learner with them, and the metric of V, which the loss does not see.
+        """
         outputs, normalized = nets.unroll(self.network, learner.params, trajectory)
         task = task_of(trajectory.lane, len(self.spec.tasks))
         values = popart.unnormalize(popart.select(normalized, task), learner.aux, task)

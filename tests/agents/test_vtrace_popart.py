@@ -20,7 +20,7 @@ GAMMA = 0.9
 SPEC = EnvSpec("test", spaces.Box(-9.0, 9.0, (3,)), spaces.Discrete(A), tasks=("large", "small"))
 CONFIG = VTraceConfig(popart=True, popart_step_size=0.03, discount=GAMMA, hidden_sizes=(8,), rollout_length=T)
 TASK = np.arange(B) % 2
-SCALES = np.float32([1000.0, 0.1])
+SCALES = np.array([1000.0, 0.1], np.float32)
 
 
 def rows_of(network: nets.Network, learner: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ def test_an_update_is_that_of_normalised_targets() -> None:
     targets, advantages = oracles.vtrace(values, host.reward[1:], GAMMA * host.discount[1:], ratios, host.first)
     mask = ~host.first[1:]
     for k in range(2):
-        mine = targets[mask & (TASK == k)]
+        mine = targets[mask & (k == TASK)]
         a = 1.0 - (1.0 - CONFIG.popart_step_size) ** len(mine)
         mean, second = float(learner.aux.mean[k]), float(learner.aux.variance[k] + learner.aux.mean[k] ** 2)
         mean, second = mean + a * (mine.mean() - mean), second + a * ((mine**2).mean() - second)
@@ -86,7 +86,8 @@ def test_a_task_has_a_head_and_statistics() -> None:
         assert nets.value_head(learner.params)["kernel"].shape == (8, K)
         assert [x.shape for x in learner.aux] == [(K,), (K,)]
     learner = shapes(agents.vtrace.make(SPEC, VTraceConfig()))
-    assert learner.aux == () and nets.value_head(learner.params)["kernel"].shape[1] == 1
+    assert learner.aux == ()
+    assert nets.value_head(learner.params)["kernel"].shape[1] == 1
 
 
 def test_what_does_not_fit_is_refused() -> None:
