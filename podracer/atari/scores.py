@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from podracer import configs
 from podracer.atari import games
@@ -33,6 +36,24 @@ def random_and_human(game: str, table: games.Table = "atari57") -> tuple[float, 
     if name not in games.TABLES[table]:
         raise ValueError(f"{name} is not among the {len(games.TABLES[table])} games of table={table!r}; use 'atari57'.")
     return games.TABLES[table][name]
+
+
+def of_returns(returns: Mapping[str, Any]) -> dict[str, Any]:
+    """Computes the scores of several tasks by the table "atari57"; {} where one is none of its games.
+
+    Args:
+      returns: mean undiscounted returns by task, such as "envpool:Pong-v5"; numbers or arrays.
+
+    Returns:
+      `capped_mean` (see `capped_scores`), `mean` and `median` of human-normalised scores, over tasks.
+    """
+    try:
+        low, high = zip(*map(random_and_human, returns))
+    except ValueError:
+        return {}
+    found = np.stack([(score - a) / (b - a) for score, a, b in zip(returns.values(), low, high)])
+    capped = np.stack([capped_scores(np.asarray(score), a, b) for score, a, b in zip(returns.values(), low, high)])
+    return {"capped_mean": capped.mean(axis=0), "mean": found.mean(axis=0), "median": np.median(found, axis=0)}
 
 
 def human_normalised(game: str, score: float, table: games.Table = "atari57") -> float:

@@ -306,7 +306,8 @@ class HostEnvironments(Protocol):
 class EpisodeStats(NamedTuple):
     """Sums over the episodes that ended: divide by `count`. float32 scalars; returns of raw, undiscounted rewards.
 
-    `metrics` are those of `EnvSpec.metrics`, by name.
+    Of several tasks they are float32 [K], in the order of `EnvSpec.tasks`. `metrics` are those of `EnvSpec.metrics`, by
+    name.
     """
 
     return_sum: jax.Array
