@@ -1,4 +1,4 @@
-"""V-trace with PopArt: targets, statistics and losses against the oracle, for lanes of two tasks."""
+"""V-trace with PopArt: targets, statistics and losses against the oracle, and probes, for lanes of two tasks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envs_jax import wrappers
 from podracer import agents, nets, spaces
 from podracer.agents import VTraceConfig
+from podracer.environments.tasks import Tasks
 from podracer.learning import popart
 from podracer.types import EnvSpec, Trajectory
-from tests.support import harness, oracles
+from tests.support import harness, oracles, probes
 
 T, B, A = 6, 8, 4
 GAMMA = 0.9
@@ -96,3 +98,27 @@ def test_what_does_not_fit_is_refused() -> None:
     assert VTraceConfig.atari(popart=True, reward_transform="none").popart
     with pytest.raises(ValueError, match=r"popart=True moves the weights of the value head, .*leave network out"):
         agents.vtrace.make(SPEC, CONFIG, nets.make(SPEC))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_values_of_both_scales_are_the_analytic_ones() -> None:
+    """All discrete probes at once, as one task with rewards of 1,000 and one with rewards of 1, of one network."""
+    together, gamma, steps = probes.Together(), 0.8, 120_000
+    environment = Tasks({"large": wrappers.scale_reward(1000.0)(together), "small": together})
+    settings: dict[str, Any] = {"discount": gamma, "entropy_cost": 0.0, "max_grad_norm": 10.0, "learning_rate": 1e-2}
+    config = VTraceConfig(popart=True, hidden_sizes=(16,), activation="tanh", rollout_length=8, **settings)
+    agent = agents.vtrace.make(environment.spec, config)
+    network = config.actor_critic("vtrace", environment.spec, None, num_values=2)
+    program = harness.make_program(agent, environment, num_envs=32)  # type: ignore[arg-type]
+    state, report = program.step(harness.initial(program, agent, [0]), program.limits(steps, steps, 10_000))
+    assert np.all(report.finite)
+    learner = jax.tree.map(lambda x: x[0], state.learner)
+    for probe in probes.DISCRETE:
+        seen, right = zip(*((together.shown(probe, x), value) for x, value in probe.values(gamma)))
+        inputs = nets.Inputs(jnp.asarray(seen)[None], jnp.zeros((1, len(seen))), jnp.ones((1, len(seen)), bool), ())
+        normalized = np.asarray(network.apply(learner.params, inputs, ())[1][0])
+        values = np.asarray(learner.aux.scale) * normalized + np.asarray(learner.aux.mean)
+        tolerance = 0.25 if isinstance(probe, probes.TruncatedReward) else 0.1
+        for k, scale in enumerate((1000.0, 1.0)):
+            np.testing.assert_allclose(values[:, k] / scale, right, atol=tolerance, err_msg=f"{probe} times {scale}")
