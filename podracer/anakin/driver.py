@@ -101,6 +101,7 @@ class Anakin:
             culprit=self._culprit,
             final_draws=self._final_draws,
             processes=processes,
+            tasks=self._spec.tasks,
         )
 
     def _culprit(self, episodes: EpisodeStats, state: RunState) -> str:

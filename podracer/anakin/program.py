@@ -244,7 +244,7 @@ def _init_actors(agent: Agent, environment: Environment, layout: Topology, key: 
     B = layout.envs_per_shard
     reset_key, key = jax.random.split(jax.random.fold_in(key, shard))
     lane = shard * B + jnp.arange(B, dtype=jnp.int32)
-    lanes = jax.vmap(lambda k: autoreset.reset(environment, k))(jax.random.split(reset_key, B))
+    lanes = autoreset.reset_lanes(environment, jax.random.split(reset_key, B))
     return Actors(lanes, agent.start(lane, layout.num_envs), lane, key)
 
 

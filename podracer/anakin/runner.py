@@ -64,6 +64,7 @@ def run(
     culprit: Callable[[EpisodeStats, RunState], str] = lambda episodes, state: "",
     final_draws: int = 0,
     processes: Processes = ALONE,
+    tasks: tuple[str, ...] = (),
 ) -> tuple[RunState, bool]:
     """Trains until every member has `total_steps`, or `hooks.should_stop()`.
 
@@ -80,6 +81,7 @@ def run(
       culprit: says what of the environment is not finite, where a metric is not.
       final_draws: draws of updates after the last step; those of a run that is resumed are in its state.
       processes: that share the run; told when this one waits for the others.
+      tasks: `EnvSpec.tasks`.
 
     Returns:
       The final state, and whether it is final (False if it was stopped).
@@ -87,7 +89,7 @@ def run(
     Raises:
       TrainingDivergedError: where a metric of a member is not finite (of all members, in a population).
     """
-    reader = _Reader(state, hooks.on_progress, culprit, processes)
+    reader = _Reader(state, hooks.on_progress, culprit, processes, tasks)
     per_call, pending = 1, None
 
     def vote(updates: int) -> int:
@@ -145,8 +147,9 @@ class _Reader:
         on_progress: Callable[[Progress], None],
         culprit: Callable[[EpisodeStats, RunState], str],
         processes: Processes,
+        tasks: tuple[str, ...],
     ):
-        self._on_progress, self._culprit, self._processes = on_progress, culprit, processes
+        self._on_progress, self._culprit, self._processes, self._tasks = on_progress, culprit, processes, tasks
         with processes.collective():
             env_steps, updates = topology.here((state.env_steps, state.learner.num_updates))
             self._steps, self._updates = counter_values(env_steps), int(np.max(jax.device_get(updates)))
@@ -180,7 +183,7 @@ class _Reader:
         if not np.any(report.finite):
             culprit = self._culprit(report.episodes, newest)
             raise TrainingDivergedError.of(metrics, self.env_steps, self._updates, culprit)
-        metrics |= episode_means(report.episodes)
+        metrics |= episode_means(report.episodes, self._tasks)
         self._on_progress(Progress(self.env_steps, self._updates, metrics, steps, seconds, transitions))
         per_update = max(seconds / updates, 1e-6)
         return max(1, min(limit, int(SECONDS_PER_CALL / per_update), per_call * 4))

@@ -12,7 +12,7 @@ import tyro
 import podracer
 from podracer.cli import elo
 from podracer.cli.arguments import InputError, parse
-from podracer.evaluation.evaluation import check_rendering
+from podracer.evaluation.rendering import check_rendering
 from podracer.result import members, plots
 from podracer.run import metrics, rundir
 from podracer.system import console

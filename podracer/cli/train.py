@@ -24,7 +24,7 @@ from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.cli.arguments import InputError, asks_for_help, parse
 from podracer.environments import imports, wrapping
-from podracer.evaluation.evaluation import check_rendering
+from podracer.evaluation.rendering import check_rendering
 from podracer.pod.settings import Pod
 from podracer.remote.settings import Remote
 from podracer.run import rundir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from podracer.atari import scores
 from podracer.errors import OutOfMemoryError
 from podracer.learning.counter import COUNTER_BASE, Counter
 from podracer.learning.learner import ReplayState
@@ -46,13 +47,34 @@ def only_learner(state: RunState) -> RunState:
     return state._replace(actors=(), replay_state=())
 
 
-def episode_means(episodes: EpisodeStats) -> dict[str, np.ndarray]:
-    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did."""
+def episode_means(episodes: EpisodeStats, tasks: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The metrics `episode/...` [P] from sums [P] over the episodes that ended; NaN if none did.
+
+    Of several tasks there are the means over tasks, each of which counts once, `episode/return/<task>`, and scores
+    (`atari.scores.of_returns`).
+
+    Args:
+      episodes: sums [P], or of several tasks [P, K].
+      tasks: `EnvSpec.tasks`.
+    """
     count = np.asarray(episodes.count)
     totals = {"return": episodes.return_sum, "length": episodes.length_sum, **episodes.metrics}
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
-    return means | {"episode/count": count}
+        if len(tasks) < 2:
+            means = {f"episode/{name}": np.asarray(total) / count for name, total in totals.items()}
+            return means | {"episode/count": count}
+        counts = _by_name(count, tasks)
+        of_tasks = {name: _by_name(np.asarray(total), tasks) / counts for name, total in totals.items()}
+    returns = dict(zip(dict.fromkeys(tasks), np.moveaxis(of_tasks["return"], -1, 0)))
+    means = {f"episode/{name}": mean.mean(axis=-1) for name, mean in of_tasks.items()}
+    means |= {"episode/count": count.sum(axis=-1)} | {f"episode/return/{name}": x for name, x in returns.items()}
+    return means | {f"score/{name}": x for name, x in scores.of_returns(returns).items()}
+
+
+def _by_name(sums: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+    """Adds up those of [P, K] that are of tasks of one name."""
+    names = np.asarray(tasks)
+    return np.stack([sums[..., names == name].sum(axis=-1) for name in dict.fromkeys(tasks)], axis=-1)
 
 
 WHAT_TO_LOWER = (

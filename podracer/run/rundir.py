@@ -22,6 +22,9 @@ FREE_TO_CHANGE = (
 )
 """Run settings that do not change the result, so that a resumed run may have others."""
 
+LONGEST_NAME = 100
+"""Letters of the names of several tasks in a directory's name; of more, their number is there."""
+
 KEYS = ("podracer", "agent", "agent_config", "env", "env_options", "own", "hyper", "run")
 """The keys of a description. `own` lists the parts that were given as objects, which a file cannot hold. Optional keys:
 `imports`, the modules of such parts; `wrap`, wrappers of the environment by name; `optimizer_state`, the arrays of an
@@ -201,7 +204,10 @@ def new_default(agent: str, environment: str, seed: int) -> Iterator[pathlib.Pat
 
 def default(agent: str, environment: str, seed: int, *, resume: bool = False) -> pathlib.Path:
     """The path `runs/ENV-AGENT-SEED`, numbered if it exists; with `resume`, the newest that exists."""
-    plain = pathlib.Path("runs") / f"{re.sub('[:/]', '-', environment)}-{agent}-{seed}"
+    words = re.sub("[:/]", "-", environment).replace(",", "+")
+    if "+" in words and len(words) > LONGEST_NAME:
+        words = f"{words.count('+') + 1}-tasks"
+    plain = pathlib.Path("runs") / f"{words}-{agent}-{seed}"
     candidates = [plain, *(plain.with_name(f"{plain.name}-{i}") for i in range(2, 10_000))]
     free = next(i for i, path in enumerate(candidates) if not path.exists())
     return candidates[max(free - 1, 0) if resume else free]

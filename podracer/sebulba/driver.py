@@ -163,6 +163,7 @@ class Sebulba:
             parts=self._run.updates_per_batch,
             total_steps=total_steps,
             final_draws=self._final_draws,
+            tasks=self._environments.spec.tasks,
         )
         start = learner_loop.LoopStart(
             learner=without_member_axis(state.learner),

@@ -35,12 +35,14 @@ class LoopSettings(NamedTuple):
       parts: of each trajectory, which are learnt from in turn.
       total_steps: where the run ends.
       final_draws: draws of updates after the last step.
+      tasks: `EnvSpec.tasks`.
     """
 
     key: jax.Array
     parts: int
     total_steps: int
     final_draws: int
+    tasks: tuple[str, ...] = ()
 
 
 class LoopStart(NamedTuple):
@@ -89,6 +91,7 @@ class Learner:
     ):
         self._learning, self._programs, self.votes, self.processes = learning, programs, votes, processes
         self._key, self.total_steps, self.final_draws = settings.key, settings.total_steps, settings.final_draws
+        self.tasks = settings.tasks
         self._parts = [jnp.int32(i) for i in range(settings.parts)]
         self.learner, self.replay_state, self.rollouts, self.env_steps, self.snapshots = start
         self._pace = _Pace(programs.at_once, programs.seconds)
@@ -199,7 +202,7 @@ class _Run:
     def __init__(self, loop: Learner, actor_pool: ActorPool, hooks: RunHooks, snapshot: Callable[[], RunState]):
         self._loop, self._actor_pool, self._hooks, self._snapshot = loop, actor_pool, hooks, snapshot
         self._processes = loop.processes
-        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes)
+        self._report = Report(int(loop.learner.num_updates), loop.votes, loop.processes, loop.tasks)
 
     def run(self) -> bool:
         """Learns until `total_steps`; returns False where it was stopped before."""

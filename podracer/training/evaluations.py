@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer import configs
+from podracer.atari.scores import of_returns
 from podracer.errors import Closed
 from podracer.evaluation import evaluation
 from podracer.run import metrics
@@ -113,6 +114,10 @@ class Evaluations:
             if not self.diverged[member]:
                 row |= {"eval/return_mean": result.mean, "eval/return_std": result.std}
                 row |= {"eval/episodes": result.episodes, "eval/unfinished": result.unfinished}
+                returns = {name: task.mean for name, task in result.tasks.items()}
+                row |= {f"eval/return/{name}": value for name, value in returns.items()}
+                scores = of_returns(returns) if returns else {}
+                row |= {f"eval/score/{name}": float(value) for name, value in scores.items()}
             self._log.write(row)
 
     def _say_diverged(self, own: RunState) -> None:

@@ -304,7 +304,8 @@ def _in_tasks(name: str, agent: str, environment: str) -> Settings | None:
 
 def _task(environment: str) -> str:
     """A name without kind and version."""
-    return environment.rpartition(":")[2].partition("-v")[0]
+    # Several tasks have no settings of their own.
+    return environment if "," in environment else environment.rpartition(":")[2].partition("-v")[0]
 
 
 def _of_atari(name: str, agent: str, environment: str) -> Settings:

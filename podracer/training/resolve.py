@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from podracer import configs, environments, topology
 from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
-from podracer.environments import gate, imports, wrapping
+from podracer.environments import gate, imports, task_lists, tasks, wrapping
 from podracer.environments.from_jax import SteppedEnvironments
 from podracer.learning.optimizer import Own, described
 from podracer.nets import Network
@@ -69,6 +69,7 @@ def resolve(
       ValueError: for what makes no sense.
       TypeError: for what is none of the things that were expected.
     """
+    environment = task_lists.text(environment)
     path = imports.import_path(environment)
     own = [name for name, part in (("agent", agent), ("environment", environment)) if not isinstance(part, str)]
     own += [name for name, part in (("network", network), ("optimizer", optimizer)) if part is not None]
@@ -125,20 +126,28 @@ def _environment(
     from envs_jax import testing  # which imports podracer
 
     name, options = "", {}
-    if isinstance(environment, str):
+    if isinstance(environment, Sequence) and (not isinstance(environment, str) or task_lists.COMMA in environment):
+        if remote:
+            raise ValueError("remote: workers step one environment, not several tasks; leave listen out.")
+        # Of the options, those that were given: tasks may have other defaults of one name.
+        name, options = environment if isinstance(environment, str) else "", configs.to_json(dict(env_options or {}))
+        things = environment.split(task_lists.COMMA) if isinstance(environment, str) else environment
+        environment, wrap = task_lists.make(things, env_options or {}, wrap), []
+    elif isinstance(environment, str):
         name, unknown_here = environment, remote and environment.startswith(environments.REMOTE)
         environment = None if unknown_here else environments.make(environment, **(env_options or {}))
         options = configs.to_json(environments.options(name)(**(env_options or {})))
     else:
         environment = environments.adopt(environment, env_options)
         options = configs.to_json(dict(env_options or {}))
-    if wrap and environment is not None and not isinstance(environment, HostEnvironments):
+    if wrap and environment is not None and not isinstance(environment, HostEnvironments | tasks.Tasks):
         testing.validate_protocol(environment)  # a mistake is its own, and not that of a wrapper
     environment = wrapping.wrapped(environment, wrap)
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)
     if not isinstance(environment, HostEnvironments):
-        testing.validate_protocol(environment)
+        for task in tasks.parts(environment):
+            testing.validate_protocol(task)
     elif run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     else:
@@ -207,6 +216,7 @@ def _anakin(
         population=run.population,
         devices=devices,
     )
+    tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_shard, "a shard")
     seeds = run.seed + np.arange(run.population, dtype=np.int32)
     driver = Anakin(
         agent,
@@ -247,6 +257,9 @@ def _sebulba(
         updates_per_batch=run.updates_per_batch,
         devices=devices or jax.local_devices(),
     )
+    parts = layout.shards_per_replica * run.updates_per_batch
+    where = "an actor" if parts == 1 else "a shard of an actor"
+    tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_actor // parts, where)
     driver = Sebulba(
         agent,
         environment,

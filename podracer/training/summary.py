@@ -117,6 +117,7 @@ def _scores(experiment: Experiment, evaluations: Evaluations, rows: list[metrics
         found["members"] = [
             {"seed": int(seed), "eval_return_mean": e.mean, "diverged": bool(evaluations.diverged[i])}
             | {name: float(values[i]) for name, values in experiment.hyper.items()}
+            | ({"tasks": {name: task.mean for name, task in e.tasks.items()}} if e.tasks else {})
             for i, (seed, e) in enumerate(zip(experiment.seeds, evaluations.newest))
         ]
     return found

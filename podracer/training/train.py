@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from podracer import configs, errors
-from podracer.environments import imports, wrapping
+from podracer.environments import imports, task_lists, tasks, wrapping
 from podracer.errors import Interrupted
 from podracer.learning.optimizer import Own
 from podracer.nets import Network
@@ -74,8 +74,8 @@ def train(
 
     Args:
       agent: a name, or an `Agent`.
-      environment: a name; an object that follows `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`,
-        of which every lane is a copy; or a class or function without arguments that makes one of these.
+      environment: a name; a `podracer.types.Environment` or `HostEnvironments`; a `gymnasium.Env`, of which every lane
+        is a copy; a class or function without arguments that makes one of these; or a list of these (docs/tasks.md).
       run_dir: where configuration, metrics, checkpoints and pictures go; nothing is written if None.
       resume: continue the run in `run_dir` from its newest whole checkpoint (or begin it if there is none). More
         `total_steps` than it had train it further.
@@ -114,7 +114,7 @@ def train(
       RemoteError: where workers that should step environments are not there.
       OSError: where `remote` names an address that cannot be listened at.
     """
-    began = time.monotonic()
+    began, environment = time.monotonic(), task_lists.text(environment)
     with _start(topology) as processes, Workers(remote, run_dir if resume else None) as workers:
         names: Mapping[str, str] = {}
         if preset or protocol:
@@ -243,10 +243,9 @@ def _check(environment: Environment | HostEnvironments) -> None:
     """
     from envs_jax import testing  # which imports podracer
 
-    if isinstance(environment, HostEnvironments):
-        return
     try:
-        testing.check_briefly(environment)
+        for task in tasks.parts(environment):
+            testing.check_briefly(task)
     except testing.ConformanceError as error:
         raise ValueError(f"{str(error).rstrip('.')}; check=False trains all the same.") from None
 
