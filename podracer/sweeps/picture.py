@@ -44,6 +44,10 @@ def draw(
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.grid(alpha=0.3)
+    scores = [x for row in (*rows, *([fresh] if fresh else ())) for x in row.scores if x is not None]
+    if scores:  # an interval of two seeds may be far wider
+        margin = 0.08 * (max(scores) - min(scores)) or 0.5
+        panels[0].set_ylim(min(scores) - margin, max(scores) + margin)
     panels[0].set_ylabel("return of the last evaluation")
     handles, labels = panels[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -110,6 +110,27 @@ def make(hyper: Mapping[str, Any], members: int | None, seeds: int, seed: int) -
     return Plan(found, configurations, seed, seeds)
 
 
+def check_names(names: Iterable[str], config: type) -> None:
+    """Checks that a sweep can vary numbers.
+
+    Args:
+      names: their names.
+      config: the class of the agent's config.
+
+    Raises:
+      ValueError: for a setting that decides a program.
+    """
+    tunables = {item.name for item in dataclasses.fields(config) if item.metadata.get("tunable")}
+    others = {item.name for part in (config, RunConfig) for item in dataclasses.fields(part)} - tunables
+    for name in names:
+        if name in others:
+            raise ValueError(
+                f"hyper[{name!r}]: a sweep varies tunable numbers ({', '.join(sorted(tunables))}), which may differ "
+                f"between members of one program. Start a sweep for each value of {name}, or on games of Atari and "
+                "MinAtar a `podracer suite` for each."
+            )
+
+
 def check(plan: Plan, experiment: Experiment) -> None:
     """Checks the numbers of all configurations.
 
@@ -117,14 +138,7 @@ def check(plan: Plan, experiment: Experiment) -> None:
       ValueError: for a setting that is not tunable, or a value outside its limits.
     """
     config = experiment.agent.config
-    others = {item.name for item in dataclasses.fields(config)} | {item.name for item in dataclasses.fields(RunConfig)}
-    for name in plan.hyper:
-        if name in others - set(configs.tunables(config)):
-            raise ValueError(
-                f"hyper[{name!r}]: a sweep varies tunable numbers ({', '.join(sorted(experiment.agent.hyper))}), which "
-                f"one program can have side by side; start a sweep for each {name}, or for games of Atari and MinAtar "
-                "a `podracer suite` for each."
-            )
+    check_names(plan.hyper, type(config))
     columns = {name: [one[name] for one in plan.configurations] for name in plan.hyper}
     configs.population_hyper(config, len(plan.configurations), columns, experiment.agent.hyper)
 

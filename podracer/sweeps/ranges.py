@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-DIGITS = 4
+DIGITS = 5
 """Significant digits of a drawn number, so that a table, a file and a command say the same one."""
 
 FORMS = "write values with commas between them (0.001,0.01), log:LOW:HIGH or uniform:LOW:HIGH"

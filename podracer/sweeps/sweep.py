@@ -224,7 +224,7 @@ class Sweeper:
             console.say(f"{name}: no member is left. {error}")
             return None
         except Interrupted as error:
-            then = "the same sweep goes on there" if self._out else "without out= nothing of the sweep is kept"
+            then = "the same sweep goes on from there" if self._out else "without out= nothing of the sweep is kept"
             raise Interrupted(error.result, error.signal, then) from None
 
 
