@@ -34,6 +34,8 @@ def test_draws_are_the_seeds_and_more_of_them_begin_with_the_same():
     ]
     assert rates(8, 0) == rates(16, 0)[:8] == rates(8, 0, discount=podracer.uniform(0.9, 0.99))
     assert not set(rates(8, 0)) & set(rates(8, 1))
+    two = plan.make({"a": podracer.uniform(0, 1), "b": podracer.uniform(0, 1)}, 8, 1, 0)
+    assert not {one["a"] for one in two.configurations} & {one["b"] for one in two.configurations}
 
 
 @pytest.mark.parametrize(

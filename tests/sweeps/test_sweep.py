@@ -15,6 +15,7 @@ from scipy import stats
 import podracer
 from podracer.sweeps import sweep as sweeps
 from podracer.sweeps import table
+from podracer.sweeps.plan import Member
 
 SMALL = {"total_steps": 400, "num_envs": 8, "eval_episodes": 4, "progress": False}
 SMALL |= {"config": {"rollout_length": 5, "hidden_sizes": (8,)}}
@@ -106,6 +107,7 @@ def test_a_directory_goes_on_with_its_own_sweep_alone(stub, tmp_path):
     settings = {"hyper": {"learning_rate": RATES}, "seeds": 2, "out": tmp_path / "s", **SMALL}
     first = podracer.sweep("vtrace", "catch", at_once=3, **settings)
     assert podracer.sweep("vtrace", "catch", **settings).to_json() == first.to_json(), "at_once is the stored one"
+    assert [row.seeds for row in first.rows] == [[0, 1]] * 4, "nobody is counted twice who fills a wave up"
     for message, changed in (
         ("at_once: 3 -> 4", {"at_once": 4}),
         ("seeds: 2 -> 3", {"seeds": 3}),
@@ -156,6 +158,17 @@ def test_what_is_no_sweep(settings, message, stub, tmp_path):
         podracer.sweep("vtrace", "catch", out=tmp_path / "s", **SMALL | settings)
     assert not stub
     assert not (tmp_path / "s").exists()
+
+
+def test_configurations_with_a_diverged_member_are_last_and_those_without_a_score_the_very_last():
+    trained = [
+        table.Trained(Member(i, seed), score, 1.0, "")
+        for i, pair in enumerate([(None, None), (1.0, None), (0.5, 0.3), (0.6, 0.4)])
+        for seed, score in enumerate(pair)
+    ]
+    rows = table.rows([{"discount": 0.1 * i} for i in range(4)], trained)
+    assert [row.hyper["discount"] for row in rows] == pytest.approx([0.3, 0.2, 0.1, 0.0])
+    assert "1 of 2 diverged" in table.text(rows)
 
 
 def test_an_interval_is_students():
