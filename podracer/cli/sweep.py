@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import shlex
@@ -111,18 +112,7 @@ def _sweeper(agent: str, environment: str, arguments: SweepArguments, flags: lis
     out = arguments.out or pathlib.Path("sweeps") / f"{re.sub('[:/]', '-', environment)}-{agent}"
 
     def command(chosen: Mapping[str, float]) -> str:
-        words = [word for name, value in chosen.items() for word in (f"--hyper.{name.replace('_', '-')}", repr(value))]
-        return shlex.join(["podracer", "train", agent, environment, *_without_fixed(flags), *words])
+        swept = {f"--hyper.{name.replace('_', '-')}": repr(x) for name, x in chosen.items() if name not in fixed}
+        return shlex.join(["podracer", "train", agent, environment, *flags, *itertools.chain(*swept.items())])
 
     return Sweeper(agent, environment, planned, arguments.at_once, out, not quiet, settings, command)
-
-
-def _without_fixed(flags: list[str]) -> list[str]:
-    """The flags without `--hyper.NAME VALUE`, which a configuration says itself."""
-    kept, skip = [], False
-    for flag in flags:
-        if flag.startswith("--"):
-            skip = flag.startswith("--hyper.")
-        if not skip:
-            kept.append(flag)
-    return kept

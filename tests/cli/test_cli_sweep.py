@@ -68,6 +68,7 @@ def test_options_reach_training_and_the_command_trains_the_best_one(monkeypatch,
     program, command, *argv = shlex.split(line.partition(": ")[2])
     assert (program, command) == ("podracer", "train")
     settings, hyper, _ = train.parsed(argv)
+    assert line.count("--hyper.entropy-cost") == 1
     assert hyper == {name: values[0] for name, values in again["hyper"].items()}
     assert settings == train.parsed(shlex.split(f"vtrace catch {flags}"))[0]
 

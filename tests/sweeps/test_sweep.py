@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from scipy import stats
 
 import podracer
+from podracer.anakin import runner
 from podracer.sweeps import sweep as sweeps
 from podracer.sweeps import table
 from podracer.sweeps.plan import Member
@@ -182,21 +184,43 @@ def scores(swept):
     return {(row.hyper["learning_rate"], seed): x for row in swept.rows for seed, x in zip(row.seeds, row.scores)}
 
 
-GRID = {"hyper": {"learning_rate": RATES[1:3]}, "seeds": 2, **SMALL}
+GRID = {"hyper": {"learning_rate": RATES[1:3]}, "seeds": 3, **SMALL}
 
 
 @pytest.fixture(scope="module")
-def waves(tmp_path_factory):
-    """Four members, in two waves of two."""
+def programs():
+    """The programs that were compiled, as text."""
+    texts, compile_step = [], runner.compile_step
+
+    def recorded(program, state, finish=False):
+        texts.append(program.step.lower(state, program.like_limits()).as_text())
+        return compile_step(program, state, finish)
+
+    with mock.patch.object(runner, "compile_step", recorded):
+        yield texts
+
+
+@pytest.fixture(scope="module")
+def waves(programs, tmp_path_factory):
+    """Six members, in three waves of two; the second one has seeds 2 and 0."""
     return podracer.sweep("vtrace", "catch", at_once=2, out=tmp_path_factory.mktemp("waves") / "s", **GRID)
 
 
 @pytest.mark.slow
+def test_waves_have_one_program(waves, programs):
+    """So the cache of compilations has it from the second wave on."""
+    assert len(programs) >= 3
+    assert len(set(programs[:3])) == 1
+
+
+@pytest.mark.slow
 def test_members_of_waves_are_single_runs_of_their_numbers_and_seeds(waves):
+    of_wave, checked = podracer.load(waves.out / "wave-1"), 0
     for row in waves.rows:
         for seed, found, run in zip(row.seeds, row.scores, row.runs):
             name, _, member = run.partition(":")
-            of_wave = podracer.load(waves.out / name)
+            if name != "wave-1":
+                continue
             single = podracer.train("vtrace", "catch", seed=seed, hyper=row.hyper, **SMALL)
             assert single.summary["eval_return_mean"] == found
             jax.tree.map(
@@ -204,19 +228,20 @@ def test_members_of_waves_are_single_runs_of_their_numbers_and_seeds(waves):
                 of_wave.learner.params,
                 single.learner.params,
             )
+            checked += 1
+    assert checked == 2
 
 
 @pytest.mark.slow
-def test_waves_together_are_one_wave_and_are_compiled_once(waves, tmp_path):
+def test_waves_together_are_one_wave(waves, tmp_path):
     one = podracer.sweep("vtrace", "catch", at_once=64, out=tmp_path / "s", **GRID)
     assert scores(one) == scores(waves)
     assert one.best == waves.best
     assert one.fresh.scores == waves.fresh.scores
-    seconds = [json.loads((waves.out / f"wave-{i}/summary.json").read_text())["compile_seconds"] for i in range(2)]
-    assert seconds[1] < 0.7 * seconds[0] or seconds[0] < 1.0, "the second program came from the cache of compilations"
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_signal_in_the_middle_changes_nothing(waves, tmp_path):
     rows = []
 
