@@ -141,8 +141,8 @@ class Sweeper:
         # All waves have the lanes and shards of a run of one member, however many devices a wave fills.
         self._settings |= {"num_envs": single.run.num_envs, "num_shards": single.run.num_shards}
         self._description = single.description
-        at_once = at_once or _stored(self._out).get("at_once") or plans.at_once(single)
-        self._at_once = min(at_once, len(plan.members))
+        most: int = at_once or _stored(self._out).get("at_once") or plans.at_once(single)
+        self._at_once = min(most, len(plan.members))
         self._trained: list[table.Trained] = []
         if self._out and (self._out / FILE).exists():
             self._check_same()
