@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from podracer.result.policy import Actor
     from podracer.result.result import Result
     from podracer.run.config import RunConfig
+    from podracer.sweeps.ranges import log_uniform, uniform
+    from podracer.sweeps.result import Sweep
+    from podracer.sweeps.sweep import sweep
     from podracer.training.train import load, resume, train
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "RemoteError",
     "Result",
     "RunConfig",
+    "Sweep",
     "TrainingDivergedError",
     "__version__",
     "agents",
@@ -58,13 +62,16 @@ __all__ = [
     "from_playground",
     "load",
     "load_policy",
+    "log_uniform",
     "nets",
     "resume",
     "returns",
     "serve_envs",
     "spaces",
+    "sweep",
     "train",
     "types",
+    "uniform",
 ]
 
 _HOMES = {
@@ -80,12 +87,16 @@ _HOMES = {
     "RemoteError": "errors",
     "Result": "result.result",
     "RunConfig": "run.config",
+    "Sweep": "sweeps.result",
     "TrainingDivergedError": "errors",
     "load": "training.train",
     "load_policy": "result.export",
+    "log_uniform": "sweeps.ranges",
     "resume": "training.train",
     "serve_envs": "remote.worker",
+    "sweep": "sweeps.sweep",
     "train": "training.train",
+    "uniform": "sweeps.ranges",
 }
 """The module of each public name, imported when it is used: an exported policy needs no agents, which take a second."""
 

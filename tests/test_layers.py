@@ -18,6 +18,7 @@ LAYERS = (
     ("agents", "anakin", "evaluation", "sebulba"),
     ("result",),
     ("suite", "training"),
+    ("sweeps",),
     ("podracer", "bench"),
     ("cli",),
     ("__main__",),

@@ -1,5 +1,5 @@
 """The commands of `podracer`: train, resume, launch, serve-envs, eval, elo, export, plot, envs, agents,
-bench and suite.
+bench, suite and sweep.
 
 Bad input gives one line on stderr and exit code 2; a run that fails gives one line and exit code 1. A run that was
 stopped by a closed terminal, Ctrl-C or SIGTERM gives 129, 130 or 143, as in shells, though it can be resumed: with 0 it
@@ -18,7 +18,7 @@ import jax
 
 import podracer
 from podracer import configs
-from podracer.cli import bench, elo, launch, listing, results, serve, suite, train
+from podracer.cli import bench, elo, launch, listing, results, serve, suite, sweep, train
 from podracer.cli.arguments import InputError
 from podracer.errors import LOST
 from podracer.run.driver import memory_explained
@@ -36,6 +36,7 @@ USAGE = """podracer: reinforcement learning on the accelerator
   podracer envs [PATTERN] | agents        what there is
   podracer bench anakin|sebulba|replay|search  measure speed
   podracer launch -n 2 -- COMMAND         run a command in several processes of this machine, as a pod
+  podracer sweep AGENT ENV [options]      train many values of tunable numbers side by side
   podracer suite atari57 AGENT [options]  train on many games; podracer suite report DIR... aggregates the scores
   podracer --version"""
 
@@ -133,4 +134,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "agents": listing.agents,
     "bench": bench.bench,
     "suite": suite.suite,
+    "sweep": sweep.sweep,
 }

@@ -78,17 +78,11 @@ def train(argv: list[str]) -> int:
                 environment,
                 run_dir=run_dir,
                 resume=arguments.resume,
-                config=typed.agent,
-                env_options=typed.env,
-                wrap=arguments.wrap,
                 hyper=hyper,
-                preset=arguments.preset,
-                protocol=arguments.protocol,
-                init_from=arguments.init_from,
                 progress=not arguments.quiet,
                 topology=_topology(arguments),
                 remote=_remote(arguments, argv),
-                **{**typed.run, "seed": seed},
+                **{**_keywords(arguments, typed), "seed": seed},
             )
         code = _conclude(result, arguments.gif, arguments.quiet)
         if code:
@@ -100,6 +94,22 @@ def train(argv: list[str]) -> int:
         spread = f"{min(finals):.3f} to {max(finals):.3f}"
         console.write(sys.stdout, f"{len(finals)} seeds: mean {np.mean(finals):.3f} ({spread})\n")
     return 0
+
+
+def _keywords(arguments: Any, typed: presets.Settings) -> dict[str, Any]:
+    """The settings of `podracer.train` that decide a run's result, but for the tunable numbers."""
+    names = {name: getattr(arguments, name) for name in ("wrap", "preset", "protocol", "init_from")}
+    return {"config": typed.agent, "env_options": typed.env, **names, **typed.run}
+
+
+def parsed(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """The settings of `podracer.train` for the arguments of a run, its tunable numbers, and True for `--quiet`.
+
+    Raises:
+      ValueError: for arguments that `podracer train` would refuse.
+    """
+    _, _, arguments, typed, hyper = _parse(argv)
+    return _keywords(arguments, typed), hyper, arguments.quiet
 
 
 def _directory(

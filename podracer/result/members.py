@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from podracer.run import metrics, rundir
+from podracer.run.config import seeds_of
 
-PLACEMENT = ("seed", "population", "num_shards", "actor_devices", "replay_memory", "checkpoint_replay")
+PLACEMENT = ("seed", "population", "member_seeds", "num_shards", "actor_devices", "replay_memory", "checkpoint_replay")
 """Run settings that place seeds on devices; all others, except `rundir.FREE_TO_CHANGE`, decide the result."""
 
 
@@ -43,14 +44,12 @@ def from_run(description: Mapping[str, Any], history: Sequence[metrics.Row], nam
     common |= {f"run.{key}": run[key] for key in run if key not in ignored}
     common |= {f"env_options.{key}": value for key, value in description["env_options"].items()}
     members = []
-    for i in range(run["population"]):
+    for i, seed in enumerate(seeds_of(run)):
         config = description["agent_config"] | {
             key: value[i] if isinstance(value, list) else value for key, value in description["hyper"].items()
         }
         settings = common | {f"agent_config.{key}": value for key, value in config.items()}
-        members.append(
-            Member(name, description["agent"], description["env"], run["seed"] + i, settings, rows.get(i, []))
-        )
+        members.append(Member(name, description["agent"], description["env"], int(seed), settings, rows.get(i, [])))
     return members
 
 

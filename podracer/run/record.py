@@ -26,4 +26,4 @@ class Experiment:
 
     @property
     def seeds(self) -> np.ndarray:
-        return self.run.seed + np.arange(self.run.population, dtype=np.int32)
+        return self.run.seeds

@@ -170,6 +170,7 @@ def _other_version(stored: Mapping[str, Any], description: Mapping[str, Any]) ->
 def _essence(description: Mapping[str, Any]) -> dict[str, Any]:
     run = {k: v for k, v in description["run"].items() if k not in FREE_TO_CHANGE}
     run["reset_pool"] = run.get("reset_pool") or 0  # None and 0 give equal results
+    run["member_seeds"] = list(run.get("member_seeds") or ())  # runs of earlier versions have none
     keys = {*KEYS, "wrap"} - {"podracer", "run"}
     return {k: v for k, v in description.items() if k in keys} | {"run": run}
 

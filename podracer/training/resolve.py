@@ -217,13 +217,12 @@ def _anakin(
         devices=devices,
     )
     tasks.check_lanes(environment.spec, layout.num_envs, layout.envs_per_shard, "a shard")
-    seeds = run.seed + np.arange(run.population, dtype=np.int32)
     driver = Anakin(
         agent,
         environment,
         layout,
         reset_pool=run.reset_pool,
-        seeds=seeds,
+        seeds=run.seeds,
         hyper=hyper,
         lockstep=run.mode == "lockstep",
         final_updates=run.final_updates,
@@ -238,7 +237,7 @@ def _sebulba(
     hyper: dict[str, np.ndarray],
     devices: list[Any] | None,
 ) -> tuple[Driver, dict[str, int]]:
-    for name, plain in (("population", 1), ("reset_pool", 0)):
+    for name, plain in (("population", 1), ("member_seeds", ()), ("reset_pool", 0)):
         if (getattr(run, name) or plain) != plain:
             seeds = "; several seeds or values (hyper) are several runs (--seeds 0 1 2)" if name == "population" else ""
             raise ValueError(
