@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from podracer.system import spans
 from podracer.system.stopping import Ending
 
 
@@ -35,6 +36,7 @@ def run(argv: list[str]) -> int:
         from podracer.cli import launch
 
         return launch.run(argv[1:])
-    from podracer.cli import commands
-
+    with spans.span("imports"):
+        from podracer.cli import commands
+    spans.listen()
     return commands.run(argv)

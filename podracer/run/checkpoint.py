@@ -24,6 +24,7 @@ from podracer.errors import CheckpointError
 from podracer.run.checksums import checksum, crc, flatten, named, unflatten
 from podracer.run.orbax_calls import ELSEWHERE, QUIET, attempt
 from podracer.system import console, files
+from podracer.system.spans import span
 from podracer.topology import is_key
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import ArrayTree
@@ -60,7 +61,8 @@ class Checkpoints:
         read_only: bool = False,
         processes: Processes = ALONE,
     ):
-        import orbax.checkpoint as ocp
+        with span("import of orbax"):
+            import orbax.checkpoint as ocp
 
         self.directory = pathlib.Path(directory).absolute() / name
         self._ocp, self._read_only, self._processes = ocp, read_only, processes
@@ -135,7 +137,8 @@ class Checkpoints:
             state=self._ocp.args.PyTreeSave(leaves),
             checksums=self._ocp.args.JsonSave(self._checksums(leaves)),
         )
-        _, problem = attempt(lambda: self._write(step, arguments))
+        with span("checkpoint"):
+            _, problem = attempt(lambda: self._write(step, arguments))
         if problem:
             raise CheckpointError(
                 f"could not write checkpoint {step} in {self.directory}: {problem}. Earlier checkpoints are intact."

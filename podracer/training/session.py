@@ -27,6 +27,7 @@ from podracer.run.driver import (
     without_replay,
 )
 from podracer.run.record import Experiment
+from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
 from podracer.topology import here as local
 from podracer.topology.processes import ALONE, Processes
@@ -108,7 +109,8 @@ class Session:
             if not experiment.run.checkpoint_replay:
                 state = empty_replay(state, like)
             return state
-        state = experiment.driver.init()
+        with span("first state"):
+            state = experiment.driver.init()
         if init_from:
             state = state._replace(learner=transferred(init_from, state.learner))
             if self._checkpoints:  # a run that goes on needs nothing of the other any more
@@ -133,7 +135,8 @@ class Session:
                 self._display.say(line)
             self._display.say("compiling ...")
             self._doing("compiling")
-            compile_seconds = driver.compile(self._state)
+            with span("program"):
+                compile_seconds = driver.compile(self._state)
             self._processes.barrier()  # nobody waits in a collective for another's compiler
             self._saved_at = time.monotonic()
             self._evaluate_at(self._state, least_env_steps(self._state))
@@ -146,9 +149,10 @@ class Session:
                 should_stop=self._requests.requested,
                 should_save=lambda: self._processes.is_first and self._is_late(),
             )
-            self._state, complete = driver.run(
-                self._state, hooks, total_steps=run.total_steps, processes=self._processes
-            )
+            with span("training"):
+                self._state, complete = driver.run(
+                    self._state, hooks, total_steps=run.total_steps, processes=self._processes
+                )
             result = self._finish(compile_seconds, complete)
             if self._callback.error:
                 self._callback.error.add_note(f"podracer: {self._ending(result.summary)}")
@@ -242,7 +246,8 @@ class Session:
 
     def _evaluate(self, state: RunState, env_steps: int) -> None:
         """Evaluates, and keeps the state where it is the best so far."""
-        score = self._evaluations.evaluate(state, env_steps)
+        with span("evaluation"):
+            score = self._evaluations.evaluate(state, env_steps)
         if score is None or self._best is None:
             return
         if self._best.wants(score) and env_steps not in self._saved_steps():
@@ -278,7 +283,7 @@ class Session:
         if self._directory and self._processes.is_first:
             summary.write(self._directory, result.summary)
             if any("episode/return" in row for row in result.history):
-                with rundir.writing(self._directory / "curve.png"):
+                with rundir.writing(self._directory / "curve.png"), span("plot"):
                     result.plot()
         if failed:
             self._processes.barrier()  # who left now would end process 0 while it writes

@@ -31,6 +31,7 @@ from podracer.run.record import Experiment
 from podracer.system import console, files
 from podracer.system.console import note
 from podracer.system.lock import RunLock
+from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
 from podracer.topology.processes import ALONE, Processes
 from podracer.training import choices, masks, presets, shared
@@ -129,7 +130,7 @@ def train(
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
         parts |= {"network": network, "optimizer": optimizer}
-        with rundir.layout_explained(directory if resume else None):
+        with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
@@ -139,7 +140,8 @@ def train(
         if processes.is_first:
             _note_choices(experiment)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-        experiment.driver.check()
+        with span("check"):
+            experiment.driver.check()
         source = _source(init_from, experiment)
         processes.check_equal(configs.to_json(experiment.description))
         notes = [] if resume or names else presets.suggestion(agent, environment)
