@@ -4,9 +4,9 @@ python benchmarks/latency.py                   # `podracer train ppo cartpole`, 
 python benchmarks/latency.py --before CLONE    # in turns with the code of another commit
 python benchmarks/latency.py --compile         # seconds to compile the default program of each agent, cold
 
-Other processes on the same cores count too: run it on a quiet machine. Seconds of processor time (of all threads) are next
-to seconds of the clock. A part is the time that the main thread spends in it, without the parts inside. What other threads
-do meanwhile is listed below.
+Other processes on the same cores count too: run it on a quiet machine. The processor time of all threads is next to the
+seconds of the clock. A part is the time that the main thread spends in it, without the parts inside. What other
+threads do meanwhile is listed below.
 """
 
 from __future__ import annotations

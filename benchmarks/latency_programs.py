@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -54,7 +55,7 @@ def compile_one(agent: str, environment: str) -> dict[str, Any]:
     clocks.append((time.perf_counter(), time.process_time()))
     lowered.compile()
     clocks.append((time.perf_counter(), time.process_time()))
-    walls = [after[0] - before[0] for before, after in zip(clocks, clocks[1:])]
+    walls = [after[0] - before[0] for before, after in itertools.pairwise(clocks)]
     return {
         "environment": environment,
         "trace_seconds": walls[0],

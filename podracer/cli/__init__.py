@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from podracer.system import spans
+from podracer.system import command, spans
 from podracer.system.stopping import Ending
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and exits with its code, or by the signal that stopped it."""
+    command.IS_COMMAND = True
     ending = Ending()
     atexit.register(ending)  # the first to be registered is the last to be called
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -24,6 +24,7 @@ from podracer.evaluation.failures import playing
 from podracer.evaluation.watchdog import UnansweredError, Watch, watched
 from podracer.run.driver import run_keys
 from podracer.system import console
+from podracer.topology import ahead
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -157,7 +158,12 @@ class Evaluator:
             self._play = on_host(agent, environment, episodes, max_steps)
         else:
             play = games if environment.spec.num_players == 2 else functools.partial(make, max_steps=max_steps)
-            self._compiled = jax.jit(jax.vmap(play(agent, environment, episodes)))
+            self._program = ahead.Program("evaluation", _of_members(play(agent, environment, episodes)))
+
+    def prepare(self, params: ActorParams, population: int) -> None:
+        """Begins to compile for parameters of these shapes; nothing for host environments."""
+        if not isinstance(self._environment, HostEnvironments):
+            self._program.prepare(params, jax.ShapeDtypeStruct((population,), jnp.int32))
 
     def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
         """Evaluates every member of a population.
@@ -184,9 +190,18 @@ class Evaluator:
         if isinstance(self._environment, HostEnvironments):
             members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
             return [self._play(member, int(seed), watch) for member, seed in zip(members, seeds)]
-        keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
-        returns, lengths, finished = self._compiled(params, keys)
-        return [summarize(*member) for member in zip(returns, lengths, finished)]
+        found = jax.device_get(self._program(params, np.asarray(seeds, np.int32)))
+        return [summarize(*member) for member in zip(*found)]
+
+
+def _of_members(play: Callable[[ActorParams, jax.Array], ArrayTree]) -> Callable[[ActorParams, jax.Array], ArrayTree]:
+    """The jitted evaluation of members by their seeds."""
+
+    def evaluate(params: ActorParams, seeds: jax.Array) -> ArrayTree:
+        # Their keys are drawn in the program: each small function of its own takes a while to compile.
+        return jax.vmap(lambda member, seed: play(member, run_keys(seed)[2]))(params, seeds)
+
+    return jax.jit(evaluate)
 
 
 def make(
