@@ -1,4 +1,4 @@
-"""Where the time of a process goes: spans by name, written to the file that the variable `PODRACER_SPANS` names.
+"""The time of a process by its parts: spans, written to the file that the variable `PODRACER_SPANS` names.
 
     with span("checkpoint"):
         write()

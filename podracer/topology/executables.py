@@ -31,7 +31,7 @@ from podracer.system import console, files, spans
 from podracer.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "chex", "mctx")
-"""What programs are made with, beside our own code."""
+"""The packages that programs are made with, beside our own."""
 
 MOST_FILES = 100
 """Executables that are kept, the newest used ones: of CartPole's size they take 100 MB."""
@@ -46,7 +46,7 @@ class Executables:
 
     Args:
       folder: where they are.
-      kind: what decides the programs (see `kind`); the name of a program completes the key.
+      kind: all that decides the programs (see `kind`); the name of a program completes the key.
     """
 
     def __init__(self, folder: pathlib.Path, kind: str):
