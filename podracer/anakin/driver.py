@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -13,7 +12,7 @@ from podracer import spaces, topology
 from podracer.anakin import program, random_play, runner
 from podracer.learning.learner import final_draws, require_room
 from podracer.run.driver import RunHooks, RunState, require_memory
-from podracer.topology import Topology
+from podracer.topology import Topology, executables
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import Agent, Environment, EpisodeStats, TimeStep
 
@@ -45,6 +44,7 @@ class Anakin:
             agent, environment, layout, program.Settings(agent.config.rollout_length, reset_pool, lockstep)
         )
         self._final_draws = final_draws(agent, final_updates)
+        self._compiling: runner.Compiling | None = None
         self._compiled: runner.Compiled | None = None
 
     @property
@@ -63,21 +63,27 @@ class Anakin:
         return self._rows_per_update * self._layout.population // self._layout.num_devices
 
     def check(self) -> None:
+        if (stored := executables.current()) and stored.has("step"):
+            return  # as it was before that was stored
         like = self.program.like()
         require_room(like.replay_state, self.devices, memory=like.actors.agent)
         jax.eval_shape(self.program.step, like, self.program.like_limits())
         if self._final_draws and self.program.finish:
             jax.eval_shape(self.program.finish, like, self.program.like_limits())
 
+    def prepare(self) -> None:
+        self._compiling = runner.start_step(self.program, None, bool(self._final_draws))
+
     def init(self) -> RunState:
-        hyper = {name: jnp.asarray(value) for name, value in self._hyper.items()}
-        return self.program.init(jnp.asarray(self._seeds), hyper)
+        # As arrays of NumPy: to make others takes a program for each.
+        return self.program.init(self._seeds, self._hyper)  # type: ignore[arg-type]
 
     def like(self) -> RunState:
         return self.program.like()
 
     def compile(self, state: RunState) -> float:
-        self._compiled = runner.compile_step(self.program, state, bool(self._final_draws))
+        compiling = self._compiling or runner.start_step(self.program, state, bool(self._final_draws))
+        self._compiled = compiling.result()
         require_memory(self._compiled.memory, self.devices[0])
         return self._compiled.seconds
 

@@ -33,7 +33,7 @@ from podracer.learning.counter import Counter
 from podracer.learning.learner import ReplayState
 from podracer.learning.replay_steps import Counts
 from podracer.run.driver import RunState, run_keys
-from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology
+from podracer.topology import DATA_AXIS, POPULATION_AXIS, Topology, ahead
 from podracer.types import Agent, ArrayTree, Environment, LearnerState, Trajectory
 
 
@@ -174,21 +174,27 @@ class _States:
             check_vma=False,
         )
         self._init_without_ring = jax.jit(mapped, compiler_options=topology.quick_to_compile(layout.platform))
+        self._make_state = ahead.Program("init", self._init_without_ring)
         self.like = functools.cache(self._like)  # because it traces a rollout
 
     def init(self, seeds: jax.Array, hyper: dict[str, jax.Array]) -> RunState:
         """See `InitFn`."""
-        state, ring = self._init_without_ring(seeds, hyper), self.like().replay_state.ring
-        empty = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), ring)  # noqa: E731
+        state = self._make_state(seeds, hyper)
+        if self._agent.replay is None:
+            return state._replace(replay_state=state.replay_state._replace(ring=()))
+
+        def empty() -> ArrayTree:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.like().replay_state.ring)
+
         # Made with its sharding: a single device might not hold all of it.
         make_ring = jax.jit(empty, out_shardings=self._layout.sharding(POPULATION_AXIS, DATA_AXIS))
-        return state._replace(replay_state=state.replay_state._replace(ring=make_ring()))
+        return state._replace(replay_state=state.replay_state._replace(ring=ahead.Program("ring", make_ring)()))
 
     def _like(self) -> RunState:
         """Computes the shapes, dtypes and shardings of a state."""
         population = self._layout.population
-        hyper = {name: jnp.zeros(population) for name in self._agent.hyper}
-        state = jax.eval_shape(self._init_without_ring, jnp.zeros(population, jnp.int32), hyper)
+        hyper = {name: jax.ShapeDtypeStruct((population,), jnp.float32) for name in self._agent.hyper}
+        state = jax.eval_shape(self._init_without_ring, jax.ShapeDtypeStruct((population,), jnp.int32), hyper)
         one = jax.eval_shape(lambda state: jax.tree.map(lambda x: x[0], Member.from_state(state)), state)
         state = state._replace(replay_state=state.replay_state._replace(ring=self._rings(one)))
         return jax.tree.map(
@@ -199,6 +205,8 @@ class _States:
 
     def _rings(self, member: Member) -> ArrayTree:
         """Computes the shapes of all members' rings, from those of one member."""
+        if self._agent.replay is None:
+            return ()
         rollout_of = lambda m: _trajectory(self._agent, self._environment, self._settings, m.learner, m.actors)  # noqa: E731
         ring = jax.eval_shape(lambda m: self._learning.ring(rollout_of(m)), member)
         leading = self._layout.population, self._layout.num_shards

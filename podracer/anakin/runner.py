@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from podracer import topology
 from podracer.anakin.call import SAVE, Limits, Report
-from podracer.anakin.program import Program
+from podracer.anakin.program import Program, StepFn
 from podracer.errors import TrainingDivergedError
 from podracer.learning.learner import add_updates, means
 from podracer.run.driver import Progress, RunHooks, RunState, counter_values, episode_means, program_bytes
+from podracer.topology import ahead
 from podracer.topology.processes import ALONE, Processes
 from podracer.types import EpisodeStats
 
@@ -44,13 +46,39 @@ class Compiled:
     memory: int | None
 
 
+class Compiling(NamedTuple):
+    """A program's step, and its `finish` or None, that threads compile."""
+
+    step: ahead.Compiling
+    finish: ahead.Compiling | None
+
+    def result(self) -> Compiled:
+        """Waits for them; `seconds` are those of the one that took longer."""
+        step, finish = self.step.result(), self.finish.result() if self.finish else None
+        seconds = max(part.seconds for part in self if part)
+        return Compiled(step, finish, seconds, program_bytes(step))
+
+
+def start_step(program: Program, state: RunState | None = None, finish: bool = False) -> Compiling:
+    """Traces a program's step and begins to compile it.
+
+    Args:
+      program: the program.
+      state: for which; the shapes of the program's own if None.
+      finish: whether to compile its `finish`, too.
+    """
+
+    def started(name: str, function: StepFn) -> ahead.Compiling:
+        like = lambda: program.like() if state is None else state  # noqa: E731
+        return ahead.Compiling(name, lambda: function.lower(like(), program.like_limits()))
+
+    step = started("step", program.step)
+    return Compiling(step, started("finish", program.finish) if finish and program.finish else None)
+
+
 def compile_step(program: Program, state: RunState, finish: bool = False) -> Compiled:
     """Traces and compiles a program's step for a state, and its `finish` if asked for."""
-    start = time.perf_counter()
-    compiled = program.step.lower(state, program.like_limits()).compile()
-    finish_call = program.finish.lower(state, program.like_limits()).compile() if finish and program.finish else None
-    seconds = time.perf_counter() - start
-    return Compiled(compiled, finish_call, seconds, program_bytes(compiled))
+    return start_step(program, state, finish).result()
 
 
 def run(

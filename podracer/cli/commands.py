@@ -8,6 +8,7 @@ is complete. A process of a pod that ends because of another one gives 3.
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import signal
@@ -18,11 +19,10 @@ import jax
 
 import podracer
 from podracer import configs
-from podracer.cli import bench, elo, launch, listing, results, serve, suite, sweep, train
 from podracer.cli.arguments import InputError
 from podracer.errors import LOST
 from podracer.run.driver import memory_explained
-from podracer.system import console, own_code
+from podracer.system import console, own_code, spans
 
 USAGE = """podracer: reinforcement learning on the accelerator
 
@@ -93,7 +93,7 @@ def _dispatch(argv: list[str]) -> int:
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {configs.suggest(command, COMMANDS)}")
     try:
-        return COMMANDS[command](argv[1:])
+        return _function(command)(argv[1:])
     except SystemExit as exit_:  # tyro's way out of --help
         if exit_.code in (0, None):
             return 0
@@ -121,18 +121,25 @@ def _complain(error: object, code: int, text: str | None = None) -> int:
     return code
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": train.train,
-    "resume": train.resume,
-    "launch": launch.run,
-    "serve-envs": serve.run,
-    "eval": results.evaluate,
-    "elo": elo.rate,
-    "export": results.export,
-    "plot": results.plot,
-    "envs": listing.envs,
-    "agents": listing.agents,
-    "bench": bench.bench,
-    "suite": suite.suite,
-    "sweep": sweep.sweep,
+COMMANDS = {
+    "train": "train.train",
+    "resume": "train.resume",
+    "launch": "launch.run",
+    "serve-envs": "serve.run",
+    "eval": "results.evaluate",
+    "elo": "elo.rate",
+    "export": "results.export",
+    "plot": "results.plot",
+    "envs": "listing.envs",
+    "agents": "listing.agents",
+    "bench": "bench.bench",
+    "suite": "suite.suite",
+    "sweep": "sweep.sweep",
 }
+"""The modules in `podracer.cli` and their functions, which are imported when they are asked for."""
+
+
+def _function(command: str) -> Callable[[list[str]], int]:
+    module, _, name = COMMANDS[command].partition(".")
+    with spans.span("imports"):
+        return getattr(importlib.import_module(f"podracer.cli.{module}"), name)

@@ -25,6 +25,7 @@ from podracer.evaluation.failures import playing
 from podracer.evaluation.watchdog import UnansweredError, Watch, watched
 from podracer.run.driver import run_keys
 from podracer.system import console
+from podracer.topology import ahead
 from podracer.types import ActorParams, Agent, ArrayTree, Environment, EnvSpec, HostEnvironments
 
 DEFAULT_MAX_STEPS = 10_000
@@ -179,14 +180,21 @@ class Evaluator:
     ):
         self._environment, self._timeout, self._restarts = environment, timeout, restarts
         self._should_stop = should_stop
-        self._plays: dict[str, Callable[[ActorParams, np.ndarray, Watch], list[Evaluation]]] = {}
+        self._plays: dict[str, HostEvaluationFn | ahead.Program] = {}
         for name, one in tasks.alone(environment).items():
             limit = one.spec.max_episode_steps or max_steps if environment.spec.tasks else max_steps
             if isinstance(one, HostEnvironments):
-                self._plays[name] = functools.partial(_on_host, on_host(agent, one, episodes, limit))
+                self._plays[name] = on_host(agent, one, episodes, limit)
             else:
                 play = games if one.spec.num_players == 2 else functools.partial(make, max_steps=limit)
-                self._plays[name] = functools.partial(_compiled, jax.jit(jax.vmap(play(agent, one, episodes))))
+                title = f"evaluation {name}" if environment.spec.tasks else "evaluation"
+                self._plays[name] = ahead.Program(title, _of_members(play(agent, one, episodes)))
+
+    def prepare(self, params: ActorParams, population: int) -> None:
+        """Begins to compile for parameters of these shapes; nothing for host environments."""
+        for play in self._plays.values():
+            if isinstance(play, ahead.Program):
+                play.prepare(params, jax.ShapeDtypeStruct((population,), jnp.int32))
 
     def __call__(self, params: ActorParams, seeds: np.ndarray) -> list[Evaluation]:
         """Evaluates every member of a population.
@@ -210,23 +218,30 @@ class Evaluator:
                 console.say(f"{error} Evaluating again ({self._restarts} restart(s) left).")
 
     def _evaluate(self, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
-        found = [play(params, seeds, watch) for play in self._plays.values()]
+        found = [self._members(play, params, seeds, watch) for play in self._plays.values()]
         if len(found) == 1:
             return found[0]
         return [together(dict(zip(self._plays, member))) for member in zip(*found)]
 
+    def _members(
+        self, play: HostEvaluationFn | ahead.Program, params: ActorParams, seeds: np.ndarray, watch: Watch
+    ) -> list[Evaluation]:
+        """Evaluates every member in one task."""
+        if isinstance(play, ahead.Program):
+            found = jax.device_get(play(params, np.asarray(seeds, np.int32)))
+            return [summarize(*member) for member in zip(*found)]
+        members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
+        return [play(member, int(seed), watch) for member, seed in zip(members, seeds)]
 
-def _on_host(play: HostEvaluationFn, params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
-    """Evaluates every member in host environments."""
-    members = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(len(seeds))]
-    return [play(member, int(seed), watch) for member, seed in zip(members, seeds)]
 
+def _of_members(play: Callable[[ActorParams, jax.Array], ArrayTree]) -> Callable[[ActorParams, jax.Array], ArrayTree]:
+    """The jitted evaluation of members by their seeds."""
 
-def _compiled(play: Callable[..., Any], params: ActorParams, seeds: np.ndarray, watch: Watch) -> list[Evaluation]:
-    """Evaluates every member in a pure-JAX environment."""
-    keys = jax.vmap(lambda seed: run_keys(seed)[2])(jnp.asarray(seeds))
-    returns, lengths, finished = play(params, keys)
-    return [summarize(*member) for member in zip(returns, lengths, finished)]
+    def evaluate(params: ActorParams, seeds: jax.Array) -> ArrayTree:
+        # Their keys are drawn in the program: each small function of its own takes a while to compile.
+        return jax.vmap(lambda member, seed: play(member, run_keys(seed)[2]))(params, seeds)
+
+    return jax.jit(evaluate)
 
 
 def make(

@@ -51,7 +51,8 @@ class RunConfig:
       replay_memory: of Sebulba; "host" keeps a replay that is too large for the learner devices in the host's memory.
       eval_every: steps between evaluations; a tenth of `total_steps` if None.
       eval_episodes: episodes of each evaluation; 128, or 32 on the host, if None.
-      checkpoint_every: steps between checkpoints; a fifth of `total_steps` if None.
+      checkpoint_every: steps between checkpoints; if None, a fifth of `total_steps`, but none within ten seconds of the
+        one before.
       checkpoint_minutes: minutes between checkpoints at most, whatever `checkpoint_every` is; a run that dies loses no
         more.
       checkpoint_replay: True stores the replay in checkpoints; without it they are small, and a resumed run fills a new

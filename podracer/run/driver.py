@@ -197,6 +197,10 @@ class Driver(Protocol):
         """The shapes, dtypes and shardings of a state, for restoring one without making one."""
         ...
 
+    def prepare(self) -> None:
+        """Begins to compile, in threads, for the first state; `compile` waits for them."""
+        ...
+
     def compile(self, state: RunState) -> float:
         """Compiles for a state; returns how many seconds that took."""
         ...

@@ -120,6 +120,9 @@ class Sebulba:
         require_room(shapes[1]._replace(ring=(), prefetched=()), [actor], memory=memory)
         self.learning.trace(*shapes)
 
+    def prepare(self) -> None:
+        pass  # programs of actors and learners are many, and compiled by threads of their own
+
     def compile(self, state: RunState) -> float:
         start = time.perf_counter()
         self._actor_programs = self._compiler.compile()

@@ -65,6 +65,11 @@ class Evaluations:
         self.diverged = np.zeros(run.population, bool)
         self.cut = False
 
+    def prepare(self, state: RunState) -> None:
+        """Begins to compile the evaluation of such states, in a thread."""
+        if self._processes.is_first:
+            self._evaluator.prepare(actor_params(self._experiment, state), self._experiment.run.population)
+
     def are_due(self, env_steps: int) -> bool:
         """True where a multiple of `eval_every` was passed since the newest one."""
         return crossed(self.at, env_steps, self._experiment.run.eval_every)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import envs_jax
 from podracer import configs, environments, topology
 from podracer.agents.registry import AGENTS, make_agent
 from podracer.anakin.driver import Anakin
@@ -83,7 +84,6 @@ def resolve(
         arch="sebulba" if on_host or run.arch == "sebulba" else "anakin",
         eval_episodes=run.eval_episodes or (32 if on_host else 128),
         eval_every=run.eval_every or max(1, run.total_steps // 10),
-        checkpoint_every=run.checkpoint_every or max(1, run.total_steps // 5),
     )
     make = _sebulba if run.arch == "sebulba" else _anakin
     driver, resolved = make(agent, environment, run, hypers, devices)  # type: ignore[arg-type]
@@ -146,8 +146,9 @@ def _environment(
     if remote:
         environment = remote(name or environment.spec.name, environment, options if environment else None, run)
     if not isinstance(environment, HostEnvironments):
-        for task in tasks.parts(environment):
-            testing.validate_protocol(task)
+        if name not in envs_jax.names():  # those keep it, and tracing takes a while
+            for task in tasks.parts(environment):
+                testing.validate_protocol(task)
     elif run.arch == "anakin":
         raise ValueError(f"arch='anakin' needs a pure-JAX environment, which {environment.spec.name} is not.")
     else:

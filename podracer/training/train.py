@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import signal
 import sys
@@ -31,9 +30,11 @@ from podracer.run.record import Experiment
 from podracer.system import console, files
 from podracer.system.console import note
 from podracer.system.lock import RunLock
+from podracer.system.spans import span
 from podracer.system.stopping import StopSignal
+from podracer.topology import executables
 from podracer.topology.processes import ALONE, Processes
-from podracer.training import choices, masks, presets, shared
+from podracer.training import caches, choices, masks, presets, shared
 from podracer.training.resolve import num_updates, resolve, stored_options
 from podracer.training.session import Session
 from podracer.training.transfer import transferred
@@ -115,7 +116,11 @@ def train(
       OSError: where `remote` names an address that cannot be listened at.
     """
     began, environment = time.monotonic(), task_lists.text(environment)
-    with _start(topology) as processes, Workers(remote, run_dir if resume else None) as workers:
+    with (
+        _start(topology) as processes,
+        Workers(remote, run_dir if resume else None) as workers,
+        contextlib.ExitStack() as caching,
+    ):
         names: Mapping[str, str] = {}
         if preset or protocol:
             merged = _merge_preset(agent, environment, preset, protocol, config, run_settings, env_options)
@@ -129,17 +134,19 @@ def train(
             run = rundir.adopt_layout(run, directory)
         parts = {"config": config, "env_options": env_options, "wrap": wrap, "hyper": hyper}
         parts |= {"network": network, "optimizer": optimizer}
-        with rundir.layout_explained(directory if resume else None):
+        with rundir.layout_explained(directory if resume else None), span("set-up"):
             experiment = resolve(agent, environment, run, **parts, devices=_devices(), remote=workers.step)
         experiment.description.update(workers.described())
         experiment.description.update({**names, **(rundir.stored_names(directory) if resume and directory else {})})
-        _use_compilation_cache()
+        caches.use_compilation_cache()
+        caching.enter_context(executables.using(caches.executables(experiment, processes.count)))
         if check and not resume and not isinstance(environment, str):
             _check(experiment.environment)
         if processes.is_first:
             _note_choices(experiment)
         # Tracing finds what is left to find, such as minibatches that do not divide, before anything is written.
-        experiment.driver.check()
+        with span("check"):
+            experiment.driver.check()
         source = _source(init_from, experiment)
         processes.check_equal(configs.to_json(experiment.description))
         notes = [] if resume or names else presets.suggestion(agent, environment)
@@ -151,10 +158,12 @@ def train(
             stack.enter_context(memory_explained())
             stop = stack.enter_context(StopSignal())
             parts = (experiment, directory, resume, log, progress, stop, source, notes, processes, began)
-            result = Session(*parts).run()
+            session = Session(*parts)
+            result = session.run()
+            if progress and result.summary["complete"] and processes.is_first:
+                console.write(sys.stdout, f"{result}\n")
+            session.draw(result)
         workers.finished = result.summary["complete"]
-        if progress and result.summary["complete"] and processes.is_first:
-            console.write(sys.stdout, f"{result}\n")
     # Outside, for the other processes of a pod stop in good order too, and have no error to hear of.
     if stop.number or result.summary["stopped_by"]:
         raise Interrupted(result, result.summary["stopped_by"] or signal.Signals(stop.number).name, _next(result))
@@ -331,7 +340,7 @@ def load(
       TypeError: for an environment that breaks the protocol.
       CheckpointError: where no checkpoint can be read, or there is none of that step.
     """
-    _use_compilation_cache()
+    caches.use_compilation_cache()
     directory = files.local(run_dir)
     stored = rundir.read(directory)
     run = configs.from_json(RunConfig, stored["run"])
@@ -385,15 +394,3 @@ def _parts(directory: pathlib.Path, stored: Mapping[str, Any], trust: bool, **gi
         "wrap": stored.get("wrap", ()),
         "hyper": {name: np.asarray(value, np.float64) for name, value in stored["hyper"].items()},
     }
-
-
-def _use_compilation_cache() -> None:
-    """Keeps compiled programs on disk, unless the user has set a cache of their own."""
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
-        return
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    except RuntimeError:  # a container's user without a home keeps none
-        return
-    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(cache) / "podracer" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

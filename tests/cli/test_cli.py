@@ -665,7 +665,7 @@ def test_a_reader_that_has_read_enough(monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(cli.commands, "_reader_is_gone", lambda: False)
-        patch.setitem(cli.commands.COMMANDS, "agents", lost)
+        patch.setattr("podracer.cli.listing.agents", lost)
         assert run("agents") == 1
         assert "[Errno 32] the connection is gone, in lost" in capsys.readouterr().err
 
