@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +56,10 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
       value_clip_epsilon: range of the value's change per batch, or None to leave it free.
       value_cost: weight of half the squared error of values (paper: 1 for the whole error, so 2.0 here).
       entropy_cost: weight of the entropy bonus (paper: 0.01).
-      learning_rate: of Adam (paper: 2.5e-4).
+      target_kl: the divergence between acting and new policy that the learning rate follows: after each minibatch it
+        falls where the divergence is more than twice the target, and rises where it is less than half (brax, rsl_rl:
+        0.01). None leaves the rate to its schedule (paper).
+      learning_rate: of Adam (paper: 2.5e-4); the first one with `target_kl`.
       learning_rate_schedule: of the rate over the run (paper: "linear").
       optimizer_eps: Adam's epsilon.
       max_grad_norm: clip by global norm; None, or inf, leaves the gradient as it is.
@@ -74,6 +78,7 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
     value_clip_epsilon: float | None = configs.field(None, low=0.0)
     value_cost: float = configs.field(0.5, low=0.0, tunable=True)
     entropy_cost: float = configs.field(0.01, low=0.0, tunable=True)
+    target_kl: float | None = configs.field(None, low=1e-8)
     learning_rate: float = configs.field(1e-3, low=0.0, tunable=True)
     optimizer_eps: float = configs.field(1e-5, low=0.0, tunable=True)
     max_grad_norm: float | None = configs.field(0.5, low=0.0, tunable=True)
@@ -85,6 +90,11 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
             object.__setattr__(self, "max_grad_norm", float("inf"))
         super().__post_init__()
         self.check_normalization()
+        if self.target_kl is not None and (self.learning_rate_schedule != "constant" or self.learning_rate_warmup):
+            raise ValueError(
+                f"target_kl={self.target_kl} sets the learning rate itself; use learning_rate_schedule='constant' and "
+                "learning_rate_warmup=0."
+            )
         if self.chunk_length and self.rollout_length % self.chunk_length:
             raise ValueError(f"chunk_length={self.chunk_length} must divide rollout_length={self.rollout_length}.")
 
@@ -111,6 +121,14 @@ class PPOConfig(nets.PolicyConfig, NormalizerConfig, OptimizerConfig):
             "separate": False,
         }
         return cls(**(paper | overrides))
+
+
+class PPOAux(NamedTuple):
+    """Running statistics (`learning.normalizers.Normalizers`), and with `target_kl` the learning rate, float32 []."""
+
+    observation: Any
+    returns: Any
+    learning_rate: Any = ()
 
 
 class PPOActorState(NamedTuple):
@@ -234,6 +252,11 @@ def make(
             f"chunk_length={config.chunk_length}: without a core, single transitions are shuffled; leave it out."
         )
     rule = config.make_optimizer(optimizer)
+    if config.target_kl is not None and "learning_rate" not in rule.uses:
+        raise ValueError(
+            f"target_kl={config.target_kl} sets the learning rate, and optimizer= has one of its own: give a function, "
+            "such as optimizer=lambda learning_rate: optax.adam(learning_rate)."
+        )
     unused = ("reward_scale",) if config.normalize_rewards else ()
     return _PPO(spec, config, network, rule, loss, distribution).bundle("ppo", unused=unused)
 
@@ -243,8 +266,14 @@ class _PPO(base.Functions):
     config: PPOConfig
     distribution: distributions.Distribution
 
-    def aux(self, params: ArrayTree) -> Normalizers:
-        return self.config.initial_normalizers(self.spec)
+    def aux(self, params: ArrayTree) -> PPOAux:
+        return PPOAux(*self.config.initial_normalizers(self.spec))
+
+    def _begin(self, params: ArrayTree, hyper: Mapping[str, jax.Array]) -> LearnerState:
+        learner = super()._begin(params, hyper)
+        if self.config.target_kl is None:
+            return learner
+        return learner._replace(aux=learner.aux._replace(learning_rate=hyper["learning_rate"]))
 
     def actor_aux(self, learner: LearnerState, progress: jax.Array) -> tuple[ArrayTree, jax.Array]:
         return learner.aux.observation, learner.hyper["discount"]
@@ -273,7 +302,7 @@ class _PPO(base.Functions):
         config = self.config
         # Statistics of returns include this batch. Observations are normalised by those from before it, as acting did,
         # so that ratios begin at 1. (Actors of Sebulba may be some updates behind; then they begin near 1.)
-        normalizers = config.update_normalizers(learner.aux, trajectory)
+        normalizers = config.update_normalizers(Normalizers(*learner.aux[:2]), trajectory)
         trajectory = trajectory._replace(
             timesteps=config.preprocess(trajectory.timesteps, learner.aux.observation),
             actor_state=trajectory.actor_state.network,
@@ -302,6 +331,8 @@ class _PPO(base.Functions):
             total, metrics = self.loss(outputs, values, batch, self.distribution, hyper, config)
             return total, (metrics, ())
 
+        # An adapted rate goes on where the last rollout left it.
+        rate = self.learning_rate(learner, progress) if config.target_kl is None else learner.aux.learning_rate
         learner, metrics = minibatches.run(
             loss,
             learner,
@@ -309,12 +340,14 @@ class _PPO(base.Functions):
             order,
             (weighted.advantage, weighted.weight),
             optimizer=self.optimizer,
-            learning_rate=self.learning_rate(learner, progress),
+            learning_rate=rate,
             observation=samples.inputs.observation,
             num_rows=samples.value.shape[0],
             split=minibatches.split,
+            target_kl=config.target_kl,
         )
-        return learner._replace(aux=normalizers), metrics
+        rate = () if config.target_kl is None else metrics["grad/learning_rate"]
+        return learner._replace(aux=PPOAux(*normalizers, rate)), metrics
 
     def _samples(self, learner: LearnerState, trajectory: Trajectory, return_moments: Any) -> Samples:
         """Units with their advantages and targets, computed once per batch before its first gradient step."""
