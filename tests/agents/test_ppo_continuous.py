@@ -95,7 +95,7 @@ def test_numbers_over_the_run() -> None:
 
 def test_an_adapted_rate_goes_by_the_divergence() -> None:
     """Between minibatches, against a loop: parameters go down a slope, and the divergence is that of a parameter."""
-    kls, target, rate = [0.0, 0.03, 0.004, 0.012, 0.05, -1e-9, 0.001], 0.01, 2e-3
+    kls, target, rate = [0.0, 0.03, *[0.004] * 6, 0.012, 0.05, -1e-9, 0.001], 0.01, 2e-3
     learner = minibatches_learner(rate)
     adapt = lambda learner: minibatches.run(  # noqa: E731
         lambda params, batch: (params["w"] * batch[0, 0], ({"policy/kl": batch[0, 1]}, ())),
