@@ -181,6 +181,7 @@ ROWS = (
     Row("envpool-pendulum-sac", "sac envpool:Pendulum-v1 --preset classic", -200),
     Row("pendulum-td3", "sac pendulum --preset td3 --total-steps 30000", -200),
     Row("envpool-pendulum-ppo", "ppo envpool:Pendulum-v1 --preset classic", -200),
+    Row("envpool-pendulum-ppo-tanh", "ppo envpool:Pendulum-v1 --preset classic --agent.policy tanh", -200),
     Row("envpool-catch-vtrace", "vtrace envpool:Catch-v0", 0.95),
     Row("envpool-catch-ppo", "ppo envpool:Catch-v0", 0.95),
 )

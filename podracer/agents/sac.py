@@ -116,7 +116,7 @@ class SACConfig(OptimizerConfig):
     random_start: bool = True
     reward_scale: float = configs.field(1.0, low=0.0, tunable=True)
     hidden_sizes: tuple[int, ...] = configs.field((256, 256), low=1)
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: nets.Activation = "relu"
     learning_rate: float = configs.field(3e-4, low=0.0, tunable=True)
     learning_rate_schedule: update.Schedule = "constant"
     max_grad_norm: float = configs.field(float("inf"), low=0.0, tunable=True)
@@ -134,10 +134,7 @@ class SACConfig(OptimizerConfig):
         if self.policy == "gaussian" and (any(self.noise) or self.target_noise):
             noise = f"noise={self.noise}" if any(self.noise) else f"target_noise={self.target_noise}"
             raise ValueError(f'{noise} is for policy="deterministic"; a Gaussian policy explores by its own std.')
-        if self.init_std is not None and not self.min_std <= self.init_std <= self.max_std:
-            between = [f"{name}={getattr(self, name)}" for name in ("min_std", "max_std")]
-            nearest = min(max(self.init_std, self.min_std), self.max_std)
-            raise ValueError(f"init_std={self.init_std} must be between {' and '.join(between)}; use {nearest}.")
+        distributions.check_std(self.init_std, self.min_std, self.max_std)
 
 
 def loss(

@@ -8,7 +8,7 @@ Your own is an `ActorCritic` of two parts:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from podracer import spaces
 from podracer.nets import network_check
-from podracer.nets.layers import MLP, Dense
+from podracer.nets.encoding import encode
+from podracer.nets.layers import MLP, Activation, Dense
 from podracer.nets.network import Inputs, Network, NetworkError
-from podracer.nets.networks import encode
 from podracer.types import ArrayTree, EnvSpec
 
 
@@ -50,7 +50,7 @@ class ActorCritic(NamedTuple):
 def make(
     spec: EnvSpec,
     hidden_sizes: Sequence[int],
-    activation: Literal["relu", "tanh"],
+    activation: Activation,
     *,
     num_critics: int,
     num_actions: int,

@@ -2,8 +2,9 @@
 
 `atari` is what the agent's paper says of Atari, and DQN has several such papers (podracer/atari/presets.py). `classic`
 is for tasks of classic control that defaults do not solve, each with a measured row in docs/results, `mujoco` for the
-locomotion tasks of Gymnasium, `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe. `td3` is
-for any task. A protocol, of which a preset for Atari has one, is how games are played and reported
+locomotion tasks of Gymnasium, `playground` and `brax` for robots of these libraries
+(podracer/training/robot_presets.py), `minatar` for MinAtar, and `board` for games that are larger than tic-tac-toe.
+`td3` is for any task. A protocol, of which a preset for Atari has one, is how games are played and reported
 (podracer/atari/protocols.py).
 
 What is given by a user goes before a protocol that is given by name, that before a preset, and that before defaults.
@@ -19,6 +20,7 @@ from podracer.agents import registry
 from podracer.agents.registry import AGENTS
 from podracer.atari import presets as papers
 from podracer.run.config import RunConfig
+from podracer.training import robot_presets
 
 
 class Settings(NamedTuple):
@@ -195,6 +197,10 @@ MINATAR: dict[str, Settings] = {
 TASKS: dict[str, dict[tuple[str, str], Settings]] = {
     "classic": CLASSIC,
     "mujoco": {("ppo", task): MUJOCO for task in MUJOCO_TASKS},
+    **{
+        name: {("ppo", task): Settings(*robot_presets.merged(layers)) for task, layers in tasks.items()}
+        for name, tasks in (("playground", robot_presets.PLAYGROUND_LAYERS), ("brax", robot_presets.BRAX_LAYERS))
+    },
     "minatar": {(agent, f"minatar_{game}"): found for agent, found in MINATAR.items() for game in MINATAR_GAMES},
     "board": BOARD,
 }
@@ -285,7 +291,10 @@ def suggestion(agent: Any, environment: Any) -> list[str]:
     """A line on the preset that is made for an agent on a task; none where there is none, or they are objects."""
     if not (isinstance(agent, str) and isinstance(environment, str)):
         return []
-    name = next((name for name in TASKS if _in_tasks(name, agent, environment)), None)
+    # Of tasks with one name, such as brax:halfcheetah and HalfCheetah-v4, the preset by the kind's name is meant.
+    kind = environment.partition(":")[0]
+    order = sorted(TASKS, key=lambda name: name != kind)
+    name = next((name for name in order if _in_tasks(name, agent, environment)), None)
     return [f"{agent} has settings for {environment}: --preset {name}, or preset={name!r} in Python"] if name else []
 
 
